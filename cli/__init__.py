@@ -15,11 +15,11 @@ def main() -> None:
     """Run `purgatoryd`, then end the process. The installed script calls it."""
     gc.set_threshold(ALLOCATIONS)
     try:
-        from purgatoryd.cli import app  # after set_threshold(), which makes it faster
+        from purgatoryd.cli import app  # after set_threshold(), which speeds up the import
 
         app.main()
     finally:
-        gc.freeze()  # the operating system frees memory faster than a last collection
+        gc.freeze()  # no last garbage collection: the operating system frees the memory faster
 
 
 __all__ = ["main"]

@@ -1,4 +1,4 @@
-"""docs/reference/api.md: the Python interface, from signatures and docstrings."""
+"""Generate docs/reference/api.md, the Python interface, from signatures and docstrings."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def _is_error(value: object) -> bool:
 
 
 def _signature(name: str, function: Callable[..., Any]) -> str:
-    """Return the call as code, with one parameter on a line if it is long."""
+    """Return the signature as code. A long signature has one parameter per line."""
     signature = inspect.signature(function)
     shown = list(_parameters(signature))
     returns = signature.return_annotation
@@ -68,7 +68,8 @@ def _parameters(signature: inspect.Signature) -> Iterator[str]:
 
 
 def _methods(kind: type) -> Iterator[tuple[str, Any]]:
-    """The public methods and properties of a class and of its bases in this package."""
+    """Yield (name, value) for the public methods and properties of a class and of its bases in this
+    package."""
     found: dict[str, Any] = {}
     for base in reversed(kind.__mro__):
         if base.__module__.startswith("purgatoryd."):

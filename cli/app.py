@@ -1,4 +1,4 @@
-"""The command `purgatoryd`: which module has which subcommand."""
+"""The command `purgatoryd`, and the module of each subcommand."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import click
 from purgatoryd import __version__
 from purgatoryd.cli.exits import Exit, help_table, say
 
-# Command: its module in purgatoryd.cli, in the order of --help.
+# Module in purgatoryd.cli by command, in the order of --help.
 COMMANDS = {
     "run": "service",
     "stop": "service",
@@ -47,9 +47,9 @@ COMMANDS = {
 
 
 class Lazy(click.Group):
-    """A group that imports the module of a command only if it needs the command.
+    """A click group that imports the module of a command only when the command is needed.
 
-    `table`: for each command the module of purgatoryd.cli that defines COMMAND_command.
+    `table`: module of purgatoryd.cli by command. The module defines the function COMMAND_command.
     """
 
     def __init__(self, *args: Any, table: Mapping[str, str], **settings: Any) -> None:
@@ -61,7 +61,7 @@ class Lazy(click.Group):
         return list(self.table)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Return the command of that name; None if there is none, which click reports."""
+        """Return the command named `cmd_name`; None if it does not exist, which click reports."""
         if cmd_name not in self.table:
             return None
         module = import_module(f"purgatoryd.cli.{self.table[cmd_name]}")
@@ -77,7 +77,7 @@ class Lazy(click.Group):
 
 `purgatoryd run` starts a daemon, which keeps timers under keys. When a timer is due, each
 listener of its topic receives a notice. Commands talk to the daemon that --name or
-PURGATORYD_NAME names, else to "default". PURGATORYD_DIR is the directory of its sockets.
+PURGATORYD_NAME gives, otherwise to "default". PURGATORYD_DIR is the directory of its sockets.
 
 \b
   purgatoryd run &
@@ -88,7 +88,7 @@ PURGATORYD_NAME names, else to "default". PURGATORYD_DIR is the directory of its
 )
 @click.version_option(__version__, prog_name="purgatoryd", message="%(prog)s %(version)s")
 def app() -> None:
-    """The help text above replaces this one."""
+    """The help text in the decorator above replaces this docstring."""
 
 
 def main() -> None:

@@ -29,12 +29,12 @@ if TYPE_CHECKING:
     from purgatoryd.shm_layout.wire import Info
 
 ANY_WIDTH = 10_000
-"""Columns of a console without a width; no table is wider."""
+"""Width in columns for measuring a table; no table is wider."""
 
 
 @contextmanager
 def reading(name: str) -> Iterator[Reader]:
-    """Return a context with a Reader of the daemon's arena."""
+    """Return a context manager for a Reader of the daemon's arena."""
     from purgatoryd.shm_layout.arena import Reader
     from purgatoryd.shm_layout.paths import arena_paths
 
@@ -108,8 +108,8 @@ def list_command(
 ) -> None:
     """List armed timers and operations, in no particular order.
 
-    Reads the shared memory without contacting the daemon. Every timer in the list was armed. Timers
-    that are added, fire or are cancelled while the command runs may be missing.
+    Reads the shared memory without contacting the daemon. Every listed timer was armed when it was
+    read. Timers that are added, fire or are cancelled while the command runs may be missing.
     """
     found = (
         info
@@ -121,14 +121,14 @@ def list_command(
 
 
 def armed(name: str) -> Iterator[tuple[Info, int]]:
-    """Yield the armed timers of one or more daemons, with the ns until each is due."""
+    """Yield (timer, ns until it is due) for the armed timers of the daemon or of all its shards."""
     for daemon in daemons(name):
         with reading(daemon.name) as reader:
             for info in infos(reader):
                 yield info, info.deadline_ns - now_ns(reader)
 
 
-# Points in time and positions, which only --json shows.
+# Fields with points in time and positions, which only --json shows.
 FOR_PROGRAMS = {
     "stream_id", "heartbeat_boot_ns", "loop_iterations", "now_ns", "next_deadline_ns",
     "wall_offset_ns", "next_ticket", "replay_head", "replay_tail", "published", "late_sum_ns",
@@ -184,7 +184,7 @@ SECTIONS = {
 
 
 def sections(figures: dict[str, Any]) -> Iterator[tuple[str, list[tuple[str, str]]]]:
-    """Yield title and rows of each section of the table."""
+    """Yield (title, rows) for each section of the table."""
     left = {field: value for field, value in figures.items() if field not in FOR_PROGRAMS}
     for title, fields in SECTIONS.items():
         yield title, [(f, human(f, left.pop(f))) for f in fields if f in left]
@@ -209,7 +209,7 @@ def print_figures(figures: dict[str, Any], title: str) -> None:
 
 
 def human(field: str, value: Any) -> str:
-    """Return a figure as text with the unit that its field name ends with."""
+    """Return a figure as text, with the unit that the field name indicates."""
     if value is None:
         return "-"
     if isinstance(value, list):
@@ -224,7 +224,7 @@ def human(field: str, value: Any) -> str:
 
 
 def collect(reader: Reader) -> dict[str, Any]:
-    """Return the reader's figures, and those derived from them."""
+    """Return the reader's figures, and figures derived from them."""
     from purgatoryd.shm_layout.arena import NONE_NS
     from purgatoryd.shm_layout.metrics import read_metrics
 
@@ -278,7 +278,7 @@ def topic_records(reader: Reader) -> Iterator[dict[str, Any]]:
 
 
 def print_table(rows: list[dict[str, Any]], title: str) -> None:
-    """Print records that have the same fields as a table."""
+    """Print records as a table. All records have the same fields."""
     from rich.console import Console
     from rich.markup import escape
     from rich.table import Table
@@ -308,7 +308,7 @@ def _block(row: dict[str, str]) -> str:
 
 @click.command("stats", cls=Command)
 @name_option
-@click.option("--topics", is_flag=True, help="Print a line for each topic instead.")
+@click.option("--topics", is_flag=True, help="Print a line for each topic instead of the counters.")
 @json_option
 def stats_command(name: str, topics: bool, as_json: bool) -> None:
     """Show the daemon's counters, sizes and state.

@@ -24,7 +24,7 @@ class BulkLoadId(click.ParamType[bytes]):
     name = "id"
 
     def convert(self, value: Any, param: Any, ctx: Any) -> bytes:
-        """Return the bytes of `value`. Bytes are returned as they are."""
+        """Return `value` as bytes. Bytes are returned unchanged."""
         if isinstance(value, bytes):
             return value
         try:
@@ -47,7 +47,7 @@ def bulk_load_command() -> None:
 
 
 def bulk_load_records(reader: Reader, now_ns: int) -> Iterator[dict[str, Any]]:
-    """Yield a record for each bulk load in an arena; `now_ns` is the time of CLOCK_BOOTTIME."""
+    """Yield a record for each bulk load in an arena. `now_ns`: the current CLOCK_BOOTTIME."""
     names = reader.namespaces()
     for bulk_load in reader.bulk_loads():
         yield {
@@ -90,7 +90,7 @@ def status_command(bulk_load: bytes, name: str, timeout: float, as_json: bool) -
     """Show which rows of the bulk load ID were applied.
 
     Prints ranges FIRST..END, where END is not included. The state is "none" if the daemon does not
-    remember the bulk load. Only administrators may ask.
+    remember the bulk load. Only administrators may use this command.
     """
     with clients.Admin(name, timeout=timeout) as admin:
         status = admin.bulk_load_status(bulk_load)
@@ -116,7 +116,7 @@ def forget_command(bulk_load: bytes, name: str, timeout: float, as_json: bool) -
     """Make the daemon forget the bulk load ID.
 
     Its timers stay. Rows that are sent again afterwards are added again. Only administrators may
-    forget.
+    use this command.
     """
     with clients.Admin(name, timeout=timeout) as admin:
         admin.forget_bulk_load(bulk_load)

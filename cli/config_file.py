@@ -1,4 +1,5 @@
-"""The TOML file of `purgatoryd run`, in a module of its own because few daemons need a parser."""
+"""The TOML file of `purgatoryd run`. This is a separate module, because few daemons need a TOML
+parser."""
 
 from __future__ import annotations
 

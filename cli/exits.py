@@ -47,7 +47,7 @@ MEANING = {
     Exit.INTERRUPTED: "interrupted by SIGINT",
 }
 
-# The first row whose class matches decides.
+# Exit code by error class. The first row whose class matches decides.
 _BY_ERROR: tuple[tuple[type[Exception], Exit], ...] = (
     (errors.InvalidArgument, Exit.USAGE),
     (errors.Refused, Exit.REFUSED),
@@ -80,7 +80,8 @@ _BY_ERROR: tuple[tuple[type[Exception], Exit], ...] = (
 )
 
 _PASSED_ON = frozenset(Exit) - {Exit.DONE, Exit.NEGATIVE}
-"""Exit codes of a shard that the deployment ends with, because they say why the shard failed."""
+"""Exit codes of a failed shard that the deployment also uses, because they show why the shard
+failed."""
 
 
 def exit_of(error: errors.PurgatorydError) -> Exit:
@@ -96,7 +97,8 @@ def exit_of_class(kind: type[errors.PurgatorydError]) -> Exit:
 
 
 def figures(error: Exception) -> dict[str, Any]:
-    """Return the attributes of an error by name; empty for errors that are not purgatoryd's."""
+    """Return the attributes of an error by name; empty for errors that purgatoryd does not
+    define."""
     return {name: getattr(error, name) for name in getattr(error, "figures", ())}
 
 
@@ -114,7 +116,7 @@ def report(error: errors.PurgatorydError, as_json: bool) -> Exit:
 
 
 def say(text: str) -> None:
-    """Print a line on stderr, without waiting for its reader if this process is a daemon.
+    """Print a line on stderr. If this process is a daemon, do not wait until the line is read.
 
     A daemon writes through its log. If sys.stderr was replaced, the line goes there.
     """
@@ -128,14 +130,15 @@ def say(text: str) -> None:
 
 @contextmanager
 def errors_as_exit_codes(as_json: bool) -> Iterator[None]:
-    """Return a context in which errors end the command with an exit code, without a traceback."""
+    """Return a context manager in which errors end the command with an exit code, without a
+    traceback."""
     try:
         yield
     except click.exceptions.Exit:
         raise
     except click.UsageError as error:
         if not as_json:
-            raise  # click prints the usage with it
+            raise  # click prints the usage and the error
         reported = {"error": type(error).__name__, "message": error.format_message()}
         click.echo(json.dumps(reported), err=True)
         raise click.exceptions.Exit(Exit.USAGE) from error
@@ -155,7 +158,8 @@ def errors_as_exit_codes(as_json: bool) -> Iterator[None]:
 
 
 FROZEN_NS = 5_000_000_000
-"""A daemon whose loop has stood still for longer is frozen. A healthy loop moves every second."""
+"""A daemon whose loop has stood still for longer than this is frozen. A healthy loop moves every
+second."""
 
 UNANSWERED_NS = 2_000_000_000
 """The same limit for a daemon that has not answered a call."""
@@ -177,11 +181,11 @@ def frozen(error: errors.PurgatorydError) -> errors.DaemonFrozen | None:
 
 
 ARGUMENTS = "purgatoryd.arguments"
-"""Key in click.Context.meta of the arguments that the command was called with."""
+"""Key in click.Context.meta under which the arguments of the command are stored."""
 
 
 class GroupedOption(click.Option):
-    """An option that --help lists under `heading`; empty = under "Options"."""
+    """An option that --help lists under `heading`; an empty heading means "Options"."""
 
     def __init__(self, *declared: Any, heading: str = "", **settings: Any) -> None:
         super().__init__(*declared, **settings)
@@ -189,7 +193,7 @@ class GroupedOption(click.Option):
 
 
 class Command(click.Command):
-    """A command that ends with an exit code for each result and error."""
+    """A command that translates each result and error into an exit code."""
 
     def make_context(self, info_name: str | None, args: list[str], *rest: Any, **extra: Any) -> Any:
         """Parse the arguments. Errors in them, such as invalid settings, end the command."""
@@ -204,7 +208,7 @@ class Command(click.Command):
         sections: dict[str, list[tuple[str, str]]] = {"": []}
         for parameter in self.get_params(ctx):
             record = parameter.get_help_record(ctx)
-            if record and isinstance(parameter, click.Option):  # click 8.5 also has arguments
+            if record and isinstance(parameter, click.Option):  # click 8.5 lists arguments too
                 heading = parameter.heading if isinstance(parameter, GroupedOption) else ""
                 sections.setdefault(heading, []).append(record)
         for heading, records in sections.items():

@@ -1,4 +1,5 @@
-"""OpenMetrics families of daemons and deployments, and their table in docs/reference/metrics.md."""
+"""OpenMetrics families of daemons and deployments, and the table of them in
+docs/reference/metrics.md."""
 
 from __future__ import annotations
 
@@ -54,9 +55,9 @@ SLOW_NS = 300_000_000
 """Threshold of an alert rule. A bucket ends just above it."""
 READABLE = (
     "1 if the arena can be read; 0 if it does not exist, is of another version, or must not be "
-    "read by this user. For a deployment: the same of its status file"
+    "read by this user. For a deployment, this is about its status file"
 )
-# Metrics of a deployment's supervisor process, in addition to those that each daemon has.
+# Metrics that a deployment's supervisor process has in addition to the metrics of each daemon.
 SHARDS = "shards of the deployment"
 SERVING = "shards that are ready and answer the supervisor"
 RESTARTS = "restarts of shards since the deployment started"
@@ -67,7 +68,8 @@ _MARK = re.compile(r"<!-- metrics -->\n.*?<!-- end -->", re.DOTALL)
 
 
 def _edges_ns(powers: int) -> list[int]:
-    """Return bucket edges at powers of two from 1 us on, and one at SLOW_NS."""
+    """Return `powers` bucket edges at powers of two from 1 us on, plus an edge just above
+    SLOW_NS."""
     ends = {upper_edge_ns(bucket) for bucket in range(BUCKETS)}
     slow_ns = min(end for end in ends if end >= SLOW_NS)
     return sorted({(1 << power) - 1 for power in range(10, 10 + powers)} & ends | {slow_ns})
@@ -78,7 +80,7 @@ EDGES_NS = _edges_ns(33)
 WAITING = "remote"
 """The stage that waits for the deadline or the condition, so that it is long on purpose."""
 WAITING_EDGES_NS = _edges_ns(49)
-"""Bucket edges of that stage, up to 9 years."""
+"""Bucket edges of the stage WAITING, up to 9 years."""
 
 
 # ---- families --------------------------------------------------------------------------------
@@ -165,10 +167,14 @@ def _states(name: str, found: int, reasons: Mapping[str, bool]) -> Iterator[Metr
 def _namespaces(name: str, found: Metrics) -> Iterator[Metric]:
     labels = ["daemon", "namespace"]
     timers = GaugeMetricFamily(
-        f"{PREFIX}namespace_timers", f"armed, of the {TOP} namespaces with the most", labels=labels
+        f"{PREFIX}namespace_timers",
+        f"armed timers, of the {TOP} namespaces with the most timers",
+        labels=labels,
     )
     memory = GaugeMetricFamily(
-        f"{PREFIX}namespace_bytes", "memory of their keys and payloads", labels=labels
+        f"{PREFIX}namespace_bytes",
+        "memory of the keys and payloads of these namespaces",
+        labels=labels,
     )
     for one in found.namespaces[:TOP]:
         timers.add_metric([name, one.name], one.live)
@@ -194,7 +200,7 @@ def _histograms(name: str, found: Metrics) -> Iterator[Metric]:
 
 
 def _buckets(histogram: Histogram) -> tuple[list[tuple[str, float]], float]:
-    """Return edge in seconds and cumulative count of each bucket, and the sum in seconds."""
+    """Return (buckets, sum in seconds). A bucket is (edge in seconds, cumulative count)."""
     reached, rows = 0, list(histogram.buckets())
     buckets: list[tuple[str, float]] = []
     for edge_ns in WAITING_EDGES_NS if histogram.name == WAITING else EDGES_NS:
@@ -209,7 +215,7 @@ def _buckets(histogram: Histogram) -> tuple[list[tuple[str, float]], float]:
 
 
 class Daemons(Collector):
-    """A collector of the daemons that a name stands for.
+    """Collects the metrics of a daemon, or of a deployment and all its shards.
 
     Each collection reads the routing table again, because resharding changes the shards.
     """
@@ -235,7 +241,7 @@ def merged(families: Iterable[Metric]) -> Iterable[Metric]:
 def exported(name: str) -> Iterator[Metric]:
     """Yield all families of a daemon, or of a deployment and each of its shards.
 
-    For those that cannot be read, only the family that says so.
+    If a daemon cannot be read, yield only the family that reports this.
     """
     try:
         directory, shards = directory_of(name), list(daemons(name))
@@ -282,7 +288,8 @@ def _starts(name: str) -> StatusRecord | None:
 
 
 def _unreadable(name: str, *, missing: bool) -> Iterator[Metric]:
-    """Yield `readable` 0, and `up` 0 only if the arena is missing; otherwise `up` is unknown."""
+    """Yield `readable` 0. Yield `up` 0 only if the arena is missing, because otherwise `up` is
+    unknown."""
     yield _gauge(name, "readable", READABLE, 0)
     if missing:
         yield _gauge(name, "up", GAUGES["up"], 0)
@@ -301,14 +308,15 @@ def read(name: str) -> Metrics:
 
 
 def registry(name: str) -> CollectorRegistry:
-    """Return a registry with only the daemons that `name` stands for."""
+    """Return a registry that contains only the daemon `name`, or the deployment `name` and its
+    shards."""
     only = CollectorRegistry(auto_describe=False)
     only.register(Daemons(name))
     return only
 
 
 def text(name: str) -> str:
-    """Return the metrics as OpenMetrics text. Raises as read(), and TableBroken."""
+    """Return the metrics as OpenMetrics text. Raises the errors of read(), and TableBroken."""
     for daemon in daemons(name):
         read(daemon.name)
     printed: bytes = generate_latest(registry(name))  # type: ignore[no-untyped-call]

@@ -26,7 +26,7 @@ LASTING = (
 
 
 def follow(iteration: Callable[[], object], pause_s: Callable[[], float], as_json: bool) -> None:
-    """Repeat `iteration`, with pauses, until SIGTERM or SIGINT, which interrupt it.
+    """Repeat `iteration`, with pauses, until SIGTERM or SIGINT interrupts it.
 
     A temporary error, such as a lock of another process, a daemon that does not answer or a full
     disk, is reported on stderr, and the iteration is repeated after 1 s, 2 s, 4 s and so on. Other
@@ -60,7 +60,7 @@ def passes(error: Exception) -> bool:
 
 
 def _tell(error: Exception, wait_s: float, as_json: bool) -> None:
-    said = str(error).partition("\n")[0]  # Spark adds the stack of its JVM
+    said = str(error).partition("\n")[0]  # Spark appends the stack trace of its JVM
     reported: dict[str, Any] = {"error": type(error).__name__, "message": said}
     reported |= figures(error) | {"again_in_s": wait_s}
     text = f"purgatoryd: {said}; retrying in {wait_s:g} s"
@@ -69,7 +69,7 @@ def _tell(error: Exception, wait_s: float, as_json: bool) -> None:
 
 @contextmanager
 def sigterm_interrupts() -> Iterator[None]:
-    """Return a context in which SIGTERM raises KeyboardInterrupt, as SIGINT does."""
+    """Return a context manager in which SIGTERM raises KeyboardInterrupt, as SIGINT does."""
 
     def interrupt(_number: int, _frame: object) -> None:
         raise KeyboardInterrupt

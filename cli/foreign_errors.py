@@ -1,4 +1,4 @@
-"""Errors of Python and Spark, translated into those of purgatoryd."""
+"""Translate errors of Python and Spark into errors of purgatoryd."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _REFUSALS = {
 def unwritable(error: Exception) -> errors.BadPath | None:
     """Return the error for a file that the system refused to open or write, in Python or in Spark.
 
-    None if `error` is another one.
+    None if `error` has another cause.
     """
     if isinstance(error, OSError):
         detail = _REFUSALS.get(error.errno or 0)
@@ -48,7 +48,7 @@ _FILE = re.compile(
     r"|file:(?P<path>/.+?)(?=\.? SQLSTATE| is not a Parquet| does not exist| \(|\"|$)",
     re.MULTILINE,
 )
-"""The file in a message of Spark: a URL, or a path, which may contain spaces."""
+"""The file that a message of Spark names: a URL, or a path, which may contain spaces."""
 _READING = re.compile("FAILED_READ_FILE|PATH_NOT_FOUND|CANNOT_READ_FILE|is not a Parquet file")
 
 
@@ -61,7 +61,7 @@ def _file_in(said: str) -> str | None:
 
 
 def unreadable(error: Exception) -> errors.LakeBroken | None:
-    """Return the error for a file that Spark could not read; None if `error` is another one."""
+    """Return the error for a file that Spark could not read; None if `error` has another cause."""
     said = str(error)
     path = _file_in(said)
     if not (_of_spark(error) and path and _READING.search(said)):
@@ -82,5 +82,6 @@ def unusable(error: Exception) -> errors.InvalidArgument | None:
 
 
 def translated(error: Exception) -> errors.PurgatorydError | None:
-    """Return the error of purgatoryd for a refusal by the machine or by Spark; None for a bug."""
+    """Return the error of purgatoryd for a refusal by the machine or by Spark; None = `error`
+    is a bug."""
     return unwritable(error) or unreadable(error) or unusable(error)

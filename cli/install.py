@@ -1,4 +1,5 @@
-"""The command install: units, user and directories of a daemon that systemd runs."""
+"""The command install: install the units, the user and the directories of a daemon that systemd
+runs."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ from purgatoryd.cli.options import emit, json_option
 from purgatoryd.shm_layout.errors import BadPath, InvalidSetting, Unsupported
 from purgatoryd.shm_layout.paths import check_name
 
-# File of the package: its place under --root.
+# Path under --root, by name of the file in the package.
 PLACES = {
     "purgatoryd.service": "etc/systemd/system/purgatoryd.service",
     "purgatoryd@.service": "etc/systemd/system/purgatoryd@.service",
@@ -28,7 +29,7 @@ PLACES = {
 SETTINGS = "etc/purgatoryd"
 """Directory with a TOML file for each daemon. An existing file is kept."""
 COMMAND = "/usr/bin/purgatoryd"
-"""Path of the command in the packaged units, which is replaced by that of --command."""
+"""Path of the command in the packaged units. It is replaced by the path that --command gives."""
 HIDDEN = ("/home", "/root", "/run/user", "/tmp", "/var/tmp")
 """Directories that the units hide from the daemon."""
 
@@ -47,12 +48,12 @@ class File:
     type=click.Path(file_okay=False, exists=True, path_type=Path),
     default="/",
     show_default=True,
-    help="Root directory; another one than / is that of an image.",
+    help="Root directory: /, or the root directory of an image.",
 )
 @click.option(
     "--command",
     type=click.Path(path_type=Path),
-    help="Path of purgatoryd in the units; default: this command.",
+    help="Path of purgatoryd in the units; default: the path of this command.",
 )
 @click.option(
     "--enable",
@@ -60,7 +61,7 @@ class File:
     metavar="NAME",
     help='Start this daemon at boot; "default" is purgatoryd.service. May be repeated.',
 )
-@click.option("--dry-run", is_flag=True, help="Only print the files and the calls of systemd.")
+@click.option("--dry-run", is_flag=True, help="Only print the files and the systemd commands.")
 @json_option
 def install_command(
     root: Path, command: Path | None, enable: tuple[str, ...], dry_run: bool, as_json: bool
@@ -108,14 +109,14 @@ def refuse_hidden(path: str, subject: str) -> None:
 
 
 def unit_files(root: Path, command: str) -> Iterator[File]:
-    """Return the files for systemd. Raises InvalidSetting for a command that the units hide."""
+    """Yield the files for systemd. Raises InvalidSetting for a command that the units hide."""
     refuse_hidden(command, "command")
     for name, place in PLACES.items():
         yield File(root / place, packaged(name).replace(COMMAND, command))
 
 
 def new_settings(root: Path, names: set[str]) -> Iterator[File]:
-    """Return files with settings for the daemons that have none."""
+    """Yield a settings file for each of these daemons that has none."""
     for name in sorted(names):
         path = root / SETTINGS / f"{name}.toml"
         if not path.exists():
@@ -138,7 +139,7 @@ def write(file: File) -> None:
 
 
 def calls(root: Path, units: list[str]) -> Iterator[list[str]]:
-    """Return the commands of systemd to call, in order."""
+    """Yield the systemd commands to call, in order."""
     here = root.resolve() == Path("/")
     at = [] if here else [f"--root={root}"]
     yield ["systemd-sysusers", *at, "purgatoryd.conf"]
@@ -150,7 +151,7 @@ def calls(root: Path, units: list[str]) -> Iterator[list[str]]:
 
 
 def run(call: list[str]) -> None:
-    """Call a command of systemd. Raises Unsupported."""
+    """Call a systemd command. Raises Unsupported."""
     try:
         done = subprocess.run(call, capture_output=True, text=True, check=False)
     except FileNotFoundError:

@@ -21,8 +21,9 @@ MOST_BYTES = 32
 
 @contextmanager
 def keys() -> Iterator[Callable[[float], str]]:
-    """Yield a function that waits up to a number of seconds for a key. It returns the key's name or
-    character, or "" if none came. If standard input is not a terminal, it only waits."""
+    """Yield a function that waits up to a number of seconds for a key. The function returns the
+    name or the character of the key, or "" if no key was pressed. If standard input is not a
+    terminal, the function only waits."""
     if not sys.stdin.isatty():
         yield _no_key
         return

@@ -19,10 +19,10 @@ _PLACE = re.compile(r"(?:\[([0-9a-f:]+)\]|([a-z0-9.-]+))(?::(\d{1,5}))?")
 
 @contextmanager
 def on_port(listen: str) -> Iterator[socket.socket]:
-    """Return a context with a socket that listens on HOST:PORT; port 0 = any free port.
+    """Return a context manager for a socket that listens on HOST:PORT; port 0 = any free port.
 
-    Raises InvalidArgument for an address that is not a loopback one, and BadPath if it cannot be
-    bound.
+    Raises InvalidArgument if the address is not a loopback address, and BadPath if the socket
+    cannot be bound.
     """
     host, port = _split(listen)
     with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as listening:
@@ -59,7 +59,8 @@ def loopback(address: str) -> bool:
 
 @contextmanager
 def on_socket(path: Path) -> Iterator[socket.socket]:
-    """Return a context with a listening Unix socket for its user and group; its end removes it.
+    """Return a context manager for a listening Unix socket that its user and Unix group may use.
+    The socket is removed at the end of the context.
 
     Raises BadPath if the path is not a socket or another process listens there.
     """
@@ -102,8 +103,8 @@ def where(listening: socket.socket) -> str:
 def called_here(host: str) -> bool:
     """Return True if a Host header names this host.
 
-    This refuses DNS rebinding: a page of another site that resolves to this host's address is
-    requested by that site's name.
+    The check prevents DNS rebinding. If the name of another site resolves to an address of this
+    host, the requests of its pages have that site's name in the Host header.
     """
     found = _PLACE.fullmatch(host.lower())
     return found is not None and loopback(_address(found[1] or found[2]))

@@ -24,13 +24,13 @@ if TYPE_CHECKING:
 
 PATH = "/metrics"
 REQUEST_S = 10.0
-"""Time-out of reading a request and of writing its response, in seconds."""
+"""Time-out, in seconds, for reading a request and for writing its response."""
 Address = str | tuple[str, int]
 """Path of a Unix socket, or host and port."""
 
 
 def address_of(_: click.Context, __: click.Parameter, text: str | None) -> Address | None:
-    """Read HOST:PORT, [IPV6]:PORT, :PORT of the loopback address, or the path of a Unix socket."""
+    """Parse HOST:PORT, [IPV6]:PORT, :PORT for a port of 127.0.0.1, or the path of a Unix socket."""
     if text is None or "/" in text:
         return text
     host, colon, port = text.rpartition(":")
@@ -45,7 +45,7 @@ def address_of(_: click.Context, __: click.Parameter, text: str | None) -> Addre
     "--serve",
     callback=address_of,
     metavar="ADDRESS",
-    help="Serve the metrics at HOST:PORT, :PORT of 127.0.0.1, or the path of a Unix socket.",
+    help="Serve the metrics at HOST:PORT, at :PORT of 127.0.0.1, or at the path of a Unix socket.",
 )
 def metrics_command(name: str, serve: Address | None) -> None:
     """Print or serve the daemon's metrics in OpenMetrics format.
@@ -101,7 +101,7 @@ class OnlyFigures:
         self._called_here = called_here
 
     def __call__(self, environ: WSGIEnvironment, start: StartResponse) -> Iterable[bytes]:
-        """Answer 421 to a request for another host, 404 to one for another path."""
+        """Answer 421 to a request for another host, and 404 to a request for another path."""
         if self._called_here and not called_here(environ.get("HTTP_HOST", "")):
             return _refusal(start, "421 Misdirected Request")
         if environ["PATH_INFO"] != PATH:
@@ -118,7 +118,7 @@ def _refusal(start: StartResponse, status: str) -> Iterable[bytes]:
 
 
 class _Handler(WSGIRequestHandler):
-    """A request handler without a log: scrapes would fill it."""
+    """A request handler that logs nothing, because scrapes would fill the log."""
 
     timeout = REQUEST_S
 
@@ -127,12 +127,13 @@ class _Handler(WSGIRequestHandler):
 
 
 class _Server(ThreadingMixIn, WSGIServer):
-    """A server with a thread for each request, so that a client that hangs delays no other."""
+    """A server with a thread for each request, so that a client that hangs does not delay other
+    clients."""
 
     daemon_threads = True
 
     def server_bind(self) -> None:
-        """Bind without looking up the name of the host."""
+        """Bind without looking up the host's name."""
         TCPServer.server_bind(self)
         self.name_itself()
 
@@ -165,7 +166,7 @@ class _UnixServer(_Server):
 
 @contextmanager
 def server_at(address: Address) -> Iterator[WSGIServer]:
-    """Return a server that listens at the address. Raises BadPath."""
+    """Return a context manager for a server that listens at the address. Raises BadPath."""
     if isinstance(address, str):
         with on_socket(Path(address)) as listening:
             yield _UnixServer(listening)

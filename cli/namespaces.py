@@ -25,7 +25,7 @@ class Owner(units.Count):
     name = "uid"
 
     def convert(self, value: Any, param: Any, ctx: Any) -> int:
-        """Return the uid of `value`. An int is returned as it is."""
+        """Return `value` as a uid. An int is returned unchanged."""
         from purgatoryd.shm_layout.layout import ANYBODY
 
         if value == "anybody":
@@ -37,7 +37,8 @@ class Owner(units.Count):
 
 
 def settings_record(namespace: str, settings: NamespaceSettings) -> dict[str, Any]:
-    """Return a namespace's settings for JSON. Owner null = anybody; quota 0 = none."""
+    """Return a namespace's settings for JSON. An owner of null means anybody; a quota of 0 means no
+    quota."""
     from purgatoryd.shm_layout.layout import ANYBODY
 
     owner = settings.owner_uid
@@ -57,7 +58,7 @@ def namespace_command() -> None:
 @namespace_command.command("set", cls=Command)
 @click.argument("namespace")
 @name_option
-@click.option("--owner", type=Owner(), help="Only uid that may use it, or anybody.")
+@click.option("--owner", type=Owner(), help="Only uid that may use the namespace, or 'anybody'.")
 @click.option(
     "--durability",
     type=click.Choice(DURABILITY),
@@ -71,7 +72,7 @@ def namespace_command() -> None:
 @click.option(
     "--park-beyond",
     type=units.Duration(),
-    help="Park timers that are due later than this from now; 0s = none.",
+    help="Park timers that are due later than this duration from now; 0s = park no timers.",
 )
 @timeout_option
 @json_option
@@ -89,8 +90,8 @@ def set_command(
 ) -> None:
     """Change the given settings of NAMESPACE and print all its settings.
 
-    Creates the namespace if it does not exist. Only administrators may set: root, the daemon's own
-    uid and the uids of --admin-uid.
+    Creates the namespace if it does not exist. Only administrators may use this command: root, the
+    daemon's own uid and the uids of --admin-uid.
 
     \b
     purgatoryd namespace set orders --owner 1001 --quota-timers 100000
@@ -130,9 +131,9 @@ def create_command(
 ) -> None:
     """Create NAMESPACE before its first use.
 
-    Only a namespace with several partitions needs it; others are created by their first use.
-    Several partitions need a daemon with --shards. An existing namespace is refused unless it has
-    the same number of partitions. Only administrators may create.
+    Only a namespace with several partitions needs this command. Other namespaces are created by
+    their first use. Several partitions need a daemon with --shards. An existing namespace is
+    refused unless it has this number of partitions. Only administrators may use this command.
 
     \b
     purgatoryd namespace create clicks
@@ -147,7 +148,7 @@ def create_command(
 @name_option
 @json_option
 def ls_command(name: str, as_json: bool) -> None:
-    """List the namespaces with their settings and their usage of quotas.
+    """List the namespaces with their settings and their use of quotas.
 
     Reads the shared memory without contacting the daemon.
     """

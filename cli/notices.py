@@ -77,9 +77,9 @@ def listen_command(
 ) -> int:
     """Print the notices of a namespace as timers fire.
 
-    The command prints "listening" on stderr when it is ready: it prints every notice from then on.
-    It requests missed notices from the daemon's replay buffer. If they are gone from the buffer,
-    the command names the lost range and ends with exit code 8.
+    The command prints "listening" on stderr when it is ready: it prints every notice that is
+    published from then on. It requests missed notices from the daemon's replay buffer. If the
+    buffer no longer has them, the command names the lost range and ends with exit code 8.
     """
     seen = 0
     with clients.Subscriber(
@@ -111,10 +111,10 @@ def publish_command(
 ) -> None:  # fmt: skip
     """Publish a notice under KEY at once, without a timer.
 
-    Listeners of the topic receive it like the notice of a timer, also later from the replay
-    buffer. Its cause is "published". Only administrators may publish. Namespaces and topics whose
-    names begin with _ are reserved for this command, for example _purgatoryd and _events for
-    findings about the daemon.
+    Listeners of the topic receive the notice like the notice of a timer, also later from the replay
+    buffer. Its cause is "published". Only administrators may use this command. Namespaces and
+    topics whose names begin with _ are reserved for this command, for example _purgatoryd and
+    _events for findings about the daemon.
 
     \b
     purgatoryd publish node-7 -n _purgatoryd -t _events -p '{"finding": "slow"}'

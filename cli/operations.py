@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def operation_record(found: OperationInfo) -> dict[str, Any]:
-    """Return condition and owner of an armed operation for JSON."""
+    """Return the condition and the owner of an armed operation for JSON."""
     keys = [{**row._asdict(), **key_record(row.key)} for row in found.keys]
     return {
         "condition": found.condition.name, "threshold": found.threshold,
@@ -20,7 +20,8 @@ def operation_record(found: OperationInfo) -> dict[str, Any]:
 
 
 def operation_fields(record: dict[str, Any], found: OperationInfo) -> dict[str, Any]:
-    """Return the lines of `get`: those of a timer, with the condition and owner of an operation."""
+    """Return the fields that `get` shows: the fields of a timer, and the condition and owner of the
+    operation."""
     shown = {name: value for name, value in record.items() if name != "operation"}
     keys = {f"key {n}": watch_text(row) for n, row in enumerate(found.keys, 1)}
     return {**shown, "condition": condition_text(found), "owner": owner_text(found), **keys}

@@ -1,4 +1,5 @@
-"""Options that several commands have, and their values as text and JSON."""
+"""Options that several commands have, and functions that print keys, payloads and records as text
+or JSON."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ Key = str | bytes | UUID
 
 
 def not_negative(_: click.Context, __: click.Parameter, span_ns: int) -> int:
-    """Refuse a negative time span: it would report every daemon as frozen."""
+    """Refuse a negative time span, because it would make every daemon look frozen."""
     if span_ns < 0:
         raise click.BadParameter(f"{units.format_duration(span_ns)} is below 0.")
     return span_ns
@@ -28,7 +29,7 @@ name_option = click.option(
     default="default",
     show_default=True,
     show_envvar=True,
-    help="Name of the daemon: up to 32 of a-z, 0-9 and -.",
+    help="Name of the daemon: up to 32 characters of a-z, 0-9 and -.",
 )
 namespace_option = click.option(
     "-n", "--namespace", default="default", show_default=True, help="Namespace of keys and topics."
@@ -43,7 +44,7 @@ frozen_option = click.option(
     callback=not_negative,
     default="5s",
     show_default=True,
-    help="Report the daemon as frozen if its loop has stood still for longer. A healthy "
+    help="Report the daemon as frozen if its loop stands still for longer. A healthy "
     "loop moves every second.",
 )
 timeout_option = click.option(
@@ -63,7 +64,7 @@ key_type_option = click.option(
 
 
 def read_key(text: str, key_type: str) -> Key:
-    """Return the key that `text` spells. Raises click.BadParameter."""
+    """Return the key that `text` contains. Raises click.BadParameter."""
     readers: dict[str, Callable[[str], Key]] = {"str": str, "hex": bytes.fromhex, "uuid": UUID}
     try:
         return readers[key_type](text)
@@ -72,7 +73,8 @@ def read_key(text: str, key_type: str) -> Key:
 
 
 def key_record(key: Key) -> dict[str, str]:
-    """Return a key for JSON: its text as on the command line, and its type unless it is str."""
+    """Return a key for JSON: as text in the form of the command line, and its type unless the type
+    is str."""
     if isinstance(key, bytes):
         return {"key": key.hex(), "key_type": "hex"}
     return {"key": str(key)} if isinstance(key, str) else {"key": str(key), "key_type": "uuid"}
@@ -89,7 +91,7 @@ def visible(text: str) -> str:
 
 
 def payload_record(payload: bytes) -> dict[str, str]:
-    """Return a payload for JSON: as text if it is UTF-8, else in base64."""
+    """Return a payload for JSON: as text if it is UTF-8, otherwise in base64."""
     try:
         return {"payload": payload.decode()}
     except UnicodeDecodeError:

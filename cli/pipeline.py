@@ -12,7 +12,7 @@ from purgatoryd.cli.app import Lazy
 
 Wrapped = TypeVar("Wrapped", bound=Callable[..., Any])
 
-# Command: its module in purgatoryd.cli, in the order of --help.
+# Module in purgatoryd.cli by command, in the order of --help.
 PARTS = {
     "ship": "pipeline_ship",
     "status": "pipeline_ship",
@@ -59,7 +59,8 @@ _conf_option = click.option(
 
 
 def spark_options(command: Wrapped) -> Wrapped:
-    """Add --master and --conf: the parameters `master` and `conf` of session()."""
+    """Add the options --master and --conf, whose values are the parameters `master` and `conf` of
+    session()."""
     return _master_option(_conf_option(command))
 
 
@@ -68,6 +69,6 @@ def pipeline_command() -> None:
     """Ship the WAL to a lake and build tables from it.
 
     `ship`, `status`, `bulk-load-agent`, `cold cancel | status` and `rebalance-plan show | apply |
-    cancel` need only the extra `lake`. All others need the extra `spark`, and Java 17 or newer or
-    the extra `jre`: pip install '.[spark,jre]'.
+    cancel` need only the extra `lake`. All other commands need the extra `spark`, and Java 17 or
+    newer or the extra `jre`: pip install '.[spark,jre]'.
     """

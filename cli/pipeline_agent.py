@@ -40,10 +40,10 @@ def bulk_load_agent_command(
 ) -> int:
     """Add the timers in files of SPOOL/NAME to the daemon.
 
-    Each row is added once. df.write.format("purgatoryd").option("to", "files") writes the files.
-    The agent runs on the daemon's host. It moves an added file to SPOOL/NAME/done, with the answers
-    next to it, and a file that cannot be read or added to SPOOL/NAME/refused, with the reason. Exit
-    code 4 means that rows were refused, 5 that a file was.
+    Each row is added only once. df.write.format("purgatoryd").option("to", "files") writes the
+    files. The agent runs on the daemon's host. It moves an added file to SPOOL/NAME/done, with the
+    answers next to it, and a file that cannot be read or added to SPOOL/NAME/refused, with the
+    reason. Exit code 4 means that rows were refused, 5 that a file was refused.
     """
     from purgatoryd.pipeline.extras import need
 
@@ -68,14 +68,14 @@ def bulk_load_agent_command(
 
 
 def code_of(one: Delivered) -> Exit:
-    """Return the exit code of a file."""
+    """Return the exit code for a delivered file."""
     if one.bad:
         return Exit.BROKEN
     return Exit.REFUSED if one.answers.refused else Exit.DONE
 
 
 def summary(one: Delivered) -> str:
-    """Return the result of a file as text."""
+    """Return the result for a file as text."""
     counts = ", ".join(
         f"{n} {subject.lower()}" for subject, n in sorted(one.answers.counts.items())
     )

@@ -43,7 +43,7 @@ _coverage_option = click.option(
     type=units.Percent(),
     default="0%",
     show_default=True,
-    help="Exit with code 5 unless this share of the WALs' records was judged.",
+    help="Exit with code 5 unless at least this share of the WALs' records was judged.",
 )
 _COLOURS = {"red": "red", "amber": "yellow", "green": "green"}
 
@@ -69,7 +69,7 @@ def _read(
     from purgatoryd.pipeline.whole import whole
 
     if wal_dir:
-        lake.mkdir(parents=True, exist_ok=True)  # an audit needs no shipped files
+        lake.mkdir(parents=True, exist_ok=True)  # an audit does not need shipped files
     there = Lake(lake)
     folders = wals_in(wal_dir) if wal_dir else []
     spark = session(master, conf)
@@ -88,9 +88,9 @@ def audit_command(required: float, as_json: bool, **options: Any) -> int:
     early, no record or notice number may be missing, conditions must have held, and snapshots must
     agree. With --ledger, workers and subscribers must have received what the WALs say.
 
-    The verdict has the coverage, and the ranges of records that are missing or were not judged.
-    Exit code 5 means a violation or a coverage below --require-coverage, 1 that there was nothing
-    to audit.
+    The verdict includes the coverage, and the ranges of records that are missing or were not
+    judged. Exit code 5 means a violation or a coverage below --require-coverage. Exit code 1 means
+    that there was nothing to audit.
     """
     from purgatoryd.pipeline.audit import audit
 
@@ -177,14 +177,15 @@ def _summary(verdict: Verdict) -> dict[str, Any]:
     type=click.Path(dir_okay=False, path_type=Path),
     default=Path("report.html"),
     show_default=True,
-    help="The page.",
+    help="File to which the page is written.",
 )
 @json_option
 def report_command(out: Path, required: float, as_json: bool, **options: Any) -> int:
     """Audit the WALs, and write a page with the results.
 
-    The page has the verdict and the figures of all WALs. It is one self-contained file. Exit code 5
-    means a violation or a coverage below --require-coverage, 1 that there was nothing to audit.
+    The page contains the verdict and the figures of all WALs. It is one self-contained file. Exit
+    code 5 means a violation or a coverage below --require-coverage. Exit code 1 means that there
+    was nothing to audit.
     """
     if not out.absolute().parent.is_dir():
         raise BadPath(str(out), "is in a directory that does not exist")

@@ -43,8 +43,8 @@ FILE = click.Path(exists=True, path_type=Path)
 def cold_command() -> None:
     """Keep far-off timers in a cold tier in the lake.
 
-    LAKE/cold has a directory for each hour in which timers are due. `promote` adds the timers of
-    a window to the daemon before the window begins; from then on they are like other timers.
+    LAKE/cold has a directory for each hour in which timers are due. `promote` adds the timers of a
+    window to the daemon before the window begins; after that they behave like all other timers.
     """
 
 
@@ -67,7 +67,8 @@ def daemon_options(command: Wrapped) -> Wrapped:
 def daemon_of(
     name: str, tcp: str | None, server_key: str | None, key_file: Path | None, mode: str = "keep"
 ) -> BulkLoader:
-    """Return a client of the daemon that the options name; it connects at its first call."""
+    """Return a client of the daemon that the options name. The client connects at its first
+    call."""
     from purgatoryd.clients import Remote
     from purgatoryd.pipeline.bulk_loading import BulkLoader
 
@@ -112,7 +113,7 @@ def tier_of(lake: Path) -> Tier:
     "--replace",
     "replacing",
     is_flag=True,
-    help="Replace all timers with the same keys, also those in the daemon.",
+    help="Replace all timers with the same keys, also timers in the daemon.",
 )
 @spark_options
 @json_option
@@ -121,10 +122,10 @@ def bulk_load_command(
     key_file: Path | None, kind: str, bulk_load_id: str | None, replacing: bool, master: str | None,
     conf: dict[str, str], as_json: bool,
 ) -> None:  # fmt: skip
-    """Add the timers in FILES to the cold tier: all of them, or none.
+    """Add the timers in FILES to the cold tier: all timers, or none.
 
-    Required columns: key, and deadline (a time) or deadline_ns (since 1970). Optional columns:
-    namespace, topic, payload and key_type (str, bytes or uuid).
+    Required columns: key, and either deadline (a time) or deadline_ns (ns since 1970). Optional
+    columns: namespace, topic, payload and key_type (str, bytes or uuid).
     """
     tier = tier_of(lake)
     from purgatoryd.pipeline.cold import bulk_load
@@ -139,7 +140,7 @@ def bulk_load_command(
 
 
 def table_of(spark: SparkSession, files: tuple[Path, ...], kind: str) -> DataFrame:
-    """Return the rows of files. Raises InvalidRows if they have another format."""
+    """Return the rows of files. Raises InvalidRows if a file has another format."""
     from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException
 
@@ -180,8 +181,8 @@ def cancel_command(
 ) -> None:  # fmt: skip
     """Cancel timers by their keys, in the cold tier and in the daemon.
 
-    When the command ends, none of the timers fires any more. It prints the daemon's answers; the
-    tier does not report which of the keys it had.
+    After the command has ended, none of the timers fires. The command prints the daemon's answers;
+    the tier does not report which of the keys it contained.
     """
     tier = tier_of(lake)
     from purgatoryd.pipeline.cold import cancel
@@ -239,7 +240,7 @@ def wal_option(command: Wrapped) -> Wrapped:
     return click.option(
         "--wal-dir",
         type=click.Path(exists=True, file_okay=False, path_type=Path),
-        help="Directory of the WALs, as for `purgatoryd run`; parked timers that are not shipped "
+        help="Directory of the WALs, as for `purgatoryd run`; parked timers not yet shipped "
         "are collected from there.",
     )(command)
 
@@ -256,8 +257,8 @@ def collect_command(
 ) -> None:  # fmt: skip
     """Collect parked timers into the cold tier.
 
-    It also applies the changes to them. It reads each shipped record in LAKE once. `promote`
-    collects first.
+    The command also applies changes of these timers. It reads each shipped record in LAKE once.
+    `promote` also begins by collecting.
     """
     tier = tier_of(lake)
     from purgatoryd.pipeline.session import session
@@ -270,7 +271,7 @@ def collect_command(
 
 
 def collected(spark: SparkSession, tier: Tier, hot: BulkLoader, wal_dir: Path | None) -> Collected:
-    """Collect what the daemon parked into the tier."""
+    """Collect the timers that the daemon has parked into the tier."""
     from purgatoryd.pipeline.lake import Lake
     from purgatoryd.pipeline.parked import collect
 
@@ -288,7 +289,7 @@ def collected(spark: SparkSession, tier: Tier, hot: BulkLoader, wal_dir: Path | 
 @click.option(
     "--every",
     type=units.Duration(units.PAUSE_NS),
-    help="Keep running, and promote each window of this length one window before it begins.",
+    help="Keep running, and promote each window of this length one window length before it begins.",
 )
 @click.option("--rate", type=click.FloatRange(1), help="Maximum number of timers per second.")
 @spark_options
@@ -300,8 +301,8 @@ def promote_command(
 ) -> None:  # fmt: skip
     """Add timers from the cold tier to the daemon.
 
-    They include those that the daemon parked. An unfinished window is finished first. Promoting a
-    window again adds nothing.
+    They include timers that the daemon has parked. An unfinished window is finished first.
+    Promoting a window again adds nothing.
     """
     tier = tier_of(lake)
     from purgatoryd.clients.times import wall_ns
@@ -319,7 +320,7 @@ def promote_command(
     def bring(until_ns: int) -> None:
         with daemon_of(name, tcp, server_key, key_file) as hot:
             if wal_dir or Lake(lake).daemons():
-                with suppress(LakeInUse):  # in use by another process; the next iteration collects
+                with suppress(LakeInUse):  # the next iteration collects
                     collected(spark, tier, hot, wal_dir)
             for one in promote(spark, tier, until_ns, hot, pace):
                 emit(window_record(one), window_text(one), as_json)
@@ -371,8 +372,8 @@ def compact_command(
     """Merge small files and drop obsolete rows.
 
     Obsolete rows were cancelled, changed or promoted. The command also removes unreferenced files.
-    Files that this compaction replaces are removed by the next one, because other processes may be
-    reading them.
+    Files that this compaction replaces are removed by the next compaction, because other processes
+    may be reading them.
     """
     tier = tier_of(lake)
     from purgatoryd.pipeline.cold import compact

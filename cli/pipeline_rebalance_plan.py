@@ -22,8 +22,9 @@ FILE = "rebalance_plan.json"
 def rebalance_plan_command() -> None:
     """Propose moves of namespaces between daemons.
 
-    The daemons are those whose WALs are in the lake. The first moves separate the namespaces of a
-    group; the others balance the daemons. The plan is stored in LAKE/rebalance_plan.json.
+    The plan is for the daemons whose WALs are in the lake. The first moves separate the namespaces
+    of a namespace group; the remaining moves balance the daemons. The plan is stored in
+    LAKE/rebalance_plan.json.
     """
 
 
@@ -39,7 +40,7 @@ def rebalance_plan_command() -> None:
     "--label",
     default="rack",
     show_default=True,
-    help="Label by which the namespaces of a group are separated.",
+    help="Label whose values separate the namespaces of a namespace group.",
 )
 @click.option(
     "--tolerance", type=click.FloatRange(0.01, 1), default=0.1, show_default=True,
@@ -53,7 +54,7 @@ def make_command(
 ) -> None:  # fmt: skip
     """Make a rebalance plan from the WALs in the lake.
 
-    It replaces the previous plan.
+    The new plan replaces the previous plan.
     """
     from purgatoryd.pipeline.extras import need
 

@@ -45,9 +45,9 @@ def ship_command(
 ) -> None:
     """Ship sealed WAL segments and snapshots to the lake.
 
-    It ships each file once, the oldest first. For a deployment, it ships those of all shards,
-    including shards before a resharding. The command may be killed and started again at any time.
-    Its retention hold keeps each segment until it is in the lake.
+    The command ships each file once, the oldest first. For a deployment, it ships the files of all
+    shards, including shards from before a resharding. The command may be killed and started again
+    at any time. A retention hold of the command keeps each segment until it is in the lake.
     """
     from purgatoryd.pipeline.extras import need
 
@@ -55,7 +55,7 @@ def ship_command(
     from purgatoryd.pipeline.lake import Lake
     from purgatoryd.pipeline.ship import Convoy
 
-    folders(wal_dir, name)  # before a lake is created
+    folders(wal_dir, name)  # raises, if at all, before a lake is created
     lake.mkdir(parents=True, exist_ok=True)
     with closing(Convoy(partial(folders, wal_dir, name), Lake(lake), node, limit)) as convoy:
 
@@ -88,7 +88,7 @@ def shipped_text(manifest: Manifest) -> str:
 @click.option(
     "--segments",
     is_flag=True,
-    help="List the segments and where each is: hot (only in the WAL), both, lake.",
+    help="List the segments and the place of each: hot (only in the WAL), both, lake.",
 )
 @json_option
 def status_command(
@@ -98,8 +98,8 @@ def status_command(
 
     Without --segments, the command prints a line for each daemon.
 
-    From the first segment in the lake up to `complete_to`, every segment is there; `missing` has
-    the LSNs of the others. `silver` and `gold` are the numbers of segments in these tables.
+    The lake contains every segment from its first segment up to `complete_to`; `missing` lists the
+    LSNs of missing segments. `silver` and `gold` are the numbers of segments in these tables.
 
     Open timers of a daemon that is `replaced` or `incomplete` are not counted. After a resharding,
     the new shards are `incomplete` until all of them are in the lake.

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 def opened(lake: Path, master: str | None, conf: dict[str, str]) -> tuple[SparkSession, Lake]:
-    """Return a Spark session, which ends with the process, and the lake."""
+    """Return (Spark session, lake). The session ends with the process."""
     from purgatoryd.pipeline.lake import Lake
     from purgatoryd.pipeline.session import session
 
@@ -40,9 +40,9 @@ def opened(lake: Path, master: str | None, conf: dict[str, str]) -> tuple[SparkS
 
 
 def on_tables(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add --lake, the options of Spark and --json.
+    """Add --lake, the Spark options and --json.
 
-    The command gets the parameters `spark`, `place` (the lake) and `as_json`.
+    The command receives the parameters `spark`, `place` (the lake) and `as_json`.
     """
 
     @wraps(command)
@@ -62,7 +62,7 @@ def tell(made: dict[str, int], as_json: bool) -> None:
 ledger_option = click.option(
     "--ledger",
     type=click.Path(exists=True, file_okay=False, path_type=Path),
-    help="Directory of ledgers, for the times at which notices were received.",
+    help="Directory of ledgers, which contain the times at which notices were received.",
 )
 
 
@@ -74,18 +74,18 @@ ledger_option = click.option(
 @click.option("--follow", is_flag=True, help="Keep running and ingest each new segment.")
 @click.option(
     "--every", type=units.Duration(units.PAUSE_NS), default="10s", show_default=True,
-    help="Pause of --follow.",
+    help="Pause between two rounds of --follow.",
 )  # fmt: skip
 @click.option(
     "--wal-dir",
     type=click.Path(exists=True, file_okay=False, path_type=Path),
-    help="Directory of WALs that are not shipped; their sealed segments are ingested first.",
+    help="Directory of WALs that are not shipped; sealed segments in it are ingested first.",
 )
 @ledger_option
 @click.option(
     "--show",
     type=click.Choice(["topics", "workers"]),
-    help="Then show the latencies of all records, by topic or by worker.",
+    help="After ingesting, show the latencies of all records, by topic or by worker.",
 )
 @spark_options
 @json_option
@@ -93,10 +93,10 @@ def ingest_command(
     lake: Path, follow: bool, every: int, wal_dir: Path | None, ledger: Path | None,
     show: str | None, master: str | None, conf: dict[str, str], as_json: bool,
 ) -> None:  # fmt: skip
-    """Update the tables silver and gold from shipped segments.
+    """Update the silver and gold tables from shipped segments.
 
-    The command may be killed and started again at any time. The tables do not depend on the order
-    in which segments arrive, nor on duplicates.
+    The command may be killed and started again at any time. Neither duplicates nor the order of
+    segments change the tables.
     """
     if wal_dir is not None:
         lake.mkdir(parents=True, exist_ok=True)
@@ -137,7 +137,7 @@ def show_latencies(spark: SparkSession, place: Lake, subject: str, as_json: bool
 def rebuild_command(
     spark: SparkSession, place: Lake, since: datetime, ledger: Path | None, as_json: bool
 ) -> None:
-    """Rebuild silver and gold from a point in time on.
+    """Rebuild the silver and gold tables from a point in time on.
 
     Reads all WAL segments with records of --from or later.
     """
@@ -149,7 +149,7 @@ def rebuild_command(
 @click.command("compact", cls=Command)
 @on_tables
 def compact_command(spark: SparkSession, place: Lake, as_json: bool) -> None:
-    """Merge small parts of silver and gold.
+    """Merge small parts of the silver and gold tables.
 
     Prints the decrease in the number of parts.
     """
@@ -168,14 +168,14 @@ def compact_command(spark: SparkSession, place: Lake, as_json: bool) -> None:
     type=units.Duration(0),
     default="300ms",
     show_default=True,
-    help="Limit of the 99th percentile.",
+    help="Limit for the 99th percentile.",
 )
 @click.option(
     "--least",
     type=click.IntRange(1),
     default=1000,
     show_default=True,
-    help="Minimum number of values in an hour.",
+    help="Minimum number of values that an hour must have to be judged.",
 )
 @click.option(
     "--publish",
@@ -214,10 +214,10 @@ def slow_command(
     help="Share of timers and operations that may expire.",
 )
 def timeouts_command(spark: SparkSession, place: Lake, rate: float, as_json: bool) -> None:
-    """Show time-outs that let a given share of timers expire.
+    """Show the time-out at which a given share of timers expires.
 
-    For each topic, the output also has the current share. The time-out has a 95 % interval. It is
-    "unknown", in JSON null, if it is longer than any observed duration.
+    For each topic, the output also has the current share, and a 95 % interval of the time-out. A
+    time-out is "unknown", in JSON null, if it is longer than any observed duration.
     """
     from purgatoryd.pipeline.advice import timeouts
     from purgatoryd.pipeline.jobs import observed
@@ -251,7 +251,8 @@ def capacity_command(spark: SparkSession, place: Lake, as_json: bool) -> None:
 def show_rows(
     frame: DataFrame, title: str, as_json: bool, order: int = 3, unknown: str | None = None
 ) -> None:
-    """Show a small table, sorted by its first columns. `unknown` replaces nulls in the others."""
+    """Show a small table, sorted by its first `order` columns. `unknown` replaces nulls in the
+    other columns."""
     rows = frame.orderBy(*frame.columns[:order]).collect()
     shown = [
         {
@@ -289,7 +290,8 @@ def trace_command(
 ) -> int:  # fmt: skip
     """Show all timers of KEY with the time of each stage.
 
-    It includes all hosts and the cold tier. Exit code 1 means that there is no timer of KEY.
+    The output includes all hosts and the cold tier. Exit code 1 means that there is no timer of
+    KEY.
     """
     from purgatoryd.shm_layout.errors import BadPath
     from purgatoryd.shm_layout.layout import KeyType
@@ -313,7 +315,7 @@ def trace_command(
 
 
 def print_lifecycle(lifecycle: Lifecycle) -> None:
-    """Print what happened when, and a bar for each stage."""
+    """Print the events of a timer with their times, and a bar for each stage."""
     from rich.console import Console
     from rich.table import Table
 
@@ -344,5 +346,5 @@ def lifecycle_title(document: dict[str, Any]) -> str:
 
 
 def bar(span: int, stages: dict[str, int]) -> str:
-    """Return a bar for the share of a stage in the whole, up to 40 characters long."""
+    """Return a bar for the share of a stage in the sum of all stages, up to 40 characters long."""
     return "█" * round(40 * max(0, span) / max(1, sum(stages.values())))

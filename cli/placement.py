@@ -32,7 +32,7 @@ class Planned(NamedTuple):
     named: Named
     plan: PlacementPlan
     placed: Placed | None
-    """Actual placement of the running daemon, or of the last run; None = it has no arena."""
+    """Actual placement of the daemon in its current or last run; None = the daemon has no arena."""
 
 
 @click.command("placement", cls=Command)
@@ -53,10 +53,10 @@ def placement_command(
 ) -> None:
     """Show the CPUs and the NUMA node that a daemon would use.
 
-    The output has the reasons. The placement plan is the one that `purgatoryd run` would make with
-    these settings and the CPUs that this process may use. If the daemon has an arena, the command
-    also shows its actual placement, which --advise then uses. For a deployment, or with --shards,
-    it does so for each shard, and assigns workers to the shards in turn.
+    The output also gives the reasons. `purgatoryd run` would make this placement plan with these
+    settings and the CPUs that this process may use. If the daemon has an arena, the command also
+    shows its actual placement, which --advise then uses. For a deployment, or with --shards, the
+    command shows a plan for each shard, and --advise assigns workers to the shards in turn.
     """
     from purgatoryd.shm_layout.topology import read
 
@@ -77,7 +77,8 @@ def placement_command(
 
 
 def plans_of(topology: Topology, config: Config) -> tuple[list[Planned], list[int]]:
-    """Return the plan of the daemon or of each shard, and the loop CPUs of other daemons."""
+    """Return (plans, taken): the plan of the daemon or of each shard, and the loop CPUs of other
+    daemons."""
     from purgatoryd.shm_layout.loops import loop_cpus
 
     named = list(daemons(config.name, config.shards))
@@ -94,8 +95,8 @@ def settled(
 ) -> list[PlacementPlan]:
     """Return the plans of `count` shards.
 
-    As at their start, each takes CPUs that the shards before it left free; then it makes way for
-    those after it. `taken`: loop CPUs of other daemons.
+    As in a real start, each shard first takes CPUs that earlier shards left free. Afterwards each
+    shard adapts its plan to the later shards. `taken`: loop CPUs of other daemons.
     """
     from purgatoryd.daemon.placement_plan import plan_placement
 
@@ -109,14 +110,14 @@ def settled(
 
 
 def loops_of(plans: Iterable[PlacementPlan | Placed]) -> list[int]:
-    """Return the loop CPUs of all plans that have one."""
+    """Return the loop's CPU of each plan that has exactly one."""
     return [one.reaper_cpu for one in plans if one.reaper_cpu is not None]
 
 
 def advised(
     topology: Topology, found: Sequence[Planned], taken: Sequence[int], workers: int
 ) -> Iterator[tuple[Named, int]]:
-    """Yield for each worker its daemon, in turn, and a CPU near it.
+    """Yield (daemon, CPU near it) for each worker. Workers are assigned to the daemons in turn.
 
     `taken`: loop CPUs of other daemons.
     """
@@ -134,7 +135,8 @@ def advised(
 
 
 def placement_of(name: str) -> tuple[str, Placed | None]:
-    """Return the name of the arena file and the actual placement; empty and None without an arena.
+    """Return (name of the arena file, actual placement). The placement is None without an arena,
+    and the name is empty without a daemon.
 
     Raises PermissionDenied.
     """
@@ -198,7 +200,8 @@ def record(topology: Topology, plan: PlacementPlan, placed: Placed | None) -> di
 
 
 def lines(topology: Topology, found: Sequence[Planned]) -> Iterator[str]:
-    """Yield the picture, and for each daemon its plan, the reasons and the actual placement."""
+    """Yield the lines of the picture, and for each daemon its plan, the reasons and the actual
+    placement."""
     plans = [one.plan for one in found]
     for node in topology.nodes:
         yield from picture(topology, node, plans)
@@ -223,7 +226,8 @@ def of_one(named: Named, plan: PlacementPlan, placed: Placed | None) -> Iterator
 
 
 def picture(topology: Topology, node: Node, plans: Sequence[PlacementPlan]) -> Iterator[str]:
-    """Yield a node and its cores, each in brackets, with a mark after each CPU."""
+    """Yield the lines for a node and its cores. A core is in brackets and has a mark after each
+    CPU."""
     far = ", ".join(f"{d} to node {n}" for n, d in node.distances.items() if n != node.id)
     memory = "no memory"
     if node.memory_bytes:
@@ -252,7 +256,7 @@ def mark(topology: Topology, plans: Sequence[PlacementPlan], cpu: int) -> str:
 
 
 def extras(plan: PlacementPlan) -> Iterator[str]:
-    """Yield the requests to the kernel other than CPUs and NUMA node."""
+    """Yield a line for each request to the kernel other than CPUs and NUMA node."""
     if plan.realtime:
         yield f"loop and libzmq run under SCHED_FIFO, priority {plan.realtime}, if permitted"
     if plan.lock:
@@ -275,4 +279,4 @@ def now(placed: Placed) -> str:
         there = placed.pages_sampled - placed.pages_elsewhere
         where += f", arena on node {placed.memory_node} ({there} of {placed.pages_sampled} pages)"
     applied, clamped = (parts_text(p) or "nothing" for p in (placed.applied, placed.clamped))
-    return f"{where}; in force: {applied}; refused: {clamped}"
+    return f"{where}; in effect: {applied}; refused: {clamped}"

@@ -30,7 +30,7 @@ Target = tuple[str, int]
 
 
 def read_target(_: click.Context, __: click.Parameter, given: tuple[str, ...]) -> list[Target]:
-    """Read WATCH_KEY=TARGET arguments. The default target is 1."""
+    """Parse WATCH_KEY=TARGET arguments. The default target is 1."""
     targets = []
     for text in given:
         key, equals, number = text.rpartition("=")
@@ -41,7 +41,7 @@ def read_target(_: click.Context, __: click.Parameter, given: tuple[str, ...]) -
 
 
 def read_condition(targets: list[Target], key_type: str, need: int | None) -> AllOf | Quorum:
-    """Return a condition for all targets, or for `need` of them."""
+    """Return a condition for all targets, or for `need` of the targets if it is given."""
     by_key = {read_key(key, key_type): target for key, target in targets}
     if len(by_key) < len(targets):
         raise click.UsageError("Give each watch key once.")
@@ -92,7 +92,9 @@ def outcome_text(key: Any, outcome: Outcome) -> str:
     help="Time until the operation expires: 250ms, 30s, 10m.",
 )
 @click.option(
-    "--need", type=click.IntRange(1), help="Number of watch keys that suffice; default: all."
+    "--need",
+    type=click.IntRange(1),
+    help="Number of watch keys that must reach their targets; default: all.",
 )
 @click.option("-t", "--topic", help="Topic of a notice about the outcome; default: no notice.")
 @click.option("-p", "--payload", default="", help="Payload of the notice, as text.")
@@ -114,10 +116,10 @@ def watch_command(
 ) -> int:
     """Arm an operation under KEY and wait for its outcome.
 
-    The operation is satisfied once the watermark of every WATCH_KEY is at least its TARGET; with
-    --need K, of K of them. The default TARGET is 1. Exit code 0 means that it was satisfied, 1 that
-    it expired, failed or was cancelled. An interrupt leaves it armed; `purgatoryd cancel KEY` ends
-    it.
+    The operation is satisfied once the watermark of every WATCH_KEY is at least its TARGET. With
+    --need K, K of the watch keys are enough. The default TARGET is 1. Exit code 0 means that the
+    operation was satisfied, 1 that it expired, failed or was cancelled. If the command is
+    interrupted, the operation stays armed; `purgatoryd cancel KEY` ends it.
 
     \b
     purgatoryd watch write:7 replica-1=40 replica-2=40 --within 5s &
@@ -184,9 +186,10 @@ def fail_command(
     watch_key: str, code: int, name: str, namespace: str, key_type: str, timeout: float,
     as_json: bool,
 ) -> None:  # fmt: skip
-    """Fail WATCH_KEY with the error CODE until it is cleared.
+    """Fail WATCH_KEY with the error CODE until the key is cleared.
 
-    Ends the operations whose condition cannot hold without the key, and prints their number.
+    Ends the operations whose condition cannot hold without the key, and prints the number of
+    operations that ended.
     """
     key = read_key(watch_key, key_type)
     with clients.Purgatory(name, namespace=namespace, timeout=timeout) as purgatory:
@@ -255,8 +258,8 @@ def watermarks_command(
 ) -> None:
     """List the watch keys of the daemon with their watermarks.
 
-    Reads the shared memory without contacting the daemon. A key that changes meanwhile is shown
-    with its old or its new watermark.
+    Reads the shared memory without contacting the daemon. A key that changes while the command runs
+    is shown with its old or its new watermark.
     """
     from purgatoryd.cli.arena import reading
     from purgatoryd.cli.shards import daemons

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from purgatoryd.shm_layout.shards import ShardTable
 
 STOP_S = 30.0
-"""Time-out of the stop that follows an unfinished drain, in seconds."""
+"""Time-out, in seconds, of the stop that follows an unfinished drain."""
 _UCRED = struct.Struct("=iII")
 """struct ucred: pid, uid, gid."""
 
@@ -46,18 +46,18 @@ _UCRED = struct.Struct("=iII")
     is_eager=True,
     expose_value=False,
     callback=settings.read_file,
-    help="TOML file with settings. The names are those of the flags: capacity = 1000.",
+    help="TOML file with settings, named like the flags: capacity = 1000.",
 )
 @click.option(
     "--import",
     "import_path",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="Start with the timers in a file of `stop --export`; the arena must be empty.",
+    help="Start with the timers in a file that `stop --export` wrote; the arena must be empty.",
 )
 @click.option(
     "--force-wal",
     is_flag=True,
-    help="Recover a damaged WAL up to the damage, and set its files aside.",
+    help="Recover a damaged WAL up to the damage, and rename its files.",
 )
 @click.option(
     "--as-restored",
@@ -80,11 +80,11 @@ def run_command(
     The command prints a line that begins with "ready" once clients can connect. After a stop or
     a crash, a daemon that is started under the same name continues with its timers.
 
-    A flag overrides its environment variable (PURGATORYD_CAPACITY for --capacity), which
-    overrides the TOML file. An unknown variable or name in the file is an error.
+    A flag overrides its environment variable (PURGATORYD_CAPACITY for --capacity), which overrides
+    the TOML file. An unknown variable, or an unknown name in the file, is an error.
 
-    With --shards N, the command runs N daemons, named NAME-1-0 and so on, and restarts those that
-    end. Clients still connect to NAME.
+    With --shards N, the command runs N daemons, named NAME-1-0 and so on, and restarts a daemon
+    that ends. Clients still connect to NAME.
     """
     settings.refuse_unknown_variables(os.environ)
     config = settings.config_from(ctx, name, values)
@@ -114,7 +114,7 @@ def print_settings(ctx: click.Context, config: Config, as_json: bool) -> None:
 def run_shards(
     ctx: click.Context, config: Config, import_path: Path | None, as_restored: bool
 ) -> None:
-    """Run a deployment. Its shards get the same arguments, followed by their names and numbers."""
+    """Run a deployment. Each shard gets the same arguments, followed by its name and number."""
     from purgatoryd.daemon.deployment import serve_shards
 
     if import_path is not None:
@@ -168,13 +168,13 @@ def stop_command(
 ) -> int:
     """Stop the daemon and wait for the end of its process.
 
-    Armed timers stay in the arena; those that become due meanwhile fire at the next start. Exit
-    code 6 means that the process still runs after --timeout seconds.
+    Armed timers stay in the arena. Timers that become due while no daemon runs fire at the next
+    start. Exit code 6 means that the process still runs after --timeout seconds.
 
-    With --drain, the daemon refuses adds and ends once all timers have fired or were cancelled
-    and owners have acknowledged their outcomes. If that takes longer than --timeout seconds, it
-    stops and keeps the rest: exit code 1. SIGINT cancels the drain. If the command is killed,
-    the drain goes on; --resume cancels it.
+    With --drain, the daemon refuses adds and ends once all timers have fired or were cancelled and
+    owners have acknowledged their outcomes. If that takes longer than --timeout seconds, the daemon
+    stops and keeps the remaining timers: exit code 1. SIGINT cancels the drain. If the command is
+    killed, the drain continues; --resume cancels it.
 
     --export needs the daemon's own uid and replaces an existing file. If the file cannot be
     written, the daemon is not stopped.
@@ -191,11 +191,11 @@ def stop_command(
         raise InvalidSetting("export", str(export), "left out with shards", "flag")
     names = [name] if table is None else table.daemons
     arenas = [header_view(paths_in(paths.directory, daemon).arena) for daemon in names]
-    # Without a header that says its pid, the process is the one that listens on the socket.
+    # If no arena header has the daemon's pid, take the process that listens on the socket.
     alone = arenas[0] if table is None else None
     pid = alone.pid if alone else listener_of(paths.cmd)
     try:
-        process = os.pidfd_open(pid)  # before STOP, as the kernel may reuse a pid
+        process = os.pidfd_open(pid)  # before STOP, because the kernel may reuse the pid
     except OSError:
         raise DaemonUnreachable(name, str(paths.admin), 0.0) from None
     with open(process, "rb"):
@@ -221,7 +221,8 @@ def stop_command(
 
 
 def header_view(arena: str) -> HeaderView | None:
-    """Return the header view; None if the arena file was removed or another file has its name."""
+    """Return a view of the arena header; None if the arena file was removed or another file has its
+    name."""
     from purgatoryd.shm_layout.arena import HeaderView
     from purgatoryd.shm_layout.errors import ArenaMismatch, ArenaMissing, BadPath, OtherAbi
 
@@ -256,7 +257,7 @@ def refuse_one_shard(name: str) -> None:
 
 
 def resume_drained(name: str, timeout_s: float, as_json: bool) -> int:
-    """Cancel a drain. Raises DaemonUnreachable, and MessageRefused if this uid may not."""
+    """Cancel a drain. Raises DaemonUnreachable, and MessageRefused if this uid may not do so."""
     with clients.Admin(name, timeout=timeout_s) as admin:
         admin.resume()
     emit({"resumed": name}, f"resumed {name}", as_json)
@@ -264,9 +265,9 @@ def resume_drained(name: str, timeout_s: float, as_json: bool) -> int:
 
 
 def try_export(paths: Paths, file: Path) -> None:
-    """Check what export_arena() needs while the daemon still runs.
+    """Check, while the daemon still runs, that export_arena() will be possible.
 
-    Raises BadPath if this user is not the daemon's, WalUnwritable, and OtherAbi.
+    Raises BadPath if this user is not the daemon's user, WalUnwritable, and OtherAbi.
     """
     from purgatoryd.daemon import main, snapshot
     from purgatoryd.shm_layout.arena import Reader
@@ -308,8 +309,8 @@ def drain_and_wait(paths: Paths, process: int, timeout_s: float) -> bool:
 def stop_and_wait(endpoint: str, process: int, timeout_s: float, flags: int = 0) -> None:
     """Send STOP and return when `process`, a pidfd, has ended.
 
-    Does not wait for an answer, because the daemon may close its sockets before it is sent. Raises
-    CallTimeout, and MessageRefused if this uid may not stop the daemon.
+    Does not wait for an answer, because the daemon may close its sockets before it sends one.
+    Raises CallTimeout, and MessageRefused if this uid may not stop the daemon.
     """
     import zmq
 

@@ -21,7 +21,7 @@ class SessionId(click.ParamType[int]):
     name = "session"
 
     def convert(self, value: Any, param: Any, ctx: Any) -> int:
-        """Return the number of `value`; integers are returned unchanged."""
+        """Return `value` as a number; integers are returned unchanged."""
         try:
             number = value if isinstance(value, int) else int(value, 16)
         except ValueError:
@@ -57,9 +57,9 @@ def session_command() -> None:
 def ls_command(name: str, timeout: float, as_json: bool) -> None:
     """List the open sessions with their clients and operations.
 
-    Administrators see all sessions, other users those of their own uid. Pid 0 is a client on
-    another host or in another pid namespace. `operations` counts armed operations and those with an
-    unacknowledged outcome.
+    Administrators see all sessions, other users the sessions of their own uid. Pid 0 means a client
+    on another host or in another pid namespace. `operations` counts armed operations and operations
+    with an unacknowledged outcome.
     """
     from purgatoryd.shm_layout.host import HOST
 
@@ -80,9 +80,9 @@ def ls_command(name: str, timeout: float, as_json: bool) -> None:
 def drop_command(session: int, name: str, timeout: float, as_json: bool) -> int:
     """End SESSION, an id that `session ls` prints.
 
-    The daemon frees its unacknowledged outcomes; its armed operations and timers stay. A running
-    client opens another session with its next call. Administrators may end all sessions, other
-    users those of their own uid. Exit code 1 means that there is no such session.
+    The daemon frees the session's unacknowledged outcomes. Armed operations and timers stay. A
+    running client opens another session with its next call. Administrators may end all sessions,
+    other users only the sessions of their own uid. Exit code 1 means that there is no such session.
     """
     from purgatoryd.shm_layout.errors import MessageRefused
 

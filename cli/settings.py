@@ -1,7 +1,8 @@
 """Settings of `purgatoryd run`.
 
 A flag overrides the environment, which overrides the TOML file, which overrides the default. An
-unknown setting is an error in all three, so that a typing error never silently changes a daemon.
+unknown setting in the flags, the environment or the file is an error, so that a typing error never
+silently changes a daemon.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from purgatoryd.daemon.config import DEFAULTS, Config
 from purgatoryd.shm_layout.errors import InvalidArgument, InvalidSetting, UnknownSetting
 
 PREFIX = "PURGATORYD_"
-# Variables with the prefix that are not settings of `run`.
+# Variables that begin with PREFIX but are not settings of `run`.
 OTHER_VARIABLES = ("PURGATORYD_DIR", "PURGATORYD_CONFIG", "PURGATORYD_REQUIRE")
 
 _SOURCES = {
@@ -31,7 +32,8 @@ _SOURCES = {
 
 
 def variable(flag: str) -> str:
-    """Return the environment variable of a flag: payload-memory -> PURGATORYD_PAYLOAD_MEMORY."""
+    """Return the environment variable of a flag, such as PURGATORYD_PAYLOAD_MEMORY of
+    payload-memory."""
     return PREFIX + flag.upper().replace("-", "_")
 
 
@@ -55,69 +57,73 @@ def _written(value: Any, kind: click.ParamType[Any]) -> int | str | list[int | s
 
 
 Row = tuple[str, str, click.ParamType[Any], str]
-"""Flag, field of Config, type and help of a setting."""
+"""A setting: (flag, field of Config, type, help)."""
 
 GROUPS: dict[str, tuple[Row, ...]] = {
     "Timers and notices": (
-        ("capacity", "capacity", click.INT, "Timers and operations armed at once."),
+        ("capacity", "capacity", click.INT,
+         "Maximum number of timers and operations armed at once."),
         ("payload-memory", "payload_bytes", units.Size(), "Memory for keys and payloads."),
         ("replay-buffer", "replay_capacity", units.PowerOfTwo(),
-         "Notices kept for subscribers that fall behind; rounded up to a power of two."),
+         "Number of notices kept for slow subscribers; rounded up to a power of two."),
         ("replay-memory", "replay_bytes_max", units.Size(),
          "Payload memory that notices in the replay buffer may keep."),
-        ("namespaces", "namespaces", click.INT, "Namespaces, not counting the daemon's own."),
+        ("namespaces", "namespaces", click.INT,
+         "Maximum number of namespaces, without the daemon's own."),
         ("topics", "topics", click.INT,
-         "Topics of all namespaces, not counting the daemon's own."),
+         "Maximum number of topics in all namespaces, without the daemon's own."),
     ),
     "Timing wheel and clock": (
         ("tick", "tick_ns", units.Duration(),
          "Resolution of the timing wheel, from 1us to 100ms."),
-        ("fanout", "fanout", click.INT, "Buckets in each level of the wheel, from 2 to 256."),
+        ("fanout", "fanout", click.INT,
+         "Number of buckets in a level of the wheel, from 2 to 256."),
         ("budget", "budget", click.INT,
-         "Timers that one loop iteration fires or moves at most."),
+         "Maximum number of timers that one loop iteration fires or moves."),
         ("clock", "clock", click.Choice(["real", "virtual"]),
          "A virtual clock moves only on request; it is for tests and simulation."),
         ("wall-origin", "wall_origin_ns", units.Moment(),
          "Wall time at virtual time 0. Needs --clock virtual."),
     ),
     "Sessions and operations": (
-        ("sessions", "sessions", click.INT, "Client sessions open at once."),
+        ("sessions", "sessions", click.INT, "Maximum number of client sessions open at once."),
         ("session-grace", "session_grace_ns", units.Duration(),
-         "How long a session outlives its connection if the daemon cannot watch its process."),
-        ("watches", "watches", click.INT, "Watch records: one per watch key of each operation."),
+         "How long a session outlives its connection if the client's process cannot be watched."),
+        ("watches", "watches", click.INT,
+         "Number of watch records: one per watch key of an operation."),
         ("watch-keys", "watch_keys", click.INT,
-         "Watch keys whose watermarks the daemon remembers."),
+         "Maximum number of watch keys whose watermarks the daemon remembers."),
         ("watermark-ttl", "watermark_ttl_ns", units.Duration(),
-         "How long a watermark outlives its last change and its last watcher."),
+         "How long a watermark is kept after its last change and its last watcher."),
         ("inbox", "inbox", click.INT,
-         "Operations that a session may own, armed or with an unacknowledged outcome."),
+         "Maximum number of operations of a session, armed or with an unacknowledged outcome."),
     ),
     "Bulk loads": (
-        ("bulk-loads", "bulk_loads", click.INT, "Bulk loads that the daemon remembers at once."),
+        ("bulk-loads", "bulk_loads", click.INT, "Number of bulk loads that the daemon remembers."),
         ("bulk-load-rows", "bulk_load_rows", click.INT,
-         "Rows that the daemon remembers, over all bulk loads."),
+         "Number of rows of all bulk loads that the daemon remembers."),
         ("bulk-load-ttl", "bulk_load_ttl_ns", units.Duration(),
          "How long the daemon remembers a bulk load after its last use."),
     ),
     "Access and quotas": (
         ("allow-uid", "allow_uids", click.INT,
          "Uid that may connect; may be repeated. With --allow-uid or --allow-gid only the given "
-         "users and administrators may."),
+         "users and administrators may connect."),
         ("allow-gid", "allow_gids", click.INT,
          "Unix group whose members may connect; may be repeated."),
         ("admin-uid", "admin_uids", click.INT,
-         "Uid that may administer, besides root and the daemon's own uid; may be repeated."),
+         "Uid that may administer, in addition to root and the daemon's own uid; may be repeated."),
         ("quota-timers", "quota_timers", click.INT,
-         "Timers and operations that one uid may have armed; 0 = no quota."),
+         "Number of timers and operations that one uid may have armed; 0 = no quota."),
         ("quota-bytes", "quota_bytes", units.Size(),
          "Bytes of keys and payloads in the armed timers of one uid; 0 = no quota."),
         ("quota-ops", "quota_ops", click.INT,
-         "Adds, watches and advances of one uid per second; 0 = no quota."),
+         "Number of adds, watches and advances of one uid per second; 0 = no quota."),
         ("uid-share", "uid_share", click.INT,
-         "Percentage that one uid may use of each of these tables: topics, namespaces, sessions, "
+         "Percentage of each of these tables that one uid may use: topics, namespaces, sessions, "
          "watch keys, watch records, owned operations, bulk loads. 100 = no limit."),
         ("accounts", "accounts", click.INT,
-         "Uids that may have sessions, timers or watch keys at once."),
+         "Maximum number of uids with sessions, timers or watch keys."),
     ),
     "Clients on other hosts": (
         ("tcp", "tcp", click.STRING,
@@ -125,7 +131,7 @@ GROUPS: dict[str, tuple[Row, ...]] = {
         ("server-key", "server_key", click.STRING,
          "File with the daemon's key pair, made by `purgatoryd keygen`."),
         ("keys", "keys", click.STRING,
-         "File with the keys of clients that may connect, in lines of NAME KEY UID."),
+         "File with the public keys of clients that may connect: lines of NAME KEY UID."),
     ),
     "Write-ahead log": (
         ("wal-dir", "wal_dir", click.Path(),
@@ -134,13 +140,13 @@ GROUPS: dict[str, tuple[Row, ...]] = {
          "Answer each change in this namespace only once it is on disk; may be repeated."),
         ("wal-segment-bytes", "wal_segment_bytes", units.Size(), "Size of a WAL segment."),
         ("wal-buffer-bytes", "wal_buffer_bytes", units.PowerOfTwoSize(),
-         "Memory for records on their way to disk; rounded up to a power of two."),
+         "Memory for records that are not on disk yet; rounded up to a power of two."),
         ("snapshot-segments", "snapshot_segments", click.INT,
-         "Full WAL segments after which the daemon takes a snapshot."),
+         "Number of full WAL segments after which the daemon takes a snapshot."),
         ("retain-age", "retain_age_ns", units.Duration(),
          "Keep WAL segments for readers at least this long."),
         ("retain-bytes", "retain_bytes", units.Size(),
-         "Keep at least this much of the WAL for readers."),
+         "Keep at least this many bytes of the WAL for readers."),
     ),
     "CPUs and memory": (
         ("placement", "placement", click.Choice(["auto", "none"]),
@@ -150,7 +156,7 @@ GROUPS: dict[str, tuple[Row, ...]] = {
          "CPUs of the daemon, such as 3,1-2: the first for its loop, the others for its other "
          "threads."),
         ("node", "node", click.INT,
-         "NUMA node of the arena and the threads; -1 = as --placement says."),
+         "NUMA node of the arena and the threads; -1 = --placement decides."),
         ("realtime", "realtime", click.INT,
          "SCHED_FIFO priority of the loop, from 1 to 99; libzmq's thread gets one less. "
          "0 = normal scheduling."),
@@ -168,7 +174,7 @@ GROUPS: dict[str, tuple[Row, ...]] = {
          "Minimum log level of messages on stderr or in journald."),
     ),
 }  # fmt: skip
-"""The settings by their heading in `run --help`."""
+"""The settings, by heading in `run --help`."""
 _ROWS = [row for rows in GROUPS.values() for row in rows]
 FLAG_OF = {field: flag for flag, field, _, _ in _ROWS}
 _YES_OR_NO = {field for _, field, kind, _ in _ROWS if kind is click.BOOL}
@@ -197,7 +203,8 @@ def run_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def options(*flags: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Return a decorator that adds an option for each of these settings, without a heading."""
+    """Return a decorator that adds an option for each of the settings `flags`, without a
+    heading."""
 
     def decorated(command: Callable[..., Any]) -> Callable[..., Any]:
         for row in reversed([row for row in _ROWS if row[0] in flags]):
@@ -225,7 +232,7 @@ def _option(row: Row, heading: str = "") -> Callable[[Callable[..., Any]], Calla
 
 
 def read_file(ctx: click.Context, _: click.Parameter, path: Path | None) -> Path | None:
-    """Callback of --config: make the values in the file the defaults of the other options."""
+    """Callback of --config: use the values in the file as the defaults of the other options."""
     if path is None:
         return None
     from purgatoryd.cli.config_file import read_table
@@ -241,7 +248,7 @@ def read_file(ctx: click.Context, _: click.Parameter, path: Path | None) -> Path
 
 
 def _from_file(flag: str, field: str, value: Any, source: str) -> str | list[str]:
-    """Return a value of the TOML file as the text that the flag would have."""
+    """Return a value of the TOML file as text, in the form that the flag accepts."""
     values = value if field in _REPEATED and isinstance(value, list) else [value]
     if field in _YES_OR_NO and isinstance(value, bool):
         return str(value)
@@ -298,7 +305,7 @@ def read_again(ctx: click.Context) -> Config:
 def effective(
     ctx: click.Context, config: Config
 ) -> Iterator[tuple[str, int | str | list[int | str], str]]:
-    """Yield flag, value as in a TOML file, and source of every setting."""
+    """Yield (flag, value, source) for every setting. The value has the form of a TOML file."""
     yield "name", config.name, source_of(ctx, "name")
     for flag, field, kind, _ in _ROWS:
         yield flag, _written(getattr(config, field), kind), source_of(ctx, field)

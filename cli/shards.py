@@ -1,4 +1,5 @@
-"""The daemons that a name on the command line stands for: one, or the shards of a deployment."""
+"""Find the daemons that a name on the command line means: one daemon, or the shards of a
+deployment."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Named(NamedTuple):
-    """One of the daemons that a name stands for."""
+    """One of the daemons that a name on the command line means."""
 
     name: str
     record: dict[str, Any]
@@ -34,7 +35,7 @@ def directory_of(name: str) -> Path | None:
         places = [client_paths(name).directory]
     except DaemonUnreachable:
         places = list(directories())
-    # this user cannot see whether one is there
+    # not Path.exists(), which raises if this user may not look
     return next((place for place in places if os.path.exists(table_path(place, name))), None)
 
 
@@ -50,9 +51,10 @@ def table_of(name: str) -> ShardTable | None:
 
 
 def daemons(name: str, count: int = 0) -> Iterator[Named]:
-    """Return the daemon of that name, or all shards of the deployment of that name.
+    """Yield the daemon `name`, or all shards of the deployment `name`.
 
-    `count`: return the shards of a deployment with this many; 0 = as it is.
+    `count`: yield the shards that a deployment with this number of shards would have; 0 = the
+    actual shards.
     """
     from purgatoryd.shm_layout.shards import ShardTable
 

@@ -1,4 +1,4 @@
-"""The command size, and the table of sizes in docs/operations.md."""
+"""The command size, and the generated table of sizes in docs/operations.md."""
 
 from __future__ import annotations
 
@@ -17,9 +17,11 @@ from purgatoryd.shm_layout.errors import InvalidArgument, InvalidSetting
 GIB = 2**30
 KEY_BYTES = 16
 PAYLOADS = (0, 48, 240, 1008)
-"""Payload sizes in the table, in bytes; with a key of 16 bytes each fills whole granules."""
+"""Payload sizes in the table, in bytes. With a key of 16 bytes, each payload size fills whole
+granules."""
 MANY = 100_000
-"""Number of timers for measuring bytes per timer; with fewer, rounding to pages dominates."""
+"""Minimum number of timers for measuring bytes per timer. With fewer timers, rounding to pages
+dominates."""
 MARKS = "<!-- capacity: begin -->\n", "<!-- capacity: end -->"
 
 
@@ -32,7 +34,7 @@ class Sizes:
     shm_bytes: int
     """Size of both arena files in bytes."""
     timer_bytes: float
-    """Bytes in them for one more timer."""
+    """Number of bytes in both files that one more timer adds."""
 
 
 @click.command("size", cls=Command)
@@ -52,10 +54,11 @@ class Sizes:
 def size_command(
     timers: int, key_bytes: int, payload_bytes: int, with_wal: bool, as_json: bool
 ) -> None:
-    """Show the settings and the memory for a number of timers.
+    """Show the settings and the memory that a number of timers needs.
 
-    The memory is in /dev/shm. It has space for all timers and for a full replay buffer of notices
-    of the same size. All other settings have their defaults. The output is a configuration file.
+    The memory is in /dev/shm. It has space for all timers, and for a full replay buffer with
+    notices of the same size. All other settings have their defaults. The output is a configuration
+    file.
     """
     from purgatoryd.shm_layout.layout import KEY_MAX, PAYLOAD_MAX
 
@@ -97,7 +100,8 @@ def sizes(timers: int, blob_bytes: int, with_wal: bool) -> Sizes:
 
 
 def timers_in(space_bytes: int, blob_bytes: int, with_wal: bool) -> int:
-    """Return how many timers fit into `space_bytes` of /dev/shm; 0 if the fixed parts do not."""
+    """Return how many timers fit into `space_bytes` of /dev/shm; 0 if not even the fixed parts
+    fit."""
     low, high = 0, space_bytes // 64
     while low < high:
         middle = (low + high + 1) // 2

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from purgatoryd.shm_layout.health import Health
 
-# Exit code by condition of a daemon; NEGATIVE for all others.
+# Exit code by condition of a daemon; Exit.NEGATIVE for all other conditions.
 _EXITS = {
     "ready": Exit.DONE,
     "frozen": Exit.TIMEOUT,
@@ -35,15 +35,12 @@ def status_command(name: str, frozen_ns: int, as_json: bool) -> int:
 
     Reads the shared memory without contacting the daemon. Exit codes:
 
-    \b
-      0  ready
-      1  degraded, draining or recovering; the line has the reasons
-      3  stopped, killed, or no such daemon
-      6  frozen: the process exists, but its loop stands still
+    \b 0  ready 1  degraded, draining or recovering; the line gives the reasons 3  stopped, killed,
+    or no such daemon 6  frozen: the process exists, but its loop stands still
 
-    The command watches a loop that stands still for two seconds before it reports it. At startup,
-    a step may take two minutes. For a deployment, it prints a line for the supervisor process and
-    one for each shard; exit code 1 means that their conditions differ.
+    If a loop stands still, the command watches it for two seconds before reporting it as frozen. At
+    startup, a step may take two minutes. For a deployment, the command prints a line for the
+    supervisor process and a line for each shard; exit code 1 means that their conditions differ.
     """
     exits: set[int] = set()
     directory = directory_of(name)
@@ -58,9 +55,10 @@ def status_command(name: str, frozen_ns: int, as_json: bool) -> int:
 
 
 def show_deployment(directory: Path, name: str, frozen_ns: int, as_json: bool) -> set[int]:
-    """Print the condition of a deployment's supervisor process, and return its exit code.
+    """Print the condition of a deployment's supervisor process. Return a set with the exit code for
+    it.
 
-    Empty if the process has reported nothing since the host booted. Raises TableBroken.
+    The set is empty if the process has reported nothing since the host booted. Raises TableBroken.
     """
     from purgatoryd.shm_layout.health import look
     from purgatoryd.shm_layout.status_file import StatusFile
@@ -78,7 +76,7 @@ def show_deployment(directory: Path, name: str, frozen_ns: int, as_json: bool) -
 
 
 def health_of(name: str, frozen_ns: int) -> Health:
-    """Return the health of the daemon of that name."""
+    """Return the health of the daemon `name`."""
     from purgatoryd.shm_layout.health import look
     from purgatoryd.shm_layout.paths import arena_paths
     from purgatoryd.shm_layout.status_file import DaemonStatus

@@ -52,9 +52,9 @@ def timer_record(timer: TimerInfo) -> dict[str, Any]:
 @click.argument("key")
 @name_option
 @namespace_option
-@click.option("--delay", type=units.Duration(), help="Time until it is due: 250ms, 30s, 10m, 2d.")
+@click.option("--delay", type=units.Duration(), help="Time until KEY is due: 250ms, 30s, 10m, 2d.")
 @click.option(
-    "--deadline", type=units.Moment(), help="Wall time at which it is due: 2026-01-31T12:00:00Z."
+    "--deadline", type=units.Moment(), help="Wall time at which KEY is due: 2026-01-31T12:00:00Z."
 )
 @click.option("-t", "--topic", default="default", show_default=True, help="Topic of the notice.")
 @click.option("-p", "--payload", default="", help="Payload of the notice, as text.")
@@ -122,7 +122,7 @@ def cancel_command(
     """Cancel the timers of one or more KEYs.
 
     Prints for each key "cancelled", "fired" (too late: the notice was written) or "unknown". Exit
-    code 0 means that all were cancelled.
+    code 0 means that all timers were cancelled.
     """
     wanted = [read_key(key, key_type) for key in keys]
     with clients.Client(name, namespace=namespace, timeout=timeout) as client:
@@ -145,7 +145,7 @@ def get_command(
 ) -> int:
     """Show the armed timer or operation of KEY.
 
-    Exit code 1 means that there is none. For an operation, the command also shows the condition,
+    Exit code 1 means that KEY has neither. For an operation, the command also shows the condition,
     the owner's session and uid, and each watch key with its watermark.
     """
     wanted = read_key(key, key_type)
@@ -163,7 +163,7 @@ def get_command(
 
 
 def due_text(timer: TimerInfo) -> str:
-    """Return the due time of a timer of a daemon on this host as text."""
+    """Return, as text, when a timer is due. The daemon has to be on this host."""
     left_ns = timer.deadline_boot_ns - time.clock_gettime_ns(time.CLOCK_BOOTTIME)
     span = units.format_duration(abs(left_ns))
     at = units.format_wall(time.time_ns() + left_ns)

@@ -35,9 +35,9 @@ LEAST_CELLS = 8
 """Minimum width of a bar and of a level of the wheel, in characters."""
 HEIGHTS = " ▁▂▃▄▅▆▇█"
 COLOURS = {"ready": "green", "degraded": "yellow", "draining": "yellow", "recovering": "yellow"}
-"""Colours of conditions; all others are red."""
+"""Colours of conditions; all other conditions are red."""
 CROWDED, FULL = 0.8, 0.9
-"""Shares at which a bar becomes yellow and red."""
+"""Used fractions from which on a bar is yellow, and red."""
 
 
 @click.command("top", cls=Command)
@@ -48,7 +48,7 @@ CROWDED, FULL = 0.8, 0.9
     type=units.Duration(),
     default="500ms",
     show_default=True,
-    help="Time between two views; 100ms at least.",
+    help="Time between two views; at least 100ms.",
 )
 @click.option("--once", is_flag=True, help="Print one view after one interval, and exit.")
 @click.option("--shard", type=click.IntRange(0), help="Show only this shard of a deployment.")
@@ -59,11 +59,12 @@ def top_command(
 ) -> None:
     """Show a live view of the daemon in the terminal.
 
-    The view has rates, durations, the fill of tables, the wheel, namespaces and slow clients.
+    The view shows rates, durations, how full the tables are, the wheel, namespaces and slow
+    clients.
 
     Reads the shared memory without contacting the daemon, so it also works while the daemon hangs,
-    and reports that. Keys and payloads are never shown, slow clients only to root and the daemon's
-    user. For a deployment, it shows the sum of all shards and a line for each shard.
+    and reports this. Keys and payloads are never shown. Slow clients are shown only to root and the
+    daemon's user. For a deployment, the view shows the sum of all shards and a line for each shard.
 
     A small terminal shows one section at a time: an arrow key or a digit selects it, `a` shows all
     sections, `h` shows help, `q` quits. If the arena disappears, top waits for it.
@@ -83,7 +84,7 @@ def top_command(
 
 
 def one_interval(viewer: Viewer, interval_s: float) -> Views:
-    """Return a view after one interval, or longer while a daemon may be frozen."""
+    """Return a view after one interval. Wait longer if a daemon may be frozen."""
     time.sleep(interval_s)
     while not viewer.settled:
         time.sleep(interval_s)
@@ -91,7 +92,7 @@ def one_interval(viewer: Viewer, interval_s: float) -> Views:
 
 
 def stream(viewer: Viewer, shard: int | None, interval_s: float, as_json: bool) -> None:
-    """Print views until an interrupt; instead of a view, print the reason why there is none."""
+    """Print views until an interrupt. If there is no view, print the reason instead."""
     while True:
         try:
             show(viewer.take().of(shard), as_json)
@@ -134,7 +135,7 @@ def live(viewer: Viewer, shard: int | None, interval_s: float) -> None:
 
 SECTIONS = ("overview", "times", "fill", "wheel", "names", "clients")
 LARGE = (120, 48)
-"""Columns and lines of a terminal that shows all sections at once."""
+"""Minimum (columns, lines) of a terminal that shows all sections at once."""
 HELP = (
     ("left, right, Tab", "previous section, next section"),
     ("1 to 6", "overview, times, fill, wheel, names, clients"),
@@ -145,7 +146,8 @@ HELP = (
 
 
 class Choice:
-    """Selection by keys. `everything`: show all sections; None = only in a large terminal."""
+    """The sections that the user has chosen with keys. `everything`: show all sections; None = show
+    all sections only in a large terminal."""
 
     def __init__(self) -> None:
         self.section = 0
@@ -154,7 +156,7 @@ class Choice:
         self.over = False
 
     def take(self, key: str) -> bool:
-        """Apply a key. True if the picture changes."""
+        """Process a key. True if the picture changes."""
         if not key or key == "q":
             self.over = key == "q"
         elif self.helps or key in ("h", "?"):
@@ -172,7 +174,7 @@ class Choice:
 
 
 def picture(view: View | PurgatorydError, chosen: Choice, console: Console) -> RenderableType:
-    """Return the picture for a terminal of this size."""
+    """Return the picture for a terminal of the console's size."""
     from rich.console import Group
     from rich.text import Text
 
@@ -187,7 +189,7 @@ def picture(view: View | PurgatorydError, chosen: Choice, console: Console) -> R
 
 
 def tabs(chosen: Choice) -> Text:
-    """Return a line with the sections, the chosen one highlighted, and the keys."""
+    """Return a line with the sections and the keys. The chosen section is highlighted."""
     from rich.text import Text
 
     line = Text(no_wrap=True)
@@ -254,7 +256,7 @@ def next_in(view: View) -> str:
 
 
 def names(view: View) -> RenderableType:
-    """Return the namespaces and topics."""
+    """Return a table of the namespaces and a table of the topics."""
     from rich.console import Group
 
     return Group(
@@ -332,7 +334,7 @@ def shards(view: View) -> Table:
 
 
 def shard_line(one: Shard) -> list[RenderableType]:
-    """Return the cells of a shard; the reason instead if its arena cannot be read."""
+    """Return the cells of a shard's line. If its arena cannot be read, they contain the reason."""
     from rich.text import Text
 
     name = str(one.shard)
@@ -347,7 +349,7 @@ def shard_line(one: Shard) -> list[RenderableType]:
 
 
 def rates(view: View) -> Table:
-    """Return the rates per second."""
+    """Return a table of the rates per second."""
     table = columns("left", "right")
     for name, rate in view.rates.items():
         table.add_row(name, count(rate))
@@ -357,7 +359,7 @@ def rates(view: View) -> Table:
 
 
 def times(view: View) -> Table:
-    """Return the lateness and the duration of each stage."""
+    """Return a table of the lateness and the duration of each stage."""
     table = columns("left", "right", "right", "right")
     table.add_row("", "[dim]p50", "[dim]p99", "[dim]max")
     for name, one in view.times.items():
@@ -368,7 +370,7 @@ def times(view: View) -> Table:
 
 
 def fills(view: View) -> Table:
-    """Return a bar for each table of the arena."""
+    """Return a table with a bar for each table of the arena."""
     table = columns("left", "wide", "right")
     for one in view.fills:
         table.add_row(one.name, Bar(one), amount(one))
@@ -376,7 +378,7 @@ def fills(view: View) -> Table:
 
 
 class Bar:
-    """A bar whose length is a share; at least one character long unless the share is 0."""
+    """A bar whose length is the used share; at least one character long unless the share is 0."""
 
     def __init__(self, fill: Fill) -> None:
         self._share = fill.share
@@ -384,7 +386,7 @@ class Bar:
         self._recycles = fill.recycles
 
     def __rich_console__(self, _: Console, options: ConsoleOptions) -> Iterator[ProgressBar]:
-        """Yield the bar with the available width."""
+        """Yield the bar in the available width."""
         from rich.progress_bar import ProgressBar
 
         share = self._share
@@ -396,7 +398,7 @@ class Bar:
                           finished_style=colour)  # fmt: skip
 
     def __rich_measure__(self, _: Console, options: ConsoleOptions) -> Measurement:
-        """Return the widths that a bar can use: all."""
+        """Return the minimum and maximum width of a bar."""
         from rich.measure import Measurement
 
         return Measurement(LEAST_CELLS, options.max_width)
@@ -410,7 +412,8 @@ def amount(fill: Fill) -> str:
 
 
 def wheel(view: View) -> RenderableType:
-    """Return a line for each level of the wheel, from now at its left to its reach at its right."""
+    """Return a line for each level of the wheel. The left end of a line is now, the right end is
+    the longest delay of the level."""
     from rich.console import Group
 
     table = columns("right", "wide", "left", "right")
@@ -421,7 +424,8 @@ def wheel(view: View) -> RenderableType:
 
 
 class Profile:
-    """A line of bars for the timers in each cell, on a logarithmic scale of its own.
+    """A line of bars that show the number of timers in each cell. Each line has its own logarithmic
+    scale.
 
     If there are more cells than characters, neighbouring cells are added up.
     """
@@ -430,7 +434,7 @@ class Profile:
         self._counts = level.counts
 
     def __rich_console__(self, _: Console, options: ConsoleOptions) -> Iterator[Text]:
-        """Yield the line with the available width."""
+        """Yield the line in the available width."""
         from rich.text import Text
 
         together = -(-len(self._counts) // options.max_width)
@@ -441,7 +445,7 @@ class Profile:
         yield Text("".join(HEIGHTS[step] for step in steps), "cyan on grey11")
 
     def __rich_measure__(self, _: Console, options: ConsoleOptions) -> Measurement:
-        """Return the widths that the line can use: up to a character for each cell."""
+        """Return the minimum and maximum width of the line: at most one character for each cell."""
         from rich.measure import Measurement
 
         best = min(len(self._counts), options.max_width)
@@ -449,7 +453,7 @@ class Profile:
 
 
 def namespaces(view: View) -> Table:
-    """Return the namespaces with the most timers."""
+    """Return a table of the namespaces with the most timers."""
     from rich.text import Text
 
     table = columns("left", "right", "right")
@@ -462,7 +466,7 @@ def namespaces(view: View) -> Table:
 
 
 def topics(view: View) -> Table:
-    """Return the topics with the most timers, and the operations."""
+    """Return a table of the topics with the most timers."""
     from rich.text import Text
 
     table = columns("left", "right", "right")
@@ -474,14 +478,14 @@ def topics(view: View) -> Table:
 
 
 def client_name(client: Session) -> str:
-    """Return the client's name for itself, its process and its uid."""
+    """Return the name that the client gave itself, its process and its uid."""
     subject = f"process {client.pid}" if client.pid else "another host"
     own = f"{visible(client.worker)}, " if client.worker else ""
     return f"{own}{subject}, uid {client.uid}"
 
 
 def clients(view: View) -> RenderableType:
-    """Return the clients with unacknowledged outcomes or an unfinished batch."""
+    """Return a table of the clients with unacknowledged outcomes or an unfinished batch."""
     if view.slowest is None:
         return "[dim]for root and the daemon's user only"
     if not view.slowest:
@@ -510,7 +514,8 @@ def boxed(title: str, content: RenderableType) -> RenderableType:
 
 
 class SideBySide:
-    """Parts in rows, as many in a row as fit with the width that each needs."""
+    """Parts of the picture in rows. A row has as many parts as fit, given the width that each part
+    needs."""
 
     def __init__(self, *parts: tuple[int, RenderableType]) -> None:
         self._parts = parts
@@ -527,7 +532,7 @@ class SideBySide:
 
 
 def one_row(parts: list[tuple[int, RenderableType]]) -> Table:
-    """Return parts next to each other, each with its share of the width."""
+    """Return parts next to each other, each with a width in proportion to its needs."""
     from rich.table import Table
 
     table = Table.grid(expand=True)
@@ -538,7 +543,8 @@ def one_row(parts: list[tuple[int, RenderableType]]) -> Table:
 
 
 def columns(*sides: str) -> Table:
-    """Return a table without lines. `sides`: alignment by column; a "wide" one fills the rest."""
+    """Return a table without lines. `sides`: alignment by column; a "wide" column fills the
+    rest."""
     from rich.table import Table
 
     table = Table.grid(expand=True, padding=(0, 1))

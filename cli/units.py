@@ -1,4 +1,4 @@
-"""Amounts as people write them, such as 16M, 65.536us or 2026-01-01T00:00Z: parse and format."""
+"""Parse and format amounts as people write them, such as 16M, 65.536us or 2026-01-01T00:00Z."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ NS_PER = {
     "d": 86_400_000_000_000,
 }
 PAUSE_NS = NS_PER["ms"]
-"""The shortest interval of a command that repeats its work."""
+"""The shortest interval at which a command repeats its work."""
 BYTES_PER = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}
 
 _DURATION = re.compile(r"([+-]?\d+)(?:\.(\d+))?(ns|us|ms|s|m|h|d)?")
@@ -46,7 +46,7 @@ class Duration(Count):
         self.least_ns = least_ns
 
     def convert(self, value: Any, param: Any, ctx: Any) -> int:
-        """Return the nanoseconds of `value`, rounded up. An int is returned as it is."""
+        """Return `value` in nanoseconds, rounded up. An int is returned unchanged."""
         if isinstance(value, int):
             return value
         match = _DURATION.fullmatch(str(value).strip())
@@ -65,7 +65,7 @@ class Size(Count):
     name = "size"
 
     def convert(self, value: Any, param: Any, ctx: Any) -> int:
-        """Return the bytes of `value`. An int is returned as it is."""
+        """Return `value` in bytes. An int is returned unchanged."""
         if isinstance(value, int):
             return value
         match = _SIZE.fullmatch(str(value).strip())

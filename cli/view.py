@@ -1,6 +1,7 @@
 """Views of a daemon at one moment, which `top` and `web` show.
 
-Views are read from shared memory, so the daemon may hang. They never contain keys or payloads.
+Views are read from shared memory, so they work even if the daemon hangs. They never contain keys or
+payloads.
 """
 
 from __future__ import annotations
@@ -34,19 +35,20 @@ from purgatoryd.shm_layout.status_file import DaemonStatus, StatusFile
 INTERVAL_S = 0.5
 """Time between two views."""
 WINDOW_NS = 10_000_000_000
-"""Histograms and the rates of rare counters cover this last part of the time."""
+"""Period before now that histograms, and rates of rare counters, cover."""
 SLOW_CLIENTS = 8
-"""Maximum number of clients in a view, the slowest ones."""
+"""Maximum number of clients in a view, which shows the slowest clients."""
 SLOW_NS = 1_000_000_000
-"""A client is slow if an outcome is unacknowledged, or a batch unfinished, for this long."""
+"""A client is slow if one of its outcomes is unacknowledged, or one of its batches unfinished, for
+this long."""
 TOPICS = 20
-"""Maximum number of topics in a view, those with the most timers."""
+"""Maximum number of topics in a view, which shows the topics with the most timers."""
 NAMESPACES = 20
-"""Maximum number of namespaces in a view, those with the most timers."""
+"""Maximum number of namespaces in a view, which shows the namespaces with the most timers."""
 
 GONE = (Condition.KILLED, Condition.STOPPED)
 
-# Tables that can fill up: the gauge of the used part, the gauge of the total, the unit.
+# Tables that can fill up: (name, gauge of the used part, gauge of the total, unit).
 FILLS = (
     ("timers", "slots_used", "capacity", ""),
     ("payload memory", "blob_bytes", "payload_bytes", "bytes"),
@@ -56,8 +58,8 @@ FILLS = (
     ("WAL buffer", "wal_buffer_used_bytes", "wal_buffer_bytes", "bytes"),
 )
 RECYCLED = ("replay memory",)
-"""The FILLS in which new entries replace the oldest ones."""
-# Rates, and the counters that each adds up.
+"""Tables of FILLS in which new entries replace the oldest entries."""
+# The counters that each rate adds up.
 RATES = {
     "armed": ("adds", "watches"),
     "fired": ("expiries",),
@@ -82,7 +84,7 @@ class Spread:
     p99_ns: int
     max_ns: int
     bins: list[tuple[int, int]]
-    """Upper edge in ns, a power of two, and count of each bin, in rising order."""
+    """(upper edge in ns, count) of each bin, in rising order. An edge is a power of two."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +100,7 @@ class Share:
 
 @dataclass(frozen=True, slots=True)
 class TopicShare:
-    """Figures of a topic. `notices`: number since the topic was created."""
+    """Figures of a topic. `notices`: number of notices since the topic was created."""
 
     namespace: str
     name: str
@@ -138,19 +140,19 @@ class Runner:
     pid: int
     """0 = it has stopped."""
     reasons: Sequence[str]
-    """Reasons for being degraded, as sentences."""
+    """The reasons why the deployment is degraded, as text."""
     serving: int
-    """Shards that are ready and answer the supervisor."""
+    """Number of shards that are ready and answer the supervisor."""
     restarts: int
-    """Restarts of shards since the supervisor started."""
+    """Number of restarts of shards since the supervisor started."""
 
 
 @dataclass(frozen=True, slots=True)
 class View:
     """A daemon at one moment, or the sum of all shards of a deployment.
 
-    Rates are per second since the previous view. Rates of messages and wake-ups, which the daemon
-    stores once a second, are over the last WINDOW_NS.
+    Rates are per second since the previous view. Rates of messages and wake-ups cover the last
+    WINDOW_NS, because the daemon stores these counters only once a second.
     """
 
     name: str
@@ -162,29 +164,29 @@ class View:
     armed: int
     due: int
     next_in_ns: int | None
-    """Time until a timer is due; None = none is armed."""
+    """Time until the next timer is due; None = no timer is armed."""
     rates: Mapping[str, float]
     refused: Mapping[str, float]
-    """Rate by reason, without those that are 0."""
+    """Rate by reason, without reasons whose rate is 0."""
     spans: Mapping[str, Histogram]
     """Histogram by duration, over the last WINDOW_NS."""
     fills: list[Fill]
     levels: list[Level]
     namespaces: list[Share]
-    """Namespaces, those with the most timers first."""
+    """Namespaces, beginning with the most timers."""
     slowest: list[Session] | None
     """Clients with old unacknowledged outcomes or batches, the slowest first.
 
-    None = this user may not see them; only the daemon's user and root may. Subscribers have no
-    sessions; the histogram `send` shows whether they are slow.
+    None = this user may not see them; only the daemon's user and root may do so. Subscribers have
+    no sessions; the histogram `send` shows whether they are slow.
     """
     topics: list[TopicShare] = field(default_factory=list)
-    """Topics, those with the most timers first."""
+    """Topics, beginning with the most timers."""
     operations: Operations = Operations(0, 0)
     shards: list[Shard] = field(default_factory=list)
     """All shards of a deployment; empty for one daemon."""
     runner: Runner | None = None
-    """Supervisor of a deployment; None = its report cannot be read, or there is none."""
+    """Supervisor of a deployment; None = its report cannot be read, or does not exist."""
 
     @property
     def times(self) -> dict[str, Spread]:
@@ -214,8 +216,9 @@ class Sampler:
     def __init__(self, name: str, frozen_ns: int = FROZEN_NS) -> None:
         """Attach to the arena of the daemon `name`.
 
-        `frozen_ns`: a loop that has stood still for longer is frozen. Raises as arena_paths and
-        Reader if there is no arena, and ArenaNotReady if its recovery is not complete.
+        `frozen_ns`: a loop that has stood still for longer is frozen. Raises the errors of
+        arena_paths() and Reader if there is no arena, and ArenaNotReady if its recovery is not
+        complete.
         """
         self._name = name
         self._frozen_ns = frozen_ns
@@ -228,7 +231,8 @@ class Sampler:
         self._moments: deque[_Moment] = deque()
 
     def take(self) -> View:
-        """Return a view of this moment. Raises as the constructor if the arena has disappeared."""
+        """Return a view of this moment. Raises the errors of the constructor if the arena has
+        disappeared."""
         health = self._watch.look()
         if self._reader.retired or (health and health.condition in GONE):
             self._follow()
@@ -245,7 +249,8 @@ class Sampler:
 
     @property
     def settled(self) -> bool:
-        """False while the daemon may be frozen but was not watched long enough to report it."""
+        """False while the daemon may be frozen but has not been watched long enough to report
+        this."""
         return self._watch.look() is not None
 
     def _follow(self) -> None:
@@ -299,14 +304,15 @@ class Sampler:
     def _rate(self, counters: tuple[str, ...], before: _Moment, now: _Moment) -> float:
         """Return the rate of counters since the previous view.
 
-        Counters that the daemon stores once a second jump between views; their rate is that since
-        the first moment of the window.
+        Counters that the daemon stores once a second jump between views. Their rate is the rate
+        since the first moment of the window.
         """
         seldom = not SINCE_START.isdisjoint(counters)
         return _rate(counters, self._moments[0] if seldom else before, now)
 
     def _budget(self, now: _Moment) -> list[Fill]:
-        """Return the used share of the budget in the window, over loop iterations that had work."""
+        """Return how much of the budget was used in the window, over loop iterations that had
+        work."""
         older, newer = self._moments[0].metrics.counters, now.metrics.counters
         done, allowed = (
             newer[name] - older[name] for name in ("iteration_work", "iteration_budget")
@@ -352,7 +358,7 @@ def _until(due_ns: int, now_ns: int) -> int | None:
 
 
 def _rate(counters: tuple[str, ...], before: _Moment, now: _Moment) -> float:
-    """Return a rate per second. Counters that fell are ignored, because a restart resets them."""
+    """Return a rate per second; 0 if the counters fell, because a restart resets them."""
     seconds = (now.at_ns - before.at_ns) / 1e9
     more = sum(now.metrics.counters[one] - before.metrics.counters[one] for one in counters)
     return max(0.0, more / seconds) if seconds else 0.0

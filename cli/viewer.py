@@ -1,4 +1,4 @@
-"""Views of the daemons that a name stands for: one, or each shard of a deployment and their sum."""
+"""Views of a daemon, or of each shard of a deployment and the sum of the shards."""
 
 from __future__ import annotations
 
@@ -47,18 +47,20 @@ WORST = (
 
 @dataclass(frozen=True, slots=True)
 class Views:
-    """The views of the daemons that a name stands for, at one moment."""
+    """The views of a daemon, or of a deployment and its shards, at one moment."""
 
     whole: View
     shards: Sequence[View | PurgatorydError]
-    """View of each shard, or the error if it cannot be read; empty for one daemon."""
+    """View of each shard, or the error if the shard cannot be read; empty for a daemon without
+    shards."""
 
     def all(self) -> list[View]:
         """Return the sum and the views of all shards that can be read."""
         return [self.whole, *(one for one in self.shards if isinstance(one, View))]
 
     def of(self, shard: int | None) -> View:
-        """Return the view of a shard; None = the sum. Raises InvalidSetting, the shard's error."""
+        """Return the view of a shard; None = the sum. Raises InvalidSetting, or the shard's
+        error."""
         if shard is None:
             return self.whole
         if not 0 <= shard < len(self.shards):
@@ -72,17 +74,20 @@ class Views:
 
 
 class Viewer:
-    """Takes views of the daemons that a name stands for, also across restarts and resharding."""
+    """Takes views of a daemon, or of a deployment and its shards, also across restarts and
+    resharding."""
 
     def __init__(self, name: str, frozen_ns: int = FROZEN_NS) -> None:
-        """Raise what take() raises if there is no arena and no daemon that recovers one."""
+        """Raise the errors of take() if there is no arena, and no daemon that is recovering an
+        arena."""
         self._name = name
         self._frozen_ns = frozen_ns
         self._samplers: dict[str, Sampler] = {}
         self._watch: Watch | None = None
         """Watch of the supervisor process."""
         self._suspect = False
-        """The supervisor may be frozen but was not watched long enough to report it."""
+        """True if the supervisor may be frozen but has not been watched long enough to report
+        this."""
         try:
             with suppress(ArenaNotReady):
                 self.take()
@@ -91,7 +96,8 @@ class Viewer:
             raise
 
     def take(self) -> Views:
-        """Return views of this moment. Raises as Sampler if no arena can be read, TableBroken."""
+        """Return views of this moment. Raises the errors of Sampler if no arena can be read, and
+        TableBroken."""
         table = table_of(self._name)
         names = [self._name] if table is None else table.daemons
         self._forget(set(self._samplers) - set(names))
@@ -108,7 +114,7 @@ class Viewer:
         )
 
     def _reported(self) -> tuple[Health, Runner] | None:
-        """Return health and report of the supervisor; None if there is no readable report."""
+        """Return (health, report) of the supervisor; None if there is no readable report."""
         self._suspect = False
         directory = directory_of(self._name)
         if directory is None:
@@ -126,7 +132,7 @@ class Viewer:
         return health, Runner(str(health.condition), health.pid, *figures)
 
     def _view(self, name: str) -> View | PurgatorydError:
-        """Return the view of a daemon, or the error if there is none."""
+        """Return the view of a daemon, or the error if there is no view."""
         try:
             if name not in self._samplers:
                 self._samplers[name] = Sampler(name, self._frozen_ns)
@@ -136,7 +142,8 @@ class Viewer:
 
     @property
     def settled(self) -> bool:
-        """False while a daemon may be frozen but was not watched long enough to report it."""
+        """False while a daemon may be frozen but has not been watched long enough to report
+        this."""
         self._reported()
         return not self._suspect and all(sampler.settled for sampler in self._samplers.values())
 
@@ -164,7 +171,7 @@ def _row(number: int, name: str, found: View | PurgatorydError) -> Shard:
 
 
 def together(name: str, views: list[View], rows: list[Shard]) -> View:
-    """Return the sum of one or more views, with the worst health and the soonest deadline."""
+    """Return the sum of one or more views, with the worst health and the nearest deadline."""
     first = views[0]
     soonest = [one.next_in_ns for one in views if one.next_in_ns is not None]
     clients = [one.slowest for one in views if one.slowest is not None]
@@ -194,12 +201,13 @@ def together(name: str, views: list[View], rows: list[Shard]) -> View:
 
 
 def run_by(whole: View, health: Health, runner: Runner) -> View:
-    """Return the view of a deployment with its supervisor."""
+    """Return `whole` with the supervisor of the deployment, and the worse health of the two."""
     return replace(whole, health=_health([whole.health, health]), runner=runner)
 
 
 def _health(all_of: list[Health]) -> Health:
-    """Return the worst health. Its pid is 0, because each shard has its own process."""
+    """Return the worst condition, with all reasons and the longest times. The pid is 0, because
+    each shard has its own process."""
     return Health(
         min((one.condition for one in all_of), key=WORST.index),
         reduce(or_, (one.why for one in all_of), Degraded(0)),
@@ -255,7 +263,7 @@ def _level(one: Level, other: Level) -> Level:
 
 
 def _shares(of_each: Iterable[list[Share]]) -> list[Share]:
-    """Return the shares of all shards; those of a partitioned namespace are merged."""
+    """Return the shares of all shards. The shares of a partitioned namespace are merged."""
     every = _grouped((one for shares in of_each for one in shares), lambda one: one.name, _share)
     return sorted(every, key=lambda one: (-one.timers, one.name))[:NAMESPACES]
 

@@ -60,7 +60,8 @@ def folder(wal_dir: Path, name: str) -> Path:
     path = wal_dir / check_name(name)
     if segments(path) or snapshots(path):
         return path
-    if path.is_dir() and not os.access(path, os.R_OK | os.X_OK):  # a missing WAL would look empty
+    # An unreadable directory would otherwise look like a missing WAL.
+    if path.is_dir() and not os.access(path, os.R_OK | os.X_OK):
         raise BadPath(str(path), os.strerror(errno.EACCES))
     table = read_table(wal_dir, name)
     shards = f"; its shards have a WAL each: {', '.join(table.daemons)}" if table else ""
@@ -68,9 +69,10 @@ def folder(wal_dir: Path, name: str) -> Path:
 
 
 def folders(wal_dir: Path, name: str) -> list[Path]:
-    """Return the WAL directories of a deployment's shards, oldest first, or that of the daemon.
+    """Return the WAL directories of a deployment's shards, oldest first, or the WAL directory of a
+    daemon without shards.
 
-    Raises as folder() does.
+    Raises the errors of folder().
     """
     from purgatoryd.shm_layout.paths import check_name
     from purgatoryd.shm_layout.shards import wals_of
@@ -82,7 +84,8 @@ def folders(wal_dir: Path, name: str) -> list[Path]:
 
 
 def file_records(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield a record for each file, snapshots first; skip files that the daemon removes."""
+    """Yield a record for each file, snapshots first. Skip files that the daemon has removed
+    since."""
     from purgatoryd.shm_layout.wal import header_of, segments, snapshots
 
     for kind, files in (("snapshot", snapshots(path)), ("segment", segments(path))):
@@ -102,7 +105,8 @@ def file_records(path: Path) -> Iterator[dict[str, Any]]:
 
 @contextmanager
 def passing_by(path: Path) -> Iterator[None]:
-    """Return a context for reading a file, which ends silently if the daemon removed the file."""
+    """Return a context manager for reading a file. The context ends silently if the daemon has
+    removed the file."""
     from purgatoryd.shm_layout.errors import BadPath
     from purgatoryd.shm_layout.wal import has_gone
 
@@ -120,8 +124,8 @@ def passing_by(path: Path) -> Iterator[None]:
 def ls_command(name: str, wal_dir: Path, as_json: bool) -> None:
     """List WAL segments and snapshots.
 
-    Recovery redoes the segments over a snapshot from the snapshot's LSN on. Files with the same
-    uuid belong to one arena; a recovery and a change of sizes start a new uuid.
+    Recovery starts with a snapshot and redoes the segments from the snapshot's LSN on. Files with
+    the same uuid belong to one arena. A recovery or a change of sizes starts a new uuid.
     """
     records = list(file_records(folder(wal_dir, name)))
     if not as_json:
@@ -132,7 +136,7 @@ def ls_command(name: str, wal_dir: Path, as_json: bool) -> None:
 
 
 def show(records: list[dict[str, Any]], title: str, as_json: bool) -> None:
-    """Print records that have the same fields, as JSON or as a table."""
+    """Print records as JSON or as a table. All records have the same fields."""
     from purgatoryd.cli.arena import print_table
 
     if as_json:
@@ -161,7 +165,8 @@ def frames_of(paths: Iterable[Path]) -> Iterator[Frame]:
 
 
 def walks(paths: Iterable[Path]) -> Iterator[Walk]:
-    """Yield a walk at the start of each file, in order; skip files that the daemon removes."""
+    """Yield a walk at the start of each file, in order. Skip files that the daemon has removed
+    since."""
     from purgatoryd.shm_layout.wal import Walk
 
     walk = Walk(direct=True)
@@ -173,7 +178,8 @@ def walks(paths: Iterable[Path]) -> Iterator[Walk]:
 
 
 def entered(walk: Walk, path: Path) -> Walk:
-    """Return a walk at the start of `path`: the same one, or a new one for another uuid."""
+    """Return a walk at the start of `path`: the same walk for the next segment of a uuid, otherwise
+    a new walk."""
     from purgatoryd.shm_layout.wal import SEGMENT, Walk, uuid_of
 
     segments = walk.path is not None and {walk.path.suffix, path.suffix} == {SEGMENT}
@@ -248,8 +254,8 @@ def cat_command(
     """Print the records of all WAL segments, or of FILES.
 
     FILES may also be snapshots and exports. The command reads from the disk, bypassing the page
-    cache, and omits records that a crash truncated. While the daemon runs, records after
-    `committed_lsn` of `purgatoryd stats` may be written but not synced.
+    cache, and omits records that a crash left incomplete. While the daemon runs, records
+    after `committed_lsn` of `purgatoryd stats` may be written but not synced.
     """
     from purgatoryd.shm_layout.errors import InvalidSetting
     from purgatoryd.shm_layout.wal import KINDS, segments
@@ -270,7 +276,8 @@ def cat_command(
 
 
 def refuse_missing(path: Path) -> None:
-    """Raise WalDamaged if no snapshot reaches the first segment, so that older ones are missing."""
+    """Raise WalDamaged if no snapshot reaches the first segment, because older segments are then
+    missing."""
     from purgatoryd.shm_layout.errors import WalDamaged
     from purgatoryd.shm_layout.wal import refuse_lost_segments, segments, snapshots
 
@@ -285,7 +292,8 @@ def refuse_missing(path: Path) -> None:
 def refuse_short(path: Path, walk: Walk, confirmed: dict[bytes, int]) -> None:
     """Raise WalDamaged if the last segment ends before a record that a snapshot confirms.
 
-    `walk`: at the end of that segment. `confirmed`: newest LSN on disk, by uuid of the arena.
+    `walk`: the walk at the end of the last segment. `confirmed`: newest LSN on disk, by uuid of the
+    arena.
     """
     from purgatoryd.shm_layout.errors import WalDamaged
 
@@ -299,13 +307,13 @@ class Verification:
     """The result of reading each file of a WAL to its end, from the disk."""
 
     def __init__(self, path: Path) -> None:
-        """Raise WalDamaged for the first damage by which a recovery would lose records."""
+        """Raise WalDamaged for the first damage that would make a recovery lose records."""
         self.records: list[dict[str, Any]] = []
         """A record for each undamaged file."""
         self.harmless: list[WalDamaged] = []
-        """Damage in bytes that a recovery does not need, because an undamaged snapshot is newer."""
-        self._live_lsn = 0  # a recovery needs no record before this one
-        self._confirmed: dict[bytes, int] = {}  # by uuid: newest LSN that a snapshot confirms
+        """Damage in parts that a recovery does not need, because an undamaged snapshot is newer."""
+        self._live_lsn = 0  # first LSN that a recovery needs
+        self._confirmed: dict[bytes, int] = {}  # newest LSN that a snapshot confirms, by uuid
         self._read_snapshots(path)
         last = self._read_segments(path)
         refuse_missing(path)
@@ -365,7 +373,8 @@ class Verification:
 def verified(path: Path) -> Verification:
     """Verify a WAL. Damage counts only if each of several reads finds it.
 
-    While a daemon writes, a disk may return one part of a file older than the part before it.
+    While a daemon writes, a disk may return an old version of a part, although it returns the part
+    before it in a newer version.
     """
     from purgatoryd.shm_layout.errors import WalDamaged
 
@@ -381,12 +390,12 @@ def verified(path: Path) -> Verification:
 @wal_option
 @json_option
 def verify_command(name: str, wal_dir: Path, as_json: bool) -> int:
-    """Read every file to its end to find damage.
+    """Read every file of the WAL to its end, and report damage.
 
     Exit code 5 means that a file is damaged or missing. The command reads from the disk, bypassing
-    the page cache. The newest segment may end in a torn group, as after a power cut. Damage before
-    the newest undamaged snapshot is reported but is not an error, because recovery does not need
-    those records.
+    the page cache. An incomplete group at the end of the newest segment, as after a power cut, is
+    not damage. Damage before the newest undamaged snapshot also leads to exit code 5, but recovery
+    does not need those records.
     """
     from purgatoryd.shm_layout.filesystems import is_in_memory
 
@@ -457,7 +466,7 @@ def release_command(name: str, wal_dir: Path, hold: str, as_json: bool) -> int:
 def holds_command(name: str, wal_dir: Path, as_json: bool) -> None:
     """List the retention holds.
 
-    A hold is "dropped" if it would have retained more than its cap; it retains nothing.
+    A hold is "dropped" if it would have retained more than its cap. A dropped hold retains nothing.
     """
     from purgatoryd.shm_layout.retention_holds import read_holds
 

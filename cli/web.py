@@ -34,9 +34,9 @@ if TYPE_CHECKING:
 
 LISTEN = "127.0.0.1:8464"
 PAST = 240
-"""Number of views in the line charts: two minutes."""
+"""Number of views in the line charts, which cover two minutes."""
 DRAWN = ("armed", "fired", "cancelled")
-"""Rates in the line charts."""
+"""Rates that the line charts show."""
 LATENESS = "structural_lateness"
 SHARD = re.compile("[0-9]{1,4}")
 
@@ -64,13 +64,14 @@ HEADERS = {
 def web_command(name: str, listen: str, path: Path | None, frozen_ns: int, as_json: bool) -> None:
     """Serve a live view of the daemon to a browser on this host.
 
-    The page shows what `purgatoryd top` shows, until SIGTERM or SIGINT ends the command. It reads
-    the shared memory without contacting the daemon, and is read-only. Keys and payloads
-    are never shown, slow clients only if the command runs as root or as the daemon's user. For a
-    deployment, the page shows the sum of all shards or one shard. Needs the extra `web`.
+    The page shows what `purgatoryd top` shows, until SIGTERM or SIGINT ends the command. The
+    command reads the shared memory without contacting the daemon, and changes nothing. Keys and
+    payloads are never shown. Slow clients are shown only if the command runs as root or as the
+    daemon's user. For a deployment, the page shows the sum of all shards or one shard. Needs the
+    extra `web`.
 
-    Every user of this host can connect to the port. A socket of --socket accepts only its user and
-    group.
+    Every user of this host can connect to the port. With --socket, only the user and the Unix group
+    of the socket can connect.
     """
     need("uvicorn", "web")
     import uvicorn
@@ -87,8 +88,8 @@ def web_command(name: str, listen: str, path: Path | None, frozen_ns: int, as_js
         settings = uvicorn.Config(
             site(past), access_log=False, log_level="warning", server_header=False
         )
-        # Import what uvicorn needs. An interrupt inside an import's exec() would end the
-        # interpreter by SIGINT, although it is caught here.
+        # Import all modules that uvicorn needs before it serves. An interrupt during an import's
+        # exec() would end the interpreter by SIGINT, although the interrupt is caught here.
         settings.load()
         address = where(listening)
         emit({"listening": address}, f"listening on {address}", as_json)
@@ -96,9 +97,10 @@ def web_command(name: str, listen: str, path: Path | None, frozen_ns: int, as_js
 
 
 async def serve(past: Past, server: Server, listening: socket) -> None:
-    """Serve until a signal. An error while taking views ends the server and is raised.
+    """Serve until a signal.
 
-    Otherwise the page would show the last view for ever.
+    An error while taking views ends the server and is raised, because otherwise the page would show
+    the last view for ever.
     """
 
     def stop(_: object) -> None:
@@ -136,7 +138,8 @@ class Past:
             self._lines[name].append(newest)
 
     def reported(self, shard: int | None) -> dict[str, Any]:
-        """Return the newest view of a shard for JSON, or the error; None = the sum."""
+        """Return the newest view of a shard for JSON, or the error. Shard None = the sum of all
+        shards."""
         if shard not in self._reported:
             self._reported[shard] = self._tell(shard)
         return self._reported[shard]
@@ -168,7 +171,7 @@ def line(view: View) -> dict[str, float]:
 
 
 def site(past: Past) -> Starlette:
-    """Return the application: the page, and the views that it requests."""
+    """Return the application, which serves the page and the views that the page requests."""
     from starlette.applications import Starlette
     from starlette.middleware import Middleware
     from starlette.requests import Request
@@ -200,7 +203,7 @@ class OnlyHere:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer 421 to a request for another host."""
+        """Answer 421 to a request whose Host header names another host."""
         from starlette.responses import PlainTextResponse
 
         host = dict(scope.get("headers", ())).get(b"host", b"").decode("latin-1")
@@ -217,7 +220,8 @@ def page() -> str:
 
 
 def policy(text: str) -> str:
-    """Return the Content-Security-Policy of the page: its own script, style and server only."""
+    """Return the Content-Security-Policy of the page. It allows only the page's own script, style
+    and server."""
     rules = ["default-src 'none'", "connect-src 'self'", "img-src data:", "base-uri 'none'",
              "form-action 'none'", "frame-ancestors 'none'"]  # fmt: skip
     for element in ("script", "style"):

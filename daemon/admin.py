@@ -1,7 +1,7 @@
 """Answer requests on the admin socket, which requests of clients cannot block.
 
-They move a virtual clock, set up namespaces, publish notices, list and end sessions, and stop the
-daemon.
+Admin requests move a virtual clock, set up namespaces, publish notices, list and end sessions, and
+stop the daemon.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _SESSION_INFO_BYTES = size_of("pg_session_info")
 
 
 class Administered(Protocol):
-    """The daemon, as admin requests use it."""
+    """The methods of the daemon that admin requests use."""
 
     arena: Arena
     access: Access
@@ -42,7 +42,7 @@ class Administered(Protocol):
         ...
 
     def stop(self) -> None:
-        """End the loop after this iteration."""
+        """End the loop after the current iteration."""
         ...
 
     def drain(self) -> None:
@@ -162,7 +162,7 @@ def _stop(daemon: Administered, flags: int) -> None:
 
 
 def advanced(arena: Arena, message: Message) -> bytes:
-    """Return the reply to the ADVANCE `message`: the last sequence of every topic of users."""
+    """Return the reply to the ADVANCE `message`: the last sequence of every user topic."""
     namespaces = arena.namespaces()
     parts = []
     for topic in arena.topics():

@@ -1,13 +1,14 @@
 """End the sessions of clients that are gone.
 
 A session belongs to the process and to the connection from which it sent last. The end of the
-process ends the session, after the grace of its HELLO, which is usually 0. The daemon has one
-pidfd for each process, however many sessions it has.
+process ends the session, after the grace period that the session's HELLO requested, which is
+usually 0. The daemon has one pidfd for each process, however many sessions the process has.
 
 The end of the connection ends the session after `grace_ns`, or after the session's own grace if
-that is longer, unless the client sends a message before. Only this rule applies where the kernel
-does not report the process: in another pid namespace and over tcp. It also applies after a restart
-of the daemon, when the pid that is stored with a session may be that of another process.
+that is longer, unless the client sends another message by then. Only this rule applies where the
+kernel does not report the client's process: in another pid namespace and over tcp. It also applies
+after a restart of the daemon, because the pid that is stored with a session may belong to another
+process by then.
 """
 
 from __future__ import annotations
@@ -22,14 +23,15 @@ from purgatoryd.daemon.processes import Processes
 from purgatoryd.shm_layout.arena import Arena
 
 EVENTS_PER_ITERATION = 64
-"""Ended processes and closed connections that one iteration serves."""
+"""Maximum number of ended processes and closed connections that one iteration handles."""
 ENDS_PER_ITERATION = 16
-"""Sessions that one iteration ends. Each end frees up to 1024 outcomes; later iterations free the
-rest."""
+"""Maximum number of sessions that one iteration ends. Each end frees up to 1024 outcomes; later
+iterations free the rest."""
 FOREVER_NS = 2**63 - 1
 WATCHED_PART = 4
-"""At most one in this many of the process's descriptors watches a client process. A process is
-watched also without a connection, and libzmq ends the daemon if no descriptor is left."""
+"""At most one in this many of the daemon's descriptors watches a client process. The number is
+limited because a process may be watched without a connection, and libzmq aborts the daemon if no
+descriptor is left."""
 
 
 @dataclass(eq=False, slots=True)
@@ -49,9 +51,9 @@ class _Speaker:
     connection: int
     """Descriptor of the connection."""
     peer: Peer | None = None
-    """None: the connection is not known to admission control yet, or it is closed."""
+    """None = the connection is not known to admission control yet, or it is closed."""
     process: _Process | None = None
-    """None: the process cannot be watched."""
+    """None = the process cannot be watched."""
 
 
 class ClientWatch:
@@ -68,7 +70,7 @@ class ClientWatch:
         left: Callable[[int], None],
     ) -> None:
         """`peers` knows the connections. `grace_ns` is Config.session_grace_ns, `now_ns`
-        CLOCK_BOOTTIME. `left` is called with each session whose connection is closed."""
+        CLOCK_BOOTTIME. `left` is called with each session whose connection has been closed."""
         self._arena = arena
         self._peers = peers
         self._watcher = processes
@@ -81,7 +83,8 @@ class ClientWatch:
         self._by_pidfd: dict[int, _Process] = {}
         self._most = resource.getrlimit(resource.RLIMIT_NOFILE)[0] // WATCHED_PART
         self._ends: dict[int, int] = {}
-        """Boot time at which each session ends unless it sends a message before."""
+        """Boot time at which each of these sessions ends, unless its client sends a message
+        before."""
         self._due_ns = FOREVER_NS
         self._now_ns = now_ns
         self._closed: deque[Peer] = deque()
@@ -141,7 +144,7 @@ class ClientWatch:
             speaker.process.sessions.add(session)
 
     def _grace_of(self, session: int) -> int:
-        """Return the nanoseconds that a session outlives its connection."""
+        """Return how long a session outlives its connection, in ns."""
         return max(self._grace_ns, self._arena.session_grace_ns(session) or 0)
 
     def _ends_in(self, session: int, grace_ns: int) -> None:
@@ -183,7 +186,7 @@ class ClientWatch:
     def serve(self, now_ns: int) -> bool:
         """End the sessions whose clients are gone, at `now_ns`, CLOCK_BOOTTIME.
 
-        True if there are more.
+        True = more work is left.
         """
         self._now_ns = now_ns
         for pidfd in self._watcher.ended(EVENTS_PER_ITERATION):
@@ -194,7 +197,7 @@ class ClientWatch:
         return more or bool(self._closed)
 
     def heartbeat(self) -> None:
-        """Look again for unknown connections."""
+        """Look again for the connections of sessions whose connection is unknown."""
         for session in [*self._unplaced]:
             self._place(session)
 
@@ -208,7 +211,7 @@ class ClientWatch:
         peer.sessions.clear()
 
     def _end_due(self) -> bool:
-        """End due sessions. True if there are more and the WAL has space for them."""
+        """End the sessions that are due. True = more are due, and the WAL has space to end them."""
         due = [session for session, end_ns in self._ends.items() if end_ns <= self._now_ns]
         for session in due[:ENDS_PER_ITERATION]:
             if not self._arena.end_session(session, self._now_ns):

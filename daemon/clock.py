@@ -25,7 +25,7 @@ class Clock(Protocol):
 
 
 class RealClock:
-    """CLOCK_BOOTTIME, with CLOCK_REALTIME as its wall."""
+    """CLOCK_BOOTTIME, with CLOCK_REALTIME as the wall clock."""
 
     virtual = False
 
@@ -33,20 +33,21 @@ class RealClock:
         self._host = host
 
     def now_ns(self, real_boot_ns: int) -> int:
-        """Return the time of the boot clock itself."""
+        """Return `real_boot_ns`: the arena's clock is the boot clock."""
         return real_boot_ns
 
     def wall_offset_ns(self, real_boot_ns: int) -> int:
         """Return wall time minus boot time, rounded down to a microsecond.
 
-        So the pause between reading the two clocks does not look like a step of the wall clock.
-        Rounding down makes wall deadlines late by less than a microsecond, never early.
+        Because of the rounding, the pause between reading the two clocks does not look like a step
+        of the wall clock. Wall deadlines become late by less than a microsecond, never early.
         """
         return (self._host.wall_ns() - real_boot_ns) // ROUNDING_NS * ROUNDING_NS
 
 
 class VirtualClock:
-    """A clock that moves only on request. Its wall time is a configured origin plus its time."""
+    """A clock that moves only on request. Its wall time is its own time plus a configured
+    origin."""
 
     virtual = True
 
@@ -59,5 +60,5 @@ class VirtualClock:
         return self.at_ns
 
     def wall_offset_ns(self, real_boot_ns: int) -> int:
-        """Return the configured origin."""
+        """Return the configured origin of the wall time."""
         return self._wall_origin_ns

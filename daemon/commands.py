@@ -25,25 +25,27 @@ from purgatoryd.shm_layout.layout import Measured, WireError
 from purgatoryd.shm_layout.layout import Message as Kind
 
 PER_ITERATION = 16
-"""Messages from the socket that are applied."""
+"""Maximum number of messages from the socket that one iteration applies."""
 TAKEN_PER_ITERATION = 64
-"""Messages that are taken from the socket. Those of a uid that has used up its share wait."""
+"""Maximum number of messages that one iteration takes from the socket. Messages of a uid that has
+used up its share wait."""
 SHARE_NS = 500_000
-"""Share of each uid in an iteration. A message that has begun is not interrupted."""
+"""Time share of each uid in an iteration. A message that has begun is not interrupted."""
 SHARED_NS = 60_000_000_000
-"""Time that shares apply after two uids have sent requests. With one uid there are none."""
+"""Time that shares apply after requests of two different uids. While only one uid sends requests,
+no share applies."""
 PUSHES_PER_ITERATION = 8
 BEHIND_MAX = 1024
-"""Messages of one peer that wait for its unfinished one."""
+"""Maximum number of messages of one peer that wait behind its unfinished message."""
 WAITING_BYTES_MAX = 32 * 2**20
-"""Limit for all waiting messages. Above it messages that have not begun are dropped; their senders
-get no answer and send them again."""
+"""Limit on the size of all waiting messages. Above it, messages whose processing has not begun are
+dropped; their senders get no answer and send them again."""
 OVERHEAD_BYTES = 2048
 """Memory of a waiting message in addition to its own bytes."""
 NOTIFIED_BYTES_MAX = 16 * 2**20
-"""Bytes sent to an owner since its last message. Above it the rest is sent later."""
-ROW = 0xFFFF  # mask of the row in a session's id
-_SESSION = slice(8, 16)  # this and the next slices: fields in a struct pg_frame
+"""Limit on the bytes sent to an owner since the owner's last message. The rest is sent later."""
+ROW = 0xFFFF  # mask of the row number in a session id
+_SESSION = slice(8, 16)  # this and the following slices are fields of struct pg_frame
 _KIND = slice(6, 8)
 _BYE = Kind.BYE.to_bytes(2, "little")
 _ERROR = slice(30, 32)
@@ -99,9 +101,9 @@ class Commands:
         self._pending_acks = PendingAcks(self._send)
         self._unfinished: deque[Message] = deque()
         self._behind: dict[bytes, deque[Message]] = {}
-        """By route of an unfinished message: later messages of its peer."""
+        """Later messages of each peer with an unfinished message, by route."""
         self._waiting_bytes = 0
-        """Size of unfinished messages and those queued behind them."""
+        """Total size of unfinished messages and of the messages queued behind them."""
         self._spent_ns: Counter[int] = Counter()
         """CPU time of each uid in this iteration."""
         self._last_uid: int | None = None
@@ -109,18 +111,19 @@ class Commands:
         self._shared = False
         self._deferred: Message | None = None
         self._unread: set[int] = set()
-        """Connections on which bytes from before note_wakeup() may wait for libzmq."""
+        """Connections that may have bytes from before note_wakeup() that libzmq has not read."""
         self._taken_of: Counter[bytes] | None = None
-        """Messages taken from each peer since libzmq has read all bytes; None = all were taken."""
+        """Number of messages taken from each peer since libzmq has read all these bytes; None = all
+        messages from before note_wakeup() have been taken."""
         self._dropped = False
         self._owners: dict[int, _Owner] = {}
-        """By row of the session in the arena."""
+        """Owners of sessions, by the session's row in the arena."""
         self.clients = ClientWatch(
             arena, transport.peers, processes, grace_ns, host.boot_ns(), self._left
         )
 
     def serve(self) -> bool:
-        """Serve messages for one iteration. True = there is more to do at once."""
+        """Serve messages for one iteration. True = the next iteration has to begin at once."""
         self._spent_ns.clear()
         self._shared = self._host.boot_ns() < self._shared_until_ns
         self._serve_unfinished()
@@ -148,11 +151,11 @@ class Commands:
         return True
 
     def note_wakeup(self) -> None:
-        """Note that messages may wait since an outage."""
+        """Note that the loop woke up after an outage, so that messages may wait in the sockets."""
         self._unread, self._taken_of, self._dropped = self._peers.connected, None, False
 
     def caught_up(self) -> bool:
-        """Look whether all messages that waited at note_wakeup() have been applied."""
+        """Check whether all messages that waited at note_wakeup() have been applied."""
         if self._unread:
             self._unread = self._peers.unread(self._unread)
             if not self._unread:
@@ -161,15 +164,17 @@ class Commands:
         return self._taken_of is None and not (self._waiting_bytes or self._dropped)
 
     def _count_taken(self, route: bytes) -> None:
-        """Note a message from a peer. The socket takes turns among its peers, and has at most
-        REQUEST_HWM messages of each."""
+        """Count a message from a peer. The socket takes turns among its peers and stores at most
+        REQUEST_HWM messages of each. So once a peer's count is higher, no earlier message is
+        left."""
         assert self._taken_of is not None
         self._taken_of[route] += 1
         if self._taken_of[route] > REQUEST_HWM:
             self._taken_of = None
 
     def _serve_unfinished(self) -> None:
-        """Resume unfinished messages. One that needs another iteration moves behind all others."""
+        """Resume unfinished messages. A message that needs another iteration moves to the end of
+        the queue."""
         waiting, self._unfinished = self._unfinished, deque()
         retained: deque[Message] = deque()
         for message in waiting:
@@ -192,7 +197,7 @@ class Commands:
             self._last_uid = uid
 
     def _wait(self, message: Message) -> None:
-        """Put a message off to the next iteration. Later messages of its peer wait behind it."""
+        """Postpone a message to the next iteration. Later messages of its peer wait behind it."""
         self._unfinished.append(message)
         self._behind.setdefault(message.route, deque())
         self._waiting_bytes += _size(message)
@@ -215,7 +220,8 @@ class Commands:
 
     @property
     def waits_for_ns(self) -> int | None:
-        """The virtual time at which the deferred message is to be applied; None = there is none."""
+        """The virtual time at which the deferred message is to be applied; None = no message is
+        deferred."""
         return self._arena.wait_ns if self._deferred is not None else None
 
     def arrived(self) -> None:
@@ -235,7 +241,7 @@ class Commands:
             message.body, message.uid, message.pid, message.received_boot_ns, begun_boot_ns
         )
         if state == Handled.REPLY and bytes(reply[_ERROR]) in _NO_SESSION:
-            # the client of another session may have ended meanwhile
+            # in the meantime the client of another session may have ended
             self.clients.serve(begun_boot_ns)
             state, reply = self._arena.handle(
                 message.body, message.uid, message.pid, message.received_boot_ns, begun_boot_ns
@@ -256,7 +262,7 @@ class Commands:
 
     def _answer(self, message: Message, reply: memoryview, built_boot_ns: int) -> None:
         lsn = self._arena.durable_lsn
-        if bytes(reply[_ERROR]) == _EXPIRED:  # must not overtake pending answers of the session
+        if bytes(reply[_ERROR]) == _EXPIRED:  # must not overtake the session's pending answers
             lsn = self._pending_acks.newest_lsn(message.route)
         if lsn > self._wal.committed_lsn:
             self._pending_acks.hold(lsn, message.route, reply, built_boot_ns)
@@ -275,18 +281,20 @@ class Commands:
 
     @property
     def full(self) -> bool:
-        """True while too many answers wait for the WAL to take further messages."""
+        """True while so many answers wait for the WAL that no further messages are taken."""
         return self._pending_acks.full
 
     def release(self) -> None:
-        """Send answers whose records are on disk. If the WAL has stopped, refuse the others."""
+        """Send answers whose records are on disk. If the WAL has stopped, send errors in place of
+        the other answers."""
         committed_lsn, errno = self._wal.committed_lsn, self._wal.errno
         self._pending_acks.release(committed_lsn)
         if errno:
             self._pending_acks.refuse(committed_lsn, errno)
 
     def _go_on(self, message: Message) -> None:
-        """Apply a message and those behind it. If one is deferred, arrived() continues there."""
+        """Apply a message and the messages behind it. If a message is deferred, arrived() continues
+        with it."""
         if not self._apply(message):
             return
         behind = self._behind[message.route]
@@ -303,8 +311,8 @@ class Commands:
     # ---- inboxes ----
 
     def _received(self, message: Message, frame: Any) -> None:
-        """Note who sent a message. If a session sends from another peer, the arena sends it all its
-        unacknowledged outcomes again."""
+        """Note which peer sent a message. If a session sends from a new peer, the arena sends that
+        peer all unacknowledged outcomes of the session again."""
         if frame[_ERROR] != _NO_ERROR:
             return
         session = int.from_bytes(frame[_SESSION], "little")
@@ -331,7 +339,7 @@ class Commands:
             self._arena.inbox_away(session)
 
     def push(self) -> bool:
-        """Send outcomes and CHECK requests to their owners. True = there are more."""
+        """Send outcomes and CHECK requests to their owners. True = more are left."""
         for _ in range(PUSHES_PER_ITERATION):
             session, body = self._arena.inbox()
             if session == 0:
@@ -347,7 +355,7 @@ class Commands:
             self._arena.untaken()
 
     def _taken(self, session: int, body: memoryview) -> bool:
-        """Send to a session's owner. False if it is not connected or does not keep up."""
+        """Send to a session's owner. False if the owner is not connected or reads too slowly."""
         owner = self._owners.get(session & ROW)
         if owner is None or owner.session != session:
             self._arena.inbox_away(session)

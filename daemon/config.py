@@ -1,4 +1,4 @@
-"""The settings of one daemon: one frozen record, its bounds, its derived defaults."""
+"""The settings of one daemon: a frozen record, the bounds of its fields, and derived defaults."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from purgatoryd.shm_layout.paths import SHARDS_MAX, check_name
 from purgatoryd.shm_layout.topology import cpu_order
 
 MIB = 2**20
-_ID_MAX = 2**32 - 2  # highest uid or gid; the kernel's value for "none" is above it
+_ID_MAX = 2**32 - 2  # highest uid or gid; the next value means "none" to the kernel
 _ENTRIES_MAX = 2**27  # slots or replay buffer entries: their ids share 28 bits of the key index
 
-# field: lowest and highest value. The core has the same bounds; here the error names the setting.
+# Lowest and highest value by field. The core has the same bounds, but errors raised here name the
+# setting.
 BOUNDS = {
     "capacity": (1, _ENTRIES_MAX),
     "payload_bytes": (4096, 16 * (2**32 - 513)),
@@ -60,20 +61,21 @@ _OF_THE_WAL = (
 class Config:
     """Settings of a daemon. The defaults fit a /dev/shm of 64 MiB.
 
-    Raises InvalidName or InvalidSetting, with the bound. The start checks whether the sizes fit the
-    machine.
+    Raises InvalidName, or InvalidSetting with the bound that a value violates. The start of the
+    daemon checks whether the sizes fit the machine.
     """
 
     name: str
     capacity: int = 131_072
-    """Timers and operations that may be armed at once, including outcomes that are not
-    acknowledged. `purgatoryd size` shows the memory. Raise it if adds get `Full` for "slots"."""
+    """Number of timers and operations that may be armed at once. Unacknowledged outcomes count as
+    well. `purgatoryd size` shows the memory. Raise it if adds get `Full` for "slots"."""
     payload_bytes: int = 16 * MIB
-    """Memory for keys and payloads, of armed timers and of notices in the replay buffer. Raise it
-    if adds get `Full` for "space for key and payload"."""
+    """Memory for the keys and payloads of armed timers and of notices in the replay buffer. Raise
+    it if adds get `Full` for "space for key and payload"."""
     replay_capacity: int = 131_072
-    """Notices in the replay buffer, a power of two: how far a subscriber may fall behind, and how
-    long a cancel answers FIRED. Costs 64 bytes each. Raise it if subscribers get `Lagged`."""
+    """Number of notices in the replay buffer; a power of two. It limits how far a subscriber may
+    fall behind, and how long a cancel answers FIRED. Each notice costs 64 bytes. Raise it if
+    subscribers get `Lagged`."""
     replay_bytes_max: int = 0
     """Payload memory that fired notices may keep. Above it the oldest notices are dropped from the
     replay buffer. 0 means half of `payload_bytes`, so that fired notices cannot starve new
@@ -81,88 +83,93 @@ class Config:
     tick_ns: int = 65_536
     """Resolution of the wheel: a timer fires within one tick after its deadline."""
     fanout: int = 256
-    """Buckets in one level of the wheel."""
+    """Number of buckets in one level of the wheel."""
     topics: int = 1_024
-    """Topics in all namespaces together, without the daemon's own. Costs 256 bytes each."""
+    """Number of topics in all namespaces together, not counting the daemon's own topic. Each costs
+    256 bytes."""
     namespaces: int = 64
-    """Namespaces, without the daemon's own. Costs 256 bytes each."""
+    """Number of namespaces, not counting the daemon's own namespace. Each costs 256 bytes."""
     sessions: int = 1_024
-    """Client sessions that are open at once. Costs 4.4 KiB each. Raise it if clients get
-    `SessionTableFull`."""
+    """Number of client sessions that may be open at once. Each costs 4.4 KiB. Raise it if clients
+    get `SessionTableFull`."""
     session_grace_ns: int = 60 * 10**9
     """Time that a session outlives its connection if the daemon cannot watch the client's process:
     on another host, in another pid namespace, and after a restart of the daemon."""
     watches: int = 131_072
-    """Watch records: one for each watch key of each operation. Costs 32 bytes each."""
+    """Number of watch records: one for each watch key of each operation. Each costs 32 bytes."""
     watch_keys: int = 65_536
-    """Watch keys whose watermarks are stored. Costs 72 bytes each."""
+    """Number of watch keys whose watermarks are stored. Each costs 72 bytes."""
     watermark_ttl_ns: int = 600 * 10**9
-    """Time that a watermark outlives its last change and its last watcher."""
+    """Time that a watermark is kept after its last change and after its last watcher has ended."""
     inbox: int = 65_536
-    """Operations that one session may own, armed or with an unacknowledged outcome. More get
-    `InboxFull`."""
+    """Number of operations that one session may own, armed or with an unacknowledged outcome.
+    Further operations get `InboxFull`."""
     clock: Literal["real", "virtual"] = "real"
-    """A virtual clock moves only on request of an administrator: for tests and simulation."""
+    """A virtual clock is for tests and simulation. It moves only on request of an administrator."""
     wall_origin_ns: int = 0
     """Wall time at time 0 of a virtual clock, in ns since 1970."""
     budget: int = 4_096
-    """Timers that one loop iteration fires or moves at most. A larger budget delays requests."""
+    """Maximum number of timers that one loop iteration fires or moves. A larger budget delays
+    requests."""
     accounts: int = 1_024
-    """Uids that may have sessions, timers or watch keys at once. Costs 64 bytes each."""
+    """Number of uids that may have sessions, timers or watch keys at once. Each costs 64 bytes."""
     bulk_loads: int = 256
-    """Bulk loads that the daemon remembers at once."""
+    """Number of bulk loads that the daemon remembers at once."""
     bulk_load_rows: int = 2**22
-    """Rows of all remembered bulk loads. Counted in blocks of 4096 rows."""
+    """Total number of rows of all remembered bulk loads, counted in blocks of 4096 rows."""
     bulk_load_ttl_ns: int = 7 * 86_400 * 10**9
     """Time that a bulk load is remembered after its last use, on the real clock."""
     quota_timers: int = 0
-    """Timers and operations that one uid may have armed; 0 = no quota."""
+    """Number of timers and operations that one uid may have armed; 0 = no quota."""
     quota_bytes: int = 0
     """Bytes of keys and payloads that the armed timers of one uid may hold; 0 = no quota."""
     quota_ops: int = 0
-    """Adds, watches, advances, bumps and fails of one uid per second; 0 = no quota."""
+    """Number of adds, watches, advances, bumps and fails that one uid may send per second; 0 = no
+    quota."""
     uid_share: int = 75
-    """Share, in per cent, of each of the tables of topics, namespaces, sessions, watch keys, watch
-    records, owned operations and bulk loads that one uid may hold. 100 = no limit. Root and the
-    daemon's uid have no limit."""
+    """Percentage of each table that one uid may hold: topics, namespaces, sessions, watch keys,
+    watch records, owned operations and bulk loads. 100 = no limit. Root and the daemon's uid have
+    no limit."""
     admin_uids: tuple[int, ...] = ()
-    """Uids that may administer, in addition to root and the daemon's own."""
+    """Uids that may administer, in addition to root and the daemon's own uid."""
     allow_uids: tuple[int, ...] = ()
     """Uids that may connect. If neither uids nor gids are set, anyone who can open the socket may
     connect."""
     allow_gids: tuple[int, ...] = ()
-    """Groups whose members may connect. Membership is read once, at the start."""
+    """Unix groups whose members may connect. Membership is read once, at the start."""
     wal_dir: str = ""
     """Directory of the WALs. The WAL of daemon NAME is its subdirectory NAME. Empty = no WAL: a
     reboot loses all timers."""
     wal_segment_bytes: int = 64 * MIB
     """Size of one WAL segment; a multiple of 4096."""
     wal_buffer_bytes: int = 8 * MIB
-    """Memory in the arena for records on their way to disk; a power of two. Raise it for bursts
-    that the disk cannot follow."""
+    """Memory in the arena for records that are not on disk yet; a power of two. Raise it if the
+    disk cannot keep up with bursts."""
     snapshot_segments: int = 4
     """Number of new WAL segments after which the daemon takes a snapshot."""
     retain_age_ns: int = 0
     """Time that WAL segments are kept for readers although recovery does not need them."""
     retain_bytes: int = 0
-    """Bytes of the newest WAL segments that are kept for readers in the same way."""
+    """Size of the newest WAL segments that are kept for readers although recovery does not need
+    them."""
     durable_namespaces: tuple[str, ...] = ()
-    """Namespaces in which every change is answered once it is on disk."""
+    """Namespaces in which a change is answered only after it is on disk."""
     log_level: Literal["error", "warning", "info"] = "warning"
     """Minimum level of log messages."""
     placement: Literal["auto", "none"] = "auto"
-    """Chooses CPUs and NUMA node: `auto` = the daemon, `none` = the kernel."""
+    """`auto` = the daemon chooses CPUs and NUMA node; `none` = the kernel chooses."""
     cpus: str = ""
     """CPUs of the daemon, such as "3,1-2": the first is for the loop, the others are for its other
     threads. Not with shards."""
     node: int = -1
     """NUMA node of arena and threads; -1 = as `placement` decides."""
     realtime: int = 0
-    """Priority of the loop under SCHED_FIFO, and one less for libzmq's thread; 0 = normal
+    """SCHED_FIFO priority of the loop; libzmq's thread gets the next lower priority. 0 = normal
     scheduling. Needs CAP_SYS_NICE or RLIMIT_RTPRIO. The kernel leaves 5 % of each CPU to other
     processes."""
     lock_memory: bool = False
-    """Lock all memory of the start in RAM. Needs CAP_IPC_LOCK or RLIMIT_MEMLOCK."""
+    """Lock in RAM all memory that the daemon has when its start ends. Needs CAP_IPC_LOCK or
+    RLIMIT_MEMLOCK."""
     huge_pages: bool = False
     """Use huge pages for the arena. Needs Linux 6.1 and a /dev/shm mounted with huge=advise."""
     busy_poll_ns: int = 0
@@ -179,8 +186,8 @@ class Config:
     server_key: str = ""
     """File with the daemon's key pair, from `purgatoryd keygen`."""
     keys: str = ""
-    """File with the keys that may connect through `tcp`, one NAME KEY UID in a line. A reload reads
-    it again."""
+    """File with the public keys of clients that may connect through `tcp`: one line NAME KEY UID
+    for each key. A reload reads the file again."""
 
     def __post_init__(self) -> None:
         check_name(self.name)
@@ -226,7 +233,7 @@ class Config:
             raise InvalidSetting("tcp", self.tcp, "left out with shards", "config")
         given = [setting for setting in ("tcp", "server_key", "keys") if getattr(self, setting)]
         if len(given) not in (0, 3):
-            bound = "given with tcp, server-key and keys all three, or not at all"
+            bound = "set together with the other two of tcp, server-key and keys, or left out"
             raise InvalidSetting(given[0], getattr(self, given[0]), bound, "config")
         try:
             if self.tcp:

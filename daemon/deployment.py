@@ -1,8 +1,9 @@
 """A deployment of shards: a supervisor process that runs one daemon per shard.
 
-It holds the deployment's lock, its routing table, and sockets under its name. Clients ask it where
-a new namespace is to be placed, and send everything else to the shards. A shard that ends is
-restarted without effect on the others. When the supervisor ends for any reason, so do its shards.
+The supervisor holds the deployment's lock, its routing table, and the sockets under its name.
+Clients ask the supervisor where a new namespace is to be placed, and send everything else to the
+shards. A shard that ends is restarted without effect on the other shards. If the supervisor ends
+for any reason, its shards end too.
 """
 
 from __future__ import annotations
@@ -71,12 +72,12 @@ from purgatoryd.shm_layout.shards import (
 from purgatoryd.shm_layout.status_file import StatusFile
 
 PER_ITERATION = 16
-"""Requests of one socket that one iteration answers."""
+"""Maximum number of requests from one socket that one iteration answers."""
 ENDS_WITHIN_NS = 10_000_000_000
-"""Time that a start waits until shards of the previous supervisor have ended."""
+"""Longest time that a start waits for shards of the previous supervisor to end."""
 
 Command = Callable[[ShardTable, int], Sequence[str]]
-"""Returns the command that starts the shard of that number."""
+"""Returns the command line that starts the shard with the given number."""
 
 
 def serve_shards(
@@ -84,10 +85,11 @@ def serve_shards(
 ) -> int:
     """Run a deployment until SIGTERM, SIGINT or the STOP command. Return the exit code.
 
-    `reread` reads the settings again after SIGHUP; it may raise. `as_restored`: WALs may be copies.
+    `reread` reads the settings again after SIGHUP; it may raise. `as_restored`: accept WALs that
+    are copies.
 
     Prints one line that begins with "ready" once clients can reach all shards. Raises InvalidName,
-    StartError, TableBroken, what settle() raises, and ShardFailed if a shard does not start.
+    StartError, TableBroken, the errors of settle(), and ShardFailed if a shard does not start.
     """
     log.set_up(config.log_level, name=config.name)
     refuse_shard_name(config.name)
@@ -99,7 +101,7 @@ def serve_shards(
             lifecycle.enter(STARTING)
             lifecycle.write_to(StatusFile(paths.directory, config.name))
             lifecycle.enter(RECOVERING)
-            # before the sockets: clients ask it first
+            # made before the sockets, through which clients use the registry
             registry = Registry.of(config, paths, lifecycle.step, as_restored=as_restored)
             shards = _shards(registry.table, paths.directory, command, context)
             with contextlib.closing(Sockets(paths, access)) as sockets:
@@ -119,8 +121,8 @@ def _shards(
 
 
 class Registry:
-    """The routing table in memory and in its files. With a WAL, the file in the WAL directory is
-    authoritative."""
+    """The routing table in memory and in its files. If there is a WAL, the file in the WAL
+    directory is authoritative."""
 
     def __init__(self, table: ShardTable, homes: Sequence[Path]) -> None:
         self.table = table
@@ -138,8 +140,8 @@ class Registry:
         """Read or create the routing table, and reshard a deployment that had another number of
         shards or was a single daemon.
 
-        `step` is notified of each step. Raises AlreadyRunning, TableBroken, and what settle()
-        raises.
+        `step` is called at each step. Raises AlreadyRunning, TableBroken, and the errors of
+        settle().
         """
         homes = [paths.directory]
         if config.wal_dir:
@@ -175,11 +177,11 @@ class Registry:
         except OSError:
             self.table = before
             with contextlib.suppress(OSError):
-                self.write()  # one of the files may have been replaced
+                self.write()  # the failed call may have replaced one of the files
             raise
 
     def write(self) -> None:
-        """Write the files. Raises OSError."""
+        """Write the table to its files. Raises OSError."""
         for home in self._homes:
             write_table(home, self.table)
 
@@ -192,7 +194,8 @@ def _await_ends(directory: Path, table: ShardTable) -> None:
 
 
 def _first(config: Config, paths: Paths) -> ShardTable:
-    """Return the table to start from: that of a single daemon of this name, or an empty one."""
+    """Return the table to start from: the table of a single daemon if a single daemon of this name
+    has left files, otherwise an empty table."""
     if left_any(Opening(config, paths)):
         return alone(config.name)
     return ShardTable(config.name, 1, ALONE + 1, config.shards)
@@ -212,7 +215,7 @@ class Deployment:
         lifecycle: DeploymentLifecycle,
         reread: Callable[[], Config],
     ) -> None:
-        """`lifecycle`: in the state RECOVERING."""
+        """`lifecycle`: its state is RECOVERING."""
         self._config = config
         self._access = access
         self._registry = registry
@@ -238,8 +241,8 @@ class Deployment:
             self._waiter.close()
 
     def done(self) -> bool:
-        """True if all shards have ended. A drain does not wait for a crash-looping shard, which
-        keeps its timers."""
+        """True if all shards have ended. A drain does not wait for a crash-looping shard; this
+        shard keeps its timers."""
         ended = {State.ENDED, State.CRASH_LOOPING} if self._draining else {State.ENDED}
         return all(shard.state in ended for shard in self._shards)
 
@@ -250,7 +253,8 @@ class Deployment:
     # ---- one iteration -----------------------------------------------------------------------
 
     def serve(self, now_ns: int) -> bool:
-        """Look after the shards and answer requests. True = there is more to do at once."""
+        """Look after the shards and answer requests. True = the next iteration has to begin at
+        once."""
         if self.loop.stop_requested:
             self._stop_all()
         for shard in self._shards:
@@ -307,8 +311,8 @@ class Deployment:
                 return
 
     def _start(self, shard: Shard, now_ns: int) -> None:
-        """Start a shard. If the system cannot start it, the other shards go on; at the first start
-        the deployment fails."""
+        """Start a shard. If the system cannot start it, the other shards continue; during the start
+        of the deployment, the deployment fails."""
         try:
             shard.start()
         except OSError as error:
@@ -320,8 +324,9 @@ class Deployment:
     def _startable(self) -> list[Shard]:
         """Return the shards that may start.
 
-        The first starts come one after the other, so that each shard sees which cores the others
-        have. A restart waits for no other shard, whose recovery may take long.
+        During the start of the deployment, shards start one after another, so that each shard sees
+        which cores the earlier shards use. A restart does not wait for other shards, because their
+        recovery may take long.
         """
         first = self._lifecycle.state is RECOVERING
         if first and any(shard.state is State.STARTING for shard in self._shards):
@@ -329,7 +334,7 @@ class Deployment:
         return [shard for shard in self._shards if shard.state is State.DOWN]
 
     def _settle(self) -> None:
-        """Move to the state that follows from the states of the shards."""
+        """Derive the state of the deployment from the states of its shards, and move to it."""
         serving = sum(shard.serves for shard in self._shards)
         again = sum(shard.starts - 1 for shard in self._shards if shard.starts)
         self._lifecycle.count(len(self._shards), serving, again)
@@ -346,22 +351,23 @@ class Deployment:
         announce(f"ready name={self._config.name} pid={os.getpid()} dir={directory}")
 
     def _announce(self, key: str, payload: bytes) -> None:
-        """Publish through one shard: subscribers of a reserved namespace are connected to all."""
+        """Publish an event through one shard: subscribers of a reserved namespace are connected to
+        all shards."""
         serving = next((shard for shard in self._shards if shard.serves), None)
         if serving is not None:
             serving.send(publishing(key, payload))
 
     def heartbeat(self, now_ns: int) -> None:
-        """Look at the progress of each shard's loop."""
+        """Check the progress of each shard's loop."""
         for shard in self._shards:
             self._end_silent(shard)
             shard.heartbeat()
         self._ask_for_time()
 
     def _ask_for_time(self) -> None:
-        """Ask the service manager for more time: during a start, where hanging shards are killed,
-        and during an end while a shard makes progress. So a hanging shard has as much time to end
-        as a single daemon."""
+        """Ask the service manager for more time. A start may always ask, because hanging shards are
+        killed during a start. A stop asks only while a shard makes progress, so a hanging shard has
+        as much time to end as a single daemon."""
         count = len(self._shards)
         if self._lifecycle.state is RECOVERING:
             ready = sum(shard.state is State.READY for shard in self._shards)
@@ -371,15 +377,15 @@ class Deployment:
             self._manager.step(f"stopping: {ended} of {count} shards have ended")
 
     def _end_silent(self, shard: Shard) -> None:
-        """Kill a shard that hangs, unless it is to end."""
+        """Kill a shard that hangs, unless a stop or a drain is under way."""
         if not shard.hangs or self._stopped or self._draining:
             return
         log.error(f"shard {shard.name} {shard.hangs}: killing it", process=shard.pid)
         shard.signal(signal.SIGKILL)
 
     def reload(self) -> bool:
-        """Let all shards read their settings again, and restart crash-looping shards. False before
-        the deployment is ready and after its end."""
+        """Let all shards read their settings again, and restart crash-looping shards. False if the
+        deployment is not ready yet, or is stopping."""
         if self._lifecycle.state in (RECOVERING, STOPPED):
             return False
         self._reloads = True
@@ -435,7 +441,7 @@ class Deployment:
         return _refused(message, WireError.WRONG_SHARD, (table.version, table.count))
 
     def _obey(self, flags: int) -> None:
-        """Do what a STOP request asks for: stop, drain, or resume."""
+        """Carry out a STOP request: stop, drain, or resume."""
         if not flags & (FLAG_DRAIN | FLAG_RESUME):
             self.loop.stop()
             return
@@ -443,14 +449,14 @@ class Deployment:
         for shard in self._shards:
             if not self._draining and shard.state is State.ENDED:
                 shard.try_again(HOST.boot_ns())
-        self._settle()  # before the requests: a drained shard may end at once
+        self._settle()  # before the requests are sent, because a drained shard may end at once
         for shard in self._shards:
             shard.send(wire.encode_frame(Kind.STOP, flags=flags & (FLAG_DRAIN | FLAG_RESUME)))
 
     # ---- new namespaces --------------------------------------------------------------------------
 
     def _place(self, message: Message, most: int) -> bytes:
-        """Answer PLACE. The table has the namespace before the answer is sent.
+        """Answer a PLACE request. The namespace is in the table before the answer is sent.
 
         `most`: the highest number of partitions that this sender may ask for.
         """
@@ -490,8 +496,8 @@ class Deployment:
         return _placed(message, placement)
 
     def _created_by(self, placement: Placement) -> int:
-        """Return the largest number of namespaces that the placement's uid created in one of its
-        shards."""
+        """Return the number of namespaces that the placement's uid has created in a shard of the
+        placement; the maximum over these shards."""
         table = self._registry.table
         return max(table.created_in(shard, placement.uid) for shard in placement.shards)
 
@@ -515,8 +521,9 @@ class Deployment:
         return True
 
     def sleeps_until(self, latest_ns: int) -> int:
-        """Return when a shard is to be started, at most `latest_ns`. The shards' descriptors change
-        with each start, so the waiter gets them before each sleep."""
+        """Return the boot time at which the next shard is to be started, at most `latest_ns`. The
+        waiter receives the shards' descriptors before each sleep, because they change with each
+        start."""
         fds = [fd for shard in self._shards for fd in shard.fds]
         self._waiter.watch([*self._sockets.fds(), self._wake_fd, *fds])
         return min([latest_ns, *(shard.restart_at_ns for shard in self._startable())])

@@ -1,22 +1,24 @@
 """After an outage, apply triggers that were sent in time before operations expire.
 
 While the daemon is stopped or its loop is late, triggers wait in the sockets, and clients send
-unanswered triggers again. The daemon delays the expiry of operations until these have arrived:
+unanswered triggers again. The daemon delays the expiry of operations until these triggers have
+arrived:
 
 * After a start and after an outage of LONG_NS or more the delay is GRACE_NS. A client sends again
-  after 0.1 s of silence, and doubles its pause up to RESEND_MAX_NS. The length of the outage does
-  not bound that pause: the client may have waited before, for a disk or through an earlier outage.
-  So a lost trigger is sent again within RESEND_MAX_NS; the rest of GRACE_NS is the time to connect
-  and to send HELLO.
+  after 0.1 s of silence, and doubles its pause up to RESEND_MAX_NS. The pause may be longer than
+  the outage, because the client may have been waiting before, for a disk or during an earlier
+  outage. So a lost trigger is sent again within RESEND_MAX_NS. The rest of GRACE_NS is for
+  connecting and sending HELLO.
 * An iteration that was late by LATE_NS to LONG_NS breaks no connection and loses no trigger: all
-  that was sent waits in the sockets. The delay is as long as the iteration was late, so that
-  libzmq's thread reads what the kernel has, and goes on until the messages that waited have been
-  applied, at most GRACE_NS. If one of them was dropped for want of memory, the delay is GRACE_NS.
+  triggers wait in the sockets. The delay is at least as long as the iteration was late, so that
+  libzmq's thread can read all messages from the kernel. The delay then lasts until the waiting
+  messages have been applied, at most GRACE_NS. If a waiting message was dropped for lack of memory,
+  the delay is GRACE_NS.
 
-Another long outage prolongs the delay, at most LONG_OUTAGES_MAX times; a loop that is always late
-does not. So an operation expires at most GRACE_NS after the end of an outage, and of up to
-LONG_OUTAGES_MAX others that follow within that time. Timers have no delay. The time in a message
-has no influence.
+Another long outage prolongs the delay, at most LONG_OUTAGES_MAX times, so a loop that is always
+late does not delay expiry forever. An operation expires at most GRACE_NS after the end of an
+outage, or after the last of up to LONG_OUTAGES_MAX outages that prolonged the delay. Timers are not
+delayed. The time in a message has no influence.
 """
 
 from __future__ import annotations
@@ -27,12 +29,12 @@ from purgatoryd.shm_layout.arena import NONE_NS, Arena
 from purgatoryd.shm_layout.wire import RESEND_MAX_NS
 
 GRACE_NS = RESEND_MAX_NS + 500_000_000
-"""The longest delay: the longest pause of a client, and the time to connect and send HELLO."""
+"""The longest delay: the longest pause of a client, plus the time to connect and send HELLO."""
 LATE_NS = 10_000_000
 """An iteration that begins this late follows an outage."""
 LONG_NS = 100_000_000
-"""Length of a long outage: a client's first pause. A flood of messages alone delays no iteration
-this much."""
+"""Shortest length of a long outage: a client's first pause. A flood of messages alone does not
+delay an iteration this much."""
 LONG_OUTAGES_MAX = 10
 """Number of long outages that may prolong a delay."""
 
@@ -45,21 +47,21 @@ class Messages(Protocol):
         ...
 
     def caught_up(self) -> bool:
-        """Look whether the messages that waited then have been applied."""
+        """Return whether the messages that waited at note_wakeup() have been applied."""
         ...
 
 
 class Grace:
-    """Decides whether operations may expire. Times are CLOCK_BOOTTIME, as are the arena's. Under a
-    virtual clock the loop begins no delay."""
+    """Decides whether operations may expire. Times are CLOCK_BOOTTIME, like the times of the arena.
+    Under a virtual clock the loop begins no delay."""
 
     def __init__(self, arena: Arena, messages: Messages) -> None:
         self._arena = arena
         self._messages = messages
         self._served_ns: int | None = None
-        """Begin of the last iteration; None = there was none since the start."""
+        """Time at which the last iteration began; None = there was none since the start."""
         self._planned_ns = 0
-        """Latest planned begin of the next iteration."""
+        """Latest time at which the next iteration is planned to begin."""
         self._put_off = 0
         """Number of long outages that prolonged the current delay."""
         self._latest_ns = 0
@@ -78,7 +80,7 @@ class Grace:
         self._served_ns = self._planned_ns = now_ns
 
     def _end(self, now_ns: int) -> None:
-        """End the delay, or look again a little later."""
+        """End the delay, or check again LATE_NS later if messages still wait."""
         if now_ns >= self._latest_ns or self._messages.caught_up():
             self.ends_ns = NONE_NS
             self._arena.release_operations()

@@ -1,7 +1,8 @@
-"""The lifecycle of a daemon and of a deployment: a table of states, and reports of each move.
+"""The lifecycle of a daemon and of a deployment: a table of states, and a report of each move to
+another state.
 
-A move is reported to the service manager, in the log, and as a notice. The state is readable in the
-status file while a daemon starts, then in the header of its arena; that of a deployment is always
+A move is reported to the service manager, in the log, and as a notice. The state of a daemon is in
+the status file while it starts, and then in its arena header. The state of a deployment is always
 in the status file.
 """
 
@@ -34,8 +35,8 @@ MOVES: Mapping[DaemonState, frozenset[DaemonState]] = {
     DEGRADED: frozenset({READY, DEGRADED, DRAINING, STOPPED}),
     DRAINING: frozenset({READY, DEGRADED, DRAINING, STOPPED}),
 }
-"""The states that may follow each state. A process may end in any state; the next one begins with
-STOPPED."""
+"""The states that may follow each state. A process may end in any state; the next process begins
+with STOPPED."""
 
 MEANING = {
     Degraded.WAL: "the WAL has stopped; new timers are refused",
@@ -49,7 +50,8 @@ MEANING = {
 LATE_NS = 1_000_000_000
 """A timer that is overdue by more than this at a heartbeat makes the daemon degraded."""
 FULL, RELIEVED = 0.9, 0.8
-"""A table counts as nearly full from the first share on, until it is below the second."""
+"""A table becomes nearly full when its use reaches the first fraction, and stays so until its use
+is below the second fraction."""
 
 Publish = Callable[[str, bytes], None]
 """Publishes a notice with a key and a payload."""
@@ -59,14 +61,14 @@ Why = TypeVar("Why")
 
 
 class Lifecycle(ABC, Generic[Why]):
-    """The state of a daemon or deployment, and `why` it does not serve as it should: the reasons,
-    which are false if there are none."""
+    """The state of a daemon or deployment, and `why`, the reasons why it does not serve as it
+    should. Without reasons `why` is false."""
 
     KEY: ClassVar[str]
     """Key of the notices about moves."""
 
     def __init__(self, supervisor: Supervisor, sound: Why, host: Host = HOST) -> None:
-        """`sound`: the value of `why` without reasons."""
+        """`sound`: the value of `why` if there are no reasons."""
         self.supervisor = supervisor
         self._host = host
         self.state = STOPPED
@@ -76,7 +78,7 @@ class Lifecycle(ABC, Generic[Why]):
         self._publish: Publish | None = None
 
     def publish_by(self, publish: Publish) -> None:
-        """Publish later moves by this function."""
+        """Set the function that publishes later moves."""
         self._publish = publish
 
     def write_to(self, file: StatusFile) -> None:
@@ -85,13 +87,14 @@ class Lifecycle(ABC, Generic[Why]):
         self._store()
 
     def step(self, text: str) -> None:
-        """Report a step of a start or an end, in words, to the service manager and as progress."""
+        """Report a step of a start or an end, as text, to the service manager, and report
+        progress."""
         self.supervisor.step(text)
         self.heartbeat()
 
     def heartbeat(self) -> None:
         """Report progress, in the loop or within a long step, to the service manager and in the
-        status file. An error of the file is logged with the next move, not here."""
+        status file. An error of writing the file is logged at the next move, not here."""
         self.supervisor.alive()
         with suppress(OSError):
             self._write()
@@ -125,12 +128,12 @@ class Lifecycle(ABC, Generic[Why]):
             self._file.write(self._complete(found))
 
     def _complete(self, found: StatusRecord) -> StatusRecord:
-        """Add what the subclass has to report."""
+        """Add the fields that only the subclass reports."""
         return found
 
     @abstractmethod
     def _reasons(self) -> str:
-        """Return `why` in words."""
+        """Return `why` as text."""
 
     @abstractmethod
     def _causes(self) -> Sequence[str]:
@@ -161,7 +164,8 @@ class DaemonLifecycle(Lifecycle[Degraded]):
         self._arena: Arena | None = None
 
     def attach(self, arena: Arena) -> None:
-        """Write this and later states to the arena's header. Until READY the status file counts."""
+        """Write this and later states to the arena header. Readers rely on the status file until
+        READY."""
         self._arena = arena
         self._store()
 
@@ -188,7 +192,7 @@ class DaemonLifecycle(Lifecycle[Degraded]):
 
 
 class DeploymentLifecycle(Lifecycle[tuple[Trouble, ...]]):
-    """The lifecycle of a deployment. Each reason is that of a shard."""
+    """The lifecycle of a deployment. Each reason is the trouble of one shard."""
 
     KEY = "deployment"
 
@@ -228,7 +232,8 @@ def in_words(why: Degraded) -> str:
 def reasons(
     arena: Arena, before: Degraded, *, stopped: bool, full: bool, nameless: bool
 ) -> Degraded:
-    """Return why the daemon does not serve as it should, right after an advance.
+    """Return the reasons why the daemon does not serve as it should. Call this right after an
+    advance.
 
     `stopped`: the WAL is stopped; `full`: due timers wait for the WAL; `nameless`: the arena files
     have lost their names; `before`: the reasons of the previous heartbeat.

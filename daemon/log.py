@@ -1,10 +1,11 @@
-"""Log messages of the daemon: fields for journald, or lines on stderr that end with the fields.
+"""Log messages of the daemon: sent to journald with fields, or to stderr as lines that end with the
+fields.
 
 A message is queued, and a thread writes it: a full disk, a closed terminal or a stopped reader
 delays only that thread. Nothing here raises. A message is dropped and counted if the queue is full,
-if it exceeds the rate limit of its kind, or if it cannot be written. The next written line has the
-number of dropped messages. The thread may block, because O_NONBLOCK on stderr would apply to every
-process that shares it.
+if it exceeds the rate limit of its kind, or if it cannot be written. The next written line contains
+the number of dropped messages. The thread may block, because O_NONBLOCK on stderr would apply to
+every process that shares it.
 
 The standard library's logging module is not used, because its import would dominate a start.
 """
@@ -26,22 +27,23 @@ from purgatoryd.daemon.allowance import Allowance
 from purgatoryd.shm_layout.host import HOST
 
 LEVELS = {"error": 3, "warning": 4, "info": 6}
-"""Severities as syslog numbers them."""
+"""Severity numbers of syslog, by level."""
 JOURNALD = "/run/systemd/journal/socket"
 QUEUE_MAX = 1000
-"""Messages that may wait for the thread; further ones are dropped."""
+"""Maximum number of messages that wait for the thread; further messages are dropped."""
 BURST, PER_S = 200, 0.2
-"""Rate limit of each kind of message. All messages of one statement are of one kind."""
+"""Token bucket of each kind of message: its size, and tokens per second. All messages of one log
+statement are one kind."""
 FLUSH_S = 2.0
 """Longest wait of an exiting process for queued messages."""
 _AGAIN_S = 0.02
-"""Pause before the next attempt, where another process made stderr non-blocking."""
+"""Pause before the next attempt to write, if another process has made stderr non-blocking."""
 _STACK_BYTES = 256 * 1024
-"""Stack of the thread; with the setting lock-memory all of it stays in RAM."""
+"""Stack size of the thread; with the setting lock-memory the whole stack stays in RAM."""
 
 
 class Log:
-    """The level, the destination, and the fields that are added to every message."""
+    """The log of a process: level, destination, and the fields that are added to every message."""
 
     def __init__(self) -> None:
         self.level = "warning"
@@ -50,12 +52,14 @@ class Log:
         self._fields: dict[str, object] = {}
         self._journald: socket.socket | None = None
         self._refused = self._unwritten = self._reported = 0
-        """Messages dropped by the loop before the queue, by the thread after it, and reported."""
+        """Numbers of messages: refused by the full queue or the rate limit, not written by the
+        thread, and already reported as dropped."""
         self._begin()
         os.register_at_fork(after_in_child=self._begin)
 
     def _begin(self) -> None:
-        """Start empty, also in a forked child: the parent has the thread and writes its queue."""
+        """Start with an empty queue, also in a forked child: the parent's thread writes the
+        parent's queue."""
         self._queue: SimpleQueue[Callable[[], bool | None]] = SimpleQueue()
         self._thread: Thread | None = None
         self._rates: dict[tuple[object, int], Allowance] = {}
@@ -63,8 +67,8 @@ class Log:
     def set_up(self, level: str, **fields: object) -> None:
         """Log messages at least as severe as `level`, each with `fields`.
 
-        They go to journald with all fields if stderr leads there. The thread starts at once, before
-        the daemon's threads are placed on CPUs.
+        Messages go to journald with all fields if stderr is connected to journald. The thread
+        starts at once, before the daemon's threads are placed on CPUs.
         """
         self.level, self._fields, self.writes = level, fields, True
         if self._journald is None and leads_to_journald(2):
@@ -73,11 +77,13 @@ class Log:
         self._start()
 
     def _unraisable(self, raised: sys.UnraisableHookArgs) -> None:
-        """Log an ignored exception. Python would print it, and wait for the reader of stderr."""
+        """Log an ignored exception. Python itself would print it, and block until stderr is
+        read."""
         self.error(f"ignored {raised.exc_value!r} in {raised.object!r}")
 
     def _start(self) -> None:
-        """Start the thread. Without memory for it messages wait, and the next one starts it."""
+        """Start the thread. If there is no memory for it, messages wait, and the next message tries
+        again."""
         if self._thread is not None:
             return
         before = stack_size(_STACK_BYTES)
@@ -93,11 +99,11 @@ class Log:
 
     @property
     def dropped(self) -> int:
-        """Messages dropped since the start of the process."""
+        """Number of messages dropped since the start of the process."""
         return self._refused + self._unwritten
 
     def error(self, message: str, **fields: object) -> None:
-        """Log a fault that an operator has to mend."""
+        """Log a fault that an operator has to repair."""
         self._put("error", message, fields)
 
     def warning(self, message: str, **fields: object) -> None:
@@ -109,7 +115,8 @@ class Log:
         self._put("info", message, fields)
 
     def last_words(self, text: str) -> None:
-        """Log unchanged why the process ends. Its exit waits for the line as flush() does."""
+        """Log the reason why the process ends, as a line without fields. The exit of the process
+        waits for the line, see flush()."""
         self._queue.put(partial(_written, 2, text))
 
     def flush(self, timeout_s: float = FLUSH_S) -> None:
@@ -129,7 +136,7 @@ class Log:
         self._start()
 
     def _allowed(self) -> bool:
-        """Take one message from the allowance of the statement that logs it."""
+        """Take a token from the bucket of the log statement. False if the bucket is empty."""
         caller, now_ns = sys._getframe(3), HOST.boot_ns()
         kind = caller.f_code, caller.f_lineno
         return self._rates.setdefault(kind, Allowance(BURST, now_ns)).take(1, now_ns, BURST, PER_S)
@@ -137,7 +144,7 @@ class Log:
     # ---- in the thread -----------------------------------------------------------------------
 
     def _work(self, queue: SimpleQueue[Callable[[], bool | None]]) -> None:
-        """Do the queued tasks, until the process ends."""
+        """Run the queued tasks until the process ends."""
         while True:
             task = queue.get()
             try:
@@ -190,7 +197,7 @@ def announce(text: str) -> None:
 
 
 def _written(fd: int, text: str) -> bool:
-    """Write a line. False if its end, or all of it, is lost."""
+    """Write a line. False if the line or its end is lost."""
     data = f"{text}\n".encode(errors="backslashreplace")
     while data:
         try:

@@ -1,7 +1,7 @@
 """The loop of a daemon and of a deployment: one thread, one place that sleeps.
 
 An iteration does a bounded part of its participant's work, then reloads settings, looks after the
-sockets and sends heartbeats. The rest is done in the next iteration, so no burst, cascade
+sockets and sends heartbeats. The remaining work is done in the next iteration, so no burst, cascade
 or batch delays other work for long. If nothing is left, the loop sleeps until the next deadline, a
 ready descriptor or a signal.
 """
@@ -31,29 +31,30 @@ class Participant(Protocol):
 
     @property
     def takes_commands(self) -> bool:
-        """False while messages are to wait in the command socket."""
+        """False while messages have to wait in the command socket."""
 
     def serve(self, now_ns: int) -> bool:
-        """Do a bounded part of the work. True = the next iteration begins at once."""
+        """Do a bounded part of the work. True = the next iteration has to begin at once."""
 
     def reload(self) -> bool:
         """Read the settings again. False = not possible yet; the loop tries again."""
 
     def heartbeat(self, now_ns: int) -> None:
-        """Do what is done once per heartbeat period."""
+        """Do the work that is due once per heartbeat period."""
 
     def end_iteration(self, now_ns: int, *, busy: bool) -> bool:
-        """Finish an iteration; `busy`: work is left. True = the next one begins at once."""
+        """Finish an iteration. `busy`: work is left. True = the next iteration has to begin at
+        once."""
 
     def sleeps_until(self, latest_ns: int) -> int:
-        """Return until when the loop may sleep, at most until `latest_ns`, CLOCK_BOOTTIME."""
+        """Return the CLOCK_BOOTTIME until which the loop may sleep, at most `latest_ns`."""
 
     def done(self) -> bool:
         """True once the loop is to end."""
 
 
 class Loop:
-    """Runs a participant. Without `run`, a caller may do the iterations and the sleep itself."""
+    """Runs a participant. A caller may also do the iterations and sleeps itself, without `run`."""
 
     def __init__(
         self,
@@ -70,7 +71,7 @@ class Loop:
         self._heartbeat_ns = min(HEARTBEAT_NS, watchdog_ns // 2 or HEARTBEAT_NS)
         self._next_heartbeat_ns = 0
         self.stop_requested = self._reload_requested = False
-        """Set by signal handlers."""
+        """Both are set by signal handlers."""
         self.over = False
         """True after the last iteration."""
         self.iterations = self.wakeups = 0
@@ -79,7 +80,8 @@ class Loop:
         self.ready: Set[int] | None = None
         """Descriptors that ended the sleep before this iteration; None = there was no sleep."""
         self.slept_until_ns: int | None = None
-        """Boot time at which this iteration was to begin; None if something else began it."""
+        """Boot time until which the last sleep was planned; None if a descriptor ended it, or if
+        there was no sleep."""
 
     # ---- requests of signals -------------------------------------------------------------------
 
@@ -92,7 +94,8 @@ class Loop:
         self._reload_requested = True
 
     def reload_if_requested(self) -> None:
-        """Reload at once. Participants call this before a request whose sender may rely on it."""
+        """Reload at once if a reload was requested. Participants call this before they handle a
+        request whose sender may rely on the reload."""
         if self._reload_requested:
             self._reload_requested = False
             if not self._participant.reload():
@@ -119,8 +122,8 @@ class Loop:
             self.woke(ready)
 
     def iterate(self) -> int | None:
-        """Do one iteration. Return the boot time until which the loop may sleep; None = it must
-        not."""
+        """Do one iteration. Return the boot time until which the loop may sleep; None = do not
+        sleep."""
         now_ns = self._host.boot_ns()
         self.iterations += 1
         busy = self._participant.serve(now_ns)
@@ -152,14 +155,15 @@ class Loop:
     # ---- after a sleep -------------------------------------------------------------------------
 
     def woke(self, ready: Set[int]) -> None:
-        """Note the end of a sleep: `ready` has the descriptors that ended it; it is empty if the
-        time was over."""
+        """Note the end of a sleep. `ready`: the descriptors that ended it; empty if the planned
+        time has come."""
         self.ready = ready
         self.wakeups += 1
         self.slept_until_ns = None if ready else self.until_ns
 
     def woke_for(self, fd: int) -> bool:
-        """False = the socket was empty before the sleep, and `fd` did not end it."""
+        """False = the socket of `fd` is empty: it was empty before the sleep, and did not end the
+        sleep."""
         return self.ready is None or fd in self.ready
 
 
@@ -167,7 +171,7 @@ class Loop:
 def signals() -> Iterator[int]:
     """Yield a descriptor that becomes readable when a signal arrives, so that it ends the sleep.
 
-    The process exits after this context. Later signals are ignored: otherwise one that arrives
+    The process exits after this context. Later signals are ignored: otherwise a signal that arrives
     after Python has removed its handlers would kill a process that has ended cleanly.
     """
     read_fd, write_fd = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)

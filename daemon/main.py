@@ -1,4 +1,5 @@
-"""Start and stop of a daemon: lock, arena, sockets, signals, loop, and all of these in reverse."""
+"""Start and stop a daemon: lock, arena, sockets, signals, loop. A stop releases them in reverse
+order."""
 
 from __future__ import annotations
 
@@ -54,12 +55,13 @@ def serve(
 ) -> int:
     """Run the daemon until SIGTERM, SIGINT or the STOP command. Return the exit code.
 
-    `import_path`: an export file to begin with. `force_wal`: recover a damaged WAL up to the
-    damage. `as_restored`: the WAL may be a copy. `reread` reads the settings again after SIGHUP.
+    `import_path`: an export file from which the arena is made. `force_wal`: recover a damaged WAL
+    up to the damage. `as_restored`: accept a WAL that is a copy. `reread` reads the settings again
+    after SIGHUP.
 
     Prints one line that begins with "ready" once clients can reach the daemon. Raises StartError,
-    ArenaError or InvalidName if it cannot start; an existing arena is then unchanged. Raises
-    SystemFailure, at the start or later, if memory, descriptors or space are exhausted.
+    ArenaError or InvalidName if the daemon cannot start; an existing arena is then unchanged.
+    Raises SystemFailure, at the start or later, if memory, descriptors or space are exhausted.
     """
     log.set_up(config.log_level, name=config.name)
     lifecycle = DaemonLifecycle(Supervisor.of(os.environ))
@@ -110,10 +112,10 @@ def loop_of(
     placement: Placement,
     processes: Processes,
 ) -> Iterator[Reaper]:
-    """Open a daemon's arena and WAL, and yield the reaper that runs on them. The caller has the
+    """Open a daemon's arena and WAL, and yield the reaper that runs on them. The caller holds the
     locks.
 
-    Raises as open_arena and wal_end do.
+    Raises the errors of open_arena and wal_end.
     """
     config = opening.config
     with (
@@ -134,7 +136,8 @@ def loop_of(
 
 
 def _refuse_sharded(config: Config, paths: Paths) -> None:
-    """Refuse a single daemon with the name of a deployment, whose timers it would not have."""
+    """Refuse to run a single daemon under the name of a deployment: it would not have the
+    deployment's timers."""
     if config.shard >= 0:
         return
     refuse_shard_name(config.name)
@@ -147,7 +150,7 @@ def _refuse_sharded(config: Config, paths: Paths) -> None:
 
 @contextlib.contextmanager
 def system_failures() -> Iterator[None]:
-    """Raise errors of the system inside this context as SystemFailure."""
+    """Convert system errors that occur inside this context to SystemFailure."""
     try:
         yield
     except MemoryError:
@@ -172,7 +175,7 @@ def _recovered(opening: Opening, lifecycle: DaemonLifecycle) -> Arena:
 
 
 def _begin_wal(arena: Arena, opening: Opening) -> Memory:
-    """Begin an epoch and open the WAL. Records appended before are then on disk."""
+    """Begin an epoch and open the WAL. Records that were appended earlier are then on disk."""
     arena.start_epoch(opening.host.boot_id())
     if opening.wal is None:
         return Memory()
@@ -188,8 +191,8 @@ def _warn_of(wal: Path | None) -> None:
 
 
 def _set_up_namespaces(arena: Arena, config: Config) -> None:
-    """Create the durable namespaces. A shard gets its namespaces from the supervisor, which states
-    which are durable."""
+    """Create the durable namespaces. A shard receives its namespaces from the supervisor, which
+    also says which of them are durable."""
     if config.shard >= 0:
         arena.confine()
         return
@@ -199,8 +202,8 @@ def _set_up_namespaces(arena: Arena, config: Config) -> None:
 
 
 def _refuse_too_many(arena: Arena, config: Config) -> None:
-    """Raise InvalidSetting if the namespaces exceed the setting, which does not include the row of
-    the daemon's own notices."""
+    """Raise InvalidSetting if there are more namespaces than the setting allows. The namespace of
+    the daemon's own notices does not count."""
     known = {namespace.name for namespace in arena.namespaces_of_users()}
     if len(known.union(config.durable_namespaces)) > config.namespaces:
         bound = "enough for the namespaces in use and every durable one"
@@ -214,7 +217,7 @@ def _clock(config: Config, arena: Arena, host: Host) -> Clock:
 
 
 def _settle_memory() -> None:
-    """Turn off the garbage collector, which has nothing to find in the objects of the loop."""
+    """Turn off the garbage collector: the loop leaves no reference cycles for it to find."""
     gc.collect()
     gc.freeze()
     gc.disable()
@@ -234,8 +237,8 @@ def _precise_sleep() -> None:
 def name_lock(paths: Paths) -> Iterator[None]:
     """Hold the daemon's lock file: one daemon per name and directory. Raises AlreadyRunning.
 
-    The kernel releases the lock when the process ends. The file stays, because without it two
-    processes could hold two locks of one name.
+    The kernel releases the lock when the process ends. The file is never removed: otherwise two
+    processes could each lock a file of this name.
     """
     fd = _open_lock(paths.lock)
     try:
@@ -251,7 +254,8 @@ def name_lock(paths: Paths) -> Iterator[None]:
 
 
 def await_lock(paths: Paths, end_ns: int) -> None:
-    """Wait until the lock is free. Raises AlreadyRunning if it is not by `end_ns`, boot time."""
+    """Wait until the lock is free. Raises AlreadyRunning if it is still held at boot time
+    `end_ns`."""
     while True:
         try:
             with name_lock(paths):
@@ -263,13 +267,13 @@ def await_lock(paths: Paths, end_ns: int) -> None:
 
 
 def try_lock(paths: Paths) -> None:
-    """Raise BadPath if this user could not hold the lock if it were free."""
+    """Raise BadPath if this user could not take the lock even if it were free."""
     os.close(_open_lock(paths.lock))
 
 
 def _open_lock(path: Path) -> int:
-    """Open the lock file. Its mode keeps other users out, because a user who may open a file may
-    lock it. Raises BadPath."""
+    """Open the lock file. Its mode denies other users access, because a user who can open the file
+    can lock it. Raises BadPath."""
     flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
     try:
         fd = os.open(path, flags, LOCK_MODE)

@@ -1,4 +1,4 @@
-"""The process that started this one."""
+"""The parent process of this process."""
 
 from __future__ import annotations
 

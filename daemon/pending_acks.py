@@ -12,7 +12,7 @@ from purgatoryd.shm_layout.layout import Status, WireError
 from purgatoryd.shm_layout.wire import FRAME, RESULT, decode_results
 
 PENDING_BYTES_MAX = 64 * 2**20
-"""Size of pending replies above which no message is taken from the command socket."""
+"""Total size of pending replies above which no message is taken from the command socket."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,10 +24,12 @@ class _Reply:
 
 
 class PendingAcks:
-    """Pending replies in the order of their LSNs. Other replies do not wait behind them."""
+    """Pending replies in the order of their LSNs. Replies that need no commit do not wait behind
+    them."""
 
     def __init__(self, send: Callable[[bytes, bytes, int], None]) -> None:
-        """`send` sends a reply; arguments are route, reply, and boot time of its completion."""
+        """`send` sends a reply; its arguments are the route, the reply, and the boot time at which
+        the reply was complete."""
         self._send = send
         self._replies: deque[_Reply] = deque()
         self._routes: Counter[bytes] = Counter()
@@ -45,8 +47,8 @@ class PendingAcks:
         self._routes[route] += 1
 
     def newest_lsn(self, route: bytes) -> int:
-        """Return the record that the newest reply to `route` waits for, or a later one; 0 = no
-        reply to it waits."""
+        """Return the LSN for which the newest reply to `route` waits, or a later LSN; 0 = no reply
+        to `route` waits."""
         return self._replies[-1].lsn if route in self._routes else 0
 
     def release(self, committed_lsn: int) -> None:
@@ -74,8 +76,8 @@ class PendingAcks:
 
 
 def _changed_nothing(reply: bytes) -> bool:
-    """True for an error, and for a batch of which no record was applied because the WAL has
-    stopped."""
+    """Return whether a reply is an error, or answers a batch of which no record was applied because
+    the WAL has stopped."""
     _, _, kind, _, _, count, _, error, *_ = FRAME.unpack_from(reply)
     if error or kind != Kind.BATCH:
         return bool(error)
@@ -84,7 +86,7 @@ def _changed_nothing(reply: bytes) -> bool:
 
 
 def _not_durable(reply: bytes, committed_lsn: int, errno: int) -> bytes:
-    """Return the answer to a batch that was applied and does not get to disk."""
+    """Return the answer to a batch that was applied but cannot be written to disk."""
     _, _, kind, session, sequence, *_ = FRAME.unpack_from(reply)
     echo = session, sequence
     return frame(kind, WireError.NOT_DURABLE, detail=(committed_lsn, errno), echo=echo)

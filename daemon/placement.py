@@ -1,10 +1,11 @@
 """Put the placement plan of the daemon into effect, and keep it up to date.
 
-The memory policy is set before memory is touched. Once all threads exist they get their CPUs, and
-sampled pages of another node are moved. Every heartbeat looks at the threads' affinities and the
-CPUs of the cgroup; the loops of other daemons are looked at less often the more there are. A change
-makes a new plan. If two daemons choose the same core at the same time, the one with the smaller pid
-keeps it. A refusal of the kernel is reported, and the daemon runs without that part of the plan.
+The memory policy is set before memory is touched. After all threads exist, they are pinned to their
+CPUs; memory is moved if sampled pages are on another node. Every heartbeat checks the threads'
+affinities and the CPUs of the cgroup. The more loops of other daemons there are, the less often
+these are checked. A change leads to a new plan. If two daemons choose the same core at the same
+time, the one with the smaller pid keeps it. A refusal of the kernel is reported, and the daemon
+runs without that part of the plan.
 """
 
 from __future__ import annotations
@@ -26,29 +27,31 @@ from purgatoryd.shm_layout.shm import Moved
 from purgatoryd.shm_layout.topology import SYSTEM, confined_cpus, read
 
 LOOPS_PER_HEARTBEAT = 8
-"""Other daemons' loops that a heartbeat looks at on average, so that N daemons do not cause N * N
-looks a second."""
+"""Average number of other daemons' loops that a heartbeat checks. The limit keeps N daemons from
+making N * N checks a second."""
 _IO_THREADS = "ZMQbg/IO"
-"""Name of libzmq's threads that read and write."""
+"""Beginning of the names of libzmq's I/O threads."""
 
 
 class Placement:
     """Placement of this process, whose main thread is the loop. Refusals are logged, not raised."""
 
     def __init__(self, config: Config, arena: str, root: Path = SYSTEM) -> None:
-        """`arena`: name of our arena file, which tells our loop from those of other daemons."""
+        """`arena`: name of our arena file, which distinguishes our loop from the loops of other
+        daemons."""
         self._config = config
         self._name = arena
         self._root = root
         given = os.sched_getaffinity(0)
         self._given = None if given >= read(None, root).confined else given
-        """CPUs that the process was started on; None = all CPUs of the cgroup, as it changes."""
+        """CPUs that the process was allowed to use at its start; None = all CPUs that the cgroup
+        has at the moment."""
         self._seen = self._look()
-        """CPUs of the cgroup and of the threads when they were last set or seen."""
+        """CPUs of the cgroup and of the threads when these CPUs were last set or seen."""
         self._loops: Sequence[Loop] = ()
         """Loops of other daemons at the last decision."""
         self._heartbeats = 0
-        """Heartbeats since the loops of other daemons were looked at."""
+        """Number of heartbeats since the loops of other daemons were checked."""
         self._pinned = False
         self._applied = self._refused = PlacementPart(0)
         self._pages_elsewhere = self._pages_sampled = 0
@@ -56,7 +59,7 @@ class Placement:
 
     @property
     def placed(self) -> Placed:
-        """The placement in force, for the arena header."""
+        """The placement in effect, for the arena header."""
         plan, parts = self.plan, self._applied
         if plan.spin_ns:
             parts |= PlacementPart.SPIN
@@ -68,7 +71,7 @@ class Placement:
         )  # fmt: skip
 
     def begin(self) -> None:
-        """Let the memory that is touched from now on come from the plan's node."""
+        """Set the memory policy: memory touched from now on comes from the plan's node."""
         for reason in self.plan.clamps:
             log.warning(f"placement: {reason}")
         if self.plan.memory_node is not None:
@@ -76,8 +79,8 @@ class Placement:
                 memory.prefer(self.plan.memory_node)
 
     def settle(self, arena: Arena, moved: Moved = lambda: None) -> None:
-        """Move memory and threads to their places, once all exist. Calls `moved` after each
-        portion of memory."""
+        """Move memory and threads to the node and CPUs of the plan, once all exist. Calls `moved`
+        after each portion of memory."""
         if self.plan.memory_node is not None and PlacementPart.MEMORY in self._applied:
             with self._part(PlacementPart.MEMORY, "memory of one node"):
                 self._bring_home(arena, self.plan.memory_node, moved)
@@ -98,7 +101,7 @@ class Placement:
     def look(self, arena: Arena) -> None:
         """Decide again if the CPUs of a thread, of the cgroup or of other daemons' loops changed.
 
-        The cgroup is looked at because it can return CPUs without changing an affinity.
+        The cgroup is checked as well, because it can regain CPUs without a change of any affinity.
         """
         self._heartbeats += 1
         try:
@@ -111,7 +114,7 @@ class Placement:
     def again(self, arena: Arena, config: Config) -> None:
         """Decide again where the threads run and how they are scheduled, by these settings.
 
-        If the topology cannot be read, the next look decides.
+        If the topology cannot be read, the next call of look() decides.
         """
         self._config = config
         try:
@@ -150,7 +153,8 @@ class Placement:
         return self._other_loops(cpus) != self._loops
 
     def _other_loops(self, cpus: Set[int]) -> Sequence[Loop]:
-        """Return the loops of other daemons; none if so few CPUs are usable that none is pinned."""
+        """Return the loops of other daemons; empty if so few CPUs are usable that no loop is
+        pinned."""
         return loops(self._name) if len(cpus) > FEW_CPUS else ()
 
     def _decide(self, before: PlacementPlan | None) -> PlacementPlan:
@@ -162,7 +166,7 @@ class Placement:
 
     @contextmanager
     def _part(self, part: PlacementPart, detail: str) -> Iterator[None]:
-        """Ask the kernel for `part` inside this context; note and log a refusal."""
+        """Request `part` from the kernel inside this context. A refusal is noted and logged."""
         self._applied |= part
         try:
             yield
@@ -205,7 +209,8 @@ class Placement:
         if not self._pinned:
             self._applied &= ~PlacementPart.CPUS
         confined, affinities = self._look()
-        # A thread that somebody moved since it was pinned differs from `pinned` in the next look.
+        # If somebody has moved a thread since it was pinned, the next look() finds a difference
+        # from `pinned`.
         self._seen = confined, affinities if pinned is None else pinned
 
 
@@ -219,13 +224,13 @@ def _affinities() -> dict[int, Set[int]]:
 
 
 def _set_cpus(loop: Set[int], others: Set[int]) -> dict[int, Set[int]]:
-    """Set the CPUs of all threads, and return them by thread. Raises OSError, and ValueError for
-    CPUs that are gone."""
-    import psutil  # takes half of a start's time, and is needed only to pin threads
+    """Pin all threads to CPUs, and return the CPUs by thread id. Raises OSError, and ValueError for
+    CPUs that no longer exist."""
+    import psutil  # this import takes half the time of a start, and only pinning needs it
 
     try:
         process = psutil.Process()
-        process.cpu_affinity(sorted(loop))  # of the main thread
+        process.cpu_affinity(sorted(loop))  # sets the main thread alone
         pinned = {process.pid: loop}
         for thread in process.threads():
             if thread.id != process.pid:
@@ -245,7 +250,8 @@ def _lock() -> None:
 
 def _schedule(priority: int) -> None:
     """Give the loop a SCHED_FIFO priority, and libzmq's I/O threads the next lower one. Threads and
-    processes that they start have the usual scheduling. 0 = the usual scheduling for all."""
+    processes that they start have the usual scheduling. Priority 0 = the usual scheduling for
+    all."""
     policy = (os.SCHED_FIFO if priority else os.SCHED_OTHER) | os.SCHED_RESET_ON_FORK
     os.sched_setscheduler(0, policy, os.sched_param(priority))
     next_to_it = os.sched_param(min(priority, max(1, priority - 1)))

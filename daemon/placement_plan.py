@@ -1,8 +1,8 @@
-"""Decide where a daemon runs, from the topology and the settings alone, with the reasons.
+"""Decide where a daemon runs, and give the reasons. Only the topology and the settings count.
 
-The loop gets a physical core of its own if there is one, on the node with the most free capacity.
-All other threads (libzmq's and group commit's) run on other cores of that node, which also has the
-arena. A setting that cannot be met is left out and reported; a plan never fails.
+The loop gets a physical core of its own, if one is free, on the node with the most free capacity.
+All other threads (of libzmq and of group commit) run on other cores of that node. The arena is on
+that node too. A setting that cannot be met is ignored and reported; making a plan never fails.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from purgatoryd.shm_layout.topology import Node, Topology, cpu_order, cpu_text
 
 NOTHING = PlacementPart(0)
 FEW_CPUS = 2
-"""With so few CPUs nothing is pinned: that would only restrict the scheduler."""
+"""With at most this many CPUs nothing is pinned, because pinning would only restrict the
+scheduler."""
 
 
 @dataclass(frozen=True)
@@ -36,16 +37,16 @@ class PlacementPlan:
     others: frozenset[int] = frozenset()
     """CPUs of all other threads."""
     realtime: int = 0
-    """Priority under SCHED_FIFO; 0 = the usual scheduling."""
+    """SCHED_FIFO priority of the loop; 0 = the usual scheduling."""
     lock: bool = False
     huge: bool = False
     spin_ns: int = 0
     clamped: PlacementPart = NOTHING
     """Parts of the settings that cannot be met completely."""
     clamps: tuple[str, ...] = ()
-    """The reasons for that, in words."""
+    """The reasons why parts of the settings cannot be met, as text."""
     reasons: tuple[str, ...] = ()
-    """The reasons for the plan, in words."""
+    """The reasons for the plan, as text."""
 
     @property
     def reaper_cpu(self) -> int | None:
@@ -54,7 +55,7 @@ class PlacementPlan:
 
     @property
     def home(self) -> int | None:
-        """The node for clients: that of the arena, else that of the threads."""
+        """The node for clients: the node of the arena, or else the node of the threads."""
         return self.node if self.memory_node is None else self.memory_node
 
 
@@ -83,12 +84,13 @@ class _Draft:
         return sum(self.taken[cpu] for cpu in self.topology.whole_cores(cpus))
 
     def leaving(self, cpus: Iterable[int]) -> int:
-        """Return how many of these loops leave their core to this daemon, if it is there."""
+        """Return how many loops on the cores of these CPUs would leave their core to this daemon's
+        loop, if it is on the same core."""
         return sum(self.leave[cpu] for cpu in self.topology.whole_cores(cpus))
 
     @property
     def home(self) -> Node | None:
-        """The node of a running daemon, which should not leave it."""
+        """The current node of a running daemon, which should stay there."""
         number = None if self.before is None else self.before.home
         return None if number is None else self.topology.node(number)
 
@@ -102,9 +104,9 @@ def plan_placement(
 ) -> PlacementPlan:
     """Return the placement plan for this machine.
 
-    `taken`: CPUs of the loops of other daemons, one for each. `before`: the plan in force; the
-    arena stays on its node, and the loop stays unless another core is better. `leave`: CPUs in
-    `taken` whose daemons leave a core that this daemon has as well.
+    `taken`: CPUs of the loops of other daemons, one CPU for each loop. `before`: the plan in
+    effect; the arena stays on its node, and the loop stays unless another core is better. `leave`:
+    CPUs in `taken` whose daemons will leave a core that they share with this daemon.
     """
     draft = _Draft(topology, config, Counter(taken), before, Counter(leave))
     chosen, wanted = PlacementPlan(_mode(config)), _wanted_node(draft)
@@ -151,7 +153,7 @@ def _wanted_cpus(draft: _Draft) -> list[int]:
             draft.clamp(PlacementPart.CPUS, f"CPUs {cpu_text(some)} of --cpus are {reason}")
     found = [cpu for cpu in wanted if cpu in topology.confined]
     if wanted and not found:
-        draft.why("no CPU of --cpus is usable: CPUs are chosen as without --cpus")
+        draft.why("no CPU of --cpus is usable: --cpus is ignored")
     return found
 
 
@@ -194,7 +196,7 @@ def _without_a_core(draft: _Draft, chosen: PlacementPlan, here: frozenset[int]) 
     if len(usable) <= FEW_CPUS:
         draft.why(f"only CPUs {cpu_text(usable)} are usable: too few to pin threads")
     else:
-        draft.why(f"node {chosen.node} has only one core: the loop gets none of its own")
+        draft.why(f"node {chosen.node} has only one core: the loop has no core of its own")
     if here == usable:
         return chosen
     if len(usable) <= FEW_CPUS and chosen.mode is PlacementMode.AUTO:
@@ -204,19 +206,21 @@ def _without_a_core(draft: _Draft, chosen: PlacementPlan, here: frozenset[int]) 
 
 
 def _worth(draft: _Draft, core: tuple[int, ...]) -> tuple[int, bool, bool, bool, int]:
-    """Rate a core for the loop; more is better. The kernel has most of its work on CPU 0."""
+    """Rate a core for the loop; a higher value is better. The kernel does most of its own work on
+    CPU 0."""
     stays = draft.before is not None and draft.before.reaper_cpu in core
     loops = draft.loops(core) - (draft.leaving(core) if stays else 0)
     return -loops, core[0] in draft.topology.isolated, 0 not in core, stays, core[0]
 
 
 def _other_cpus(draft: _Draft, here: frozenset[int], loop: int) -> frozenset[int]:
-    """Return the CPUs of `here` for all other threads: off the cores of all loops, if possible."""
+    """Return the CPUs of `here` for all other threads: CPUs on cores without a loop, if
+    possible."""
     topology, loops = draft.topology, {loop, *draft.taken}
     spared = topology.off_loops(here, loops)
     if not spared:
         text = (
-            "no CPU without a loop: libzmq and the group-commit thread share those of other daemons"
+            "no CPU without a loop: libzmq and the group-commit thread share CPUs with other loops"
         )
         draft.clamp(PlacementPart.CPUS, text)
     elif spared & topology.whole_cores(loops):
@@ -238,7 +242,7 @@ def _why_core(draft: _Draft, loop: int, others: frozenset[int]) -> str:
 
 
 def _near_node(draft: _Draft, wanted: Node) -> Node:
-    """Return the node of --node, or the nearest one with usable CPUs."""
+    """Return the node of --node, or the nearest node with usable CPUs."""
     usable = [node for node in draft.topology.nodes if node.cpus & draft.topology.allowed]
     nearest = draft.topology.nearest(wanted, usable) or wanted
     if nearest != wanted:
@@ -249,8 +253,8 @@ def _near_node(draft: _Draft, wanted: Node) -> Node:
 
 
 def _best_node(draft: _Draft) -> Node:
-    """Return the node with the most free capacity, or the node of a running daemon while that has
-    usable CPUs."""
+    """Return the node with the most free capacity, or the current node of a running daemon while
+    this node has usable CPUs."""
     best = max(draft.topology.nodes, key=lambda node: _free_capacity(draft, node))
     home, why = draft.home, "has the most free capacity: cores, then memory"
     if home is not None and home != best and home.cpus & draft.topology.allowed:
@@ -261,7 +265,7 @@ def _best_node(draft: _Draft) -> Node:
 
 
 def _free_capacity(draft: _Draft, node: Node) -> tuple[bool, bool, int, int, int, int]:
-    """Rate a node; more is better."""
+    """Rate a node; a higher value is better."""
     ours = node.cpus & draft.topology.allowed
     free = sum(not draft.loops(core) for core in draft.topology.cores(ours))
     has_memory = node.id in draft.topology.memory_nodes
@@ -283,7 +287,7 @@ def _memory_node(draft: _Draft, wanted: Node | None, number: int | None) -> int 
 
 
 def _nearest_memory(draft: _Draft, wanted: Node | None, number: int | None) -> int | None:
-    """Return the node with memory that is nearest to --node, or else to the threads."""
+    """Return the node with memory that is nearest to --node or, without --node, to the threads."""
     topology = draft.topology
     home = wanted or (topology.node(number) if number is not None else None)
     usable = [node for node in topology.nodes if node.id in topology.memory_nodes]

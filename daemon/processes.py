@@ -14,7 +14,7 @@ _PEER_PIDFD = 77  # SO_PEERPIDFD, which Python does not name; since Linux 6.5
 
 
 class Processes:
-    """The watched processes, each named by its pidfd. No method blocks."""
+    """The watched processes, each identified by its pidfd. No method blocks."""
 
     def __init__(self) -> None:
         self._ended = select.epoll()
@@ -47,7 +47,7 @@ class Processes:
         return _has_ended(pidfd)
 
     def ended(self, limit: int) -> list[int]:
-        """Return watched processes that have ended, at most `limit`."""
+        """Return the pidfds of watched processes that have ended, at most `limit` of them."""
         return [pidfd for pidfd, _ in self._ended.poll(0, limit)]
 
     def close(self) -> None:
@@ -84,7 +84,8 @@ def open_pidfd(connection: int, pid: int) -> int | None:
 
 
 def _names_nobody(pid: int) -> bool:
-    """True if no process has this pid, or one that has ended and that its parent still owns."""
+    """True if no process has this pid, or only a process that has ended and that its parent has not
+    reaped yet."""
     try:
         pidfd = os.pidfd_open(pid)
     except ProcessLookupError:

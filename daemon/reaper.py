@@ -29,19 +29,19 @@ from purgatoryd.shm_layout.host import Host
 from purgatoryd.shm_layout.layout import ArenaState, Measured, WireError
 
 TAIL_HEARTBEATS_FOR_NS = 30 * HEARTBEAT_NS
-"""How long after its last notice a topic gets tail heartbeats."""
+"""Time after a topic's last notice during which tail heartbeats are sent for the topic."""
 SWEEP_PER_HEARTBEAT = 65_536
 SWEEP_PER_ITERATION = 1024
-"""Watch keys whose time to live is checked."""
+"""Number of watch keys whose time to live is checked per heartbeat and per iteration."""
 ADMIN_PER_ITERATION = 4
 WINDOWS_PER_ITERATION = 8
 MOMENTS_PER_ITERATION = 16
-"""Moves of a virtual clock that batches request."""
+"""Maximum number of moves of a virtual clock, requested by batches, in one iteration."""
 STEPS_PER_ITERATION = 256
 
 
 class Reaper:
-    """The work of a daemon, a participant of `Loop`. It owns the arena and the sockets."""
+    """The work of a daemon: a participant of `Loop` that owns the arena and the sockets."""
 
     def __init__(
         self,
@@ -57,8 +57,8 @@ class Reaper:
         host: Host,
         processes: Processes,
     ) -> None:
-        """`place_again` copies the arena into new files if it has lost a name, and returns whether
-        it did."""
+        """`place_again` copies the arena into new files if an arena file has lost its name, and
+        returns whether it made a copy."""
         self.arena = arena
         self.access = access
         self._transport = transport
@@ -88,7 +88,7 @@ class Reaper:
         self._lifecycle.enter(READY)
 
     def finish(self) -> None:
-        """After the last iteration: send all fired notices, and commit the WAL."""
+        """Send all fired notices and commit the WAL, after the last iteration."""
         self._lifecycle.enter(STOPPED)
         while self._publish():
             pass
@@ -105,7 +105,7 @@ class Reaper:
         self.loop.stop()
 
     def reload_by(self, reload: Callable[[], None]) -> None:
-        """Let `reload` read the settings again when the loop is requested to."""
+        """Set the function that reads the settings again when a reload is requested."""
         self._reload = reload
 
     def reload(self) -> bool:
@@ -139,7 +139,8 @@ class Reaper:
     # ---- one iteration ----
 
     def serve(self, now_ns: int) -> bool:
-        """Fire what is due, then serve the request sockets. True = there is more to do at once."""
+        """Fire due timers, then serve the request sockets. True = the next iteration has to begin
+        at once."""
         loop = self.loop
         if loop.slept_until_ns is not None:
             self.arena.measure(Measured.WAKEUP_LATENESS, now_ns - loop.slept_until_ns)
@@ -156,7 +157,7 @@ class Reaper:
     def end_iteration(self, now_ns: int, *, busy: bool) -> bool:
         """Sweep watch keys, wake the group commit, and send answers whose records are on disk.
 
-        While the WAL is full, left-over work waits until the group commit wakes the loop.
+        While the WAL is full, the remaining work waits until group commit wakes the loop.
         """
         busy |= self._sweep(now_ns)
         self.wal.end_iteration()
@@ -165,12 +166,13 @@ class Reaper:
         return busy and not self.wal.full
 
     def done(self) -> bool:
-        """True if the daemon is to stop, or drains and has nothing armed."""
-        # drained first: a signal handler may request the end meanwhile
+        """True if the daemon is to stop, or if it is draining and nothing is armed."""
+        # `drained` is read first: a signal handler may request the end in the meantime
         return (self._draining and self.arena.drained) or self.loop.stop_requested
 
     def _fire(self, real_ns: int) -> bool:
-        """Fire due timers and hand their notices to the socket. True = some are left."""
+        """Fire due timers and hand their notices to the socket. True = timers or notices are
+        left."""
         due = self._advance(real_ns)
         unsent = self._publish()
         if not due and not unsent:
@@ -228,10 +230,11 @@ class Reaper:
         self._settle()
 
     def _look_after_names(self) -> None:
-        """Replace arena files that have lost a name. Only at the end of an iteration has no code a
-        pointer into the arena.
+        """Replace arena files that have lost a name. This is done at the end of an iteration, when
+        no code has a pointer into the arena.
 
-        While the disk is busy with a commit this is put off, so that the loop does not wait.
+        The replacement is postponed while the disk is busy with a commit, so that the loop does not
+        wait.
         """
         if not self._unplaced or not self.wal.pause():
             return
@@ -264,14 +267,13 @@ class Reaper:
 
     def _announce(self, key: str, payload: bytes) -> None:
         """Publish a lifecycle event as a notice, which later subscribers find in the replay buffer.
-        If that fails for want of space or because the WAL has stopped, the arena header still has
-        the state."""
+        If there is no space, or the WAL has stopped, only the arena header shows the new state."""
         request = publishing(key, payload)
         self.publish(request[wire.FRAME.size :], self._host.uid)
         self._publish()
 
     def _sweep(self, real_ns: int) -> bool:
-        """Sweep a part of the watch keys that are left of this heartbeat. True = there are more."""
+        """Sweep some of the watch keys that this heartbeat has to sweep. True = more are left."""
         if self._unswept == 0:
             return False
         part = min(self._unswept, SWEEP_PER_ITERATION)
@@ -282,8 +284,9 @@ class Reaper:
     # ---- the sockets --
 
     def _serve_commands(self) -> bool:
-        """Serve client messages. Under a virtual clock a batch may request a later time: the timers
-        up to then fire before the next batch. True = there is more to do at once."""
+        """Serve client messages. Under a virtual clock a batch may request a later time: all timers
+        due by that time fire before the next batch is applied. True = the next iteration has to
+        begin at once."""
         for _ in range(MOMENTS_PER_ITERATION):
             if self._target_ns is not None:
                 return True
@@ -295,8 +298,8 @@ class Reaper:
         return True
 
     def _serve_admin(self) -> bool:
-        """Serve admin requests. True = there was one: others may wait, and a published notice has
-        to be sent."""
+        """Serve admin requests. True = a request was served: further requests may wait, and a
+        published notice may have to be sent."""
         for served in range(ADMIN_PER_ITERATION):
             message = self._transport.admin.receive()
             if message is None:
@@ -310,8 +313,8 @@ class Reaper:
     # ---- a virtual clock ----
 
     def advance_to(self, target_ns: int, message: Message) -> bool:
-        """Begin to move a virtual clock; the request is answered on arrival. False if the clock is
-        real or would go back."""
+        """Begin to move a virtual clock; the request is answered once the clock has arrived. False
+        if the clock is real or would go back."""
         if not self._clock.virtual or target_ns < self.arena.header.now_ns:
             return False
         self._advancing.append(message)
@@ -319,7 +322,8 @@ class Reaper:
         return True
 
     def _arrived(self) -> None:
-        """End the move of a virtual clock: the socket has the notices of all timers due by then."""
+        """End the move of a virtual clock: the notices of all timers due by the new time are
+        sent."""
         if self._target_ns is None:
             return
         self._target_ns = None
@@ -337,9 +341,10 @@ class Reaper:
         return not self._commands.full
 
     def sleeps_until(self, latest_ns: int) -> int:
-        """Return when the wheel or a grace period needs an iteration, at most `latest_ns`.
+        """Return the boot time at which the wheel or a grace period needs an iteration, at most
+        `latest_ns`.
 
-        While the WAL is full no timer can fire, so that is `latest_ns`.
+        No timer can fire while the WAL is full; the result is then `latest_ns`.
         """
         if self.wal.full:
             return latest_ns

@@ -1,7 +1,7 @@
-"""Recover an arena from files: a snapshot, and the WAL's later records.
+"""Recover an arena from files: a snapshot, and the records of the WAL after it.
 
-The files are read from the disk, not from the page cache, which may have groups that are not on
-disk after a failed sync.
+The files are read from the disk, not from the page cache: after a failed sync the cache may contain
+groups that are not on disk.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from purgatoryd.shm_layout.wal import (
 )
 
 Make = Callable[[Mapping[str, Any]], Arena]
-"""Makes a new arena at least of these sizes (fields of struct pg_config)."""
+"""Makes a new arena with at least the given sizes, which are fields of struct pg_config."""
 Clock = Callable[[Walk], tuple[int, int, int]]
-"""Returns, from the end of a walk, now and the shift of all times (arena's clock), and the wall
-offset."""
+"""Returns (now_ns, shift_ns, wall_offset_ns) for the end of a walk: the arena's time, the shift to
+add to all times, and wall time minus the arena's time."""
 Step = Callable[[str], None]
-"""Called with a text for each step of a long work. A step takes bounded time."""
+"""Called with a text at each step of a long task. A step takes bounded time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,9 +57,10 @@ _MISSING = "confirmed records are missing"
 
 
 def recover(directory: Path, way: Way) -> Arena:
-    """Return the arena of a WAL, recovered from its newest sound snapshot and the records after it.
+    """Return the arena of a WAL, recovered from its newest undamaged snapshot and the records after
+    it.
 
-    Raises WalDamaged, WalMismatch with the first reason, and ArenaTooLarge.
+    Raises WalDamaged or WalMismatch with the first reason, or ArenaTooLarge.
     """
     found = snapshots(directory, way.host.disk)
     if not found:
@@ -87,23 +88,24 @@ def recover(directory: Path, way: Way) -> Arena:
 
 
 def _of_one_arena(found: Sequence[File], disk: Disk) -> list[File]:
-    """Return the snapshots of the newest one's arena. Snapshots with a damaged header are included:
-    they may belong to it."""
+    """Return the snapshots of one arena: the arena of the newest snapshot with an undamaged header.
+    Snapshots with a damaged header are included, because they may belong to this arena."""
     sound = [file for file in found if has_header(file.path, disk)]
     uuid = uuid_of(sound[-1].path, disk) if sound else b""
     return [file for file in found if file not in sound or uuid_of(file.path, disk) == uuid]
 
 
 def import_file(path: Path, way: Way) -> Arena:
-    """Return the arena of an export file. Raises as recover does."""
+    """Return the arena of an export file. Raises the errors of recover()."""
     return _restore(path, [], replace(way, force=False), 0)
 
 
 def _behind(directory: Path, snapshot: File, way: Way) -> list[Path]:
-    """Return the segments with the records after a snapshot; with `force`, up to a damage.
+    """Return the segments with the records after a snapshot; with `force`, only the segments before
+    the first damaged one.
 
-    Raises WalDamaged if the segments belong to another arena: its own snapshot is then missing.
-    Damage of older segments is only reported.
+    Raises WalDamaged if a segment after the snapshot belongs to another arena, because that arena's
+    snapshot is missing. Damage to older segments is only logged.
     """
     disk = way.host.disk
     uuid = uuid_of(snapshot.path, disk)
@@ -126,7 +128,7 @@ def _behind(directory: Path, snapshot: File, way: Way) -> list[Path]:
 
 
 def _warn_of_headers(older: Sequence[File], snapshot: File, disk: Disk) -> None:
-    """Warn of older segments with damaged headers. Segments of another version are sound."""
+    """Warn of older segments with damaged headers. Segments of another version are not damaged."""
     buffer = Buffer(disk)
     for file in older:
         try:
@@ -148,14 +150,14 @@ def _is_own(file: File, uuid: bytes, snapshot_lsn: int, disk: Disk) -> bool:
 
 
 class _NoSpace(Exception):
-    """The parts of a snapshot need more space than the arena has: they were written at different
-    times, so together they may hold more than the arena ever did."""
+    """The parts of a snapshot need more space than the arena has: these parts were written at
+    different times, so together they may hold more than the arena ever held."""
 
 
 def _restore(snapshot: Path, behind: Sequence[Path], way: Way, confirmed: int) -> Arena:
-    """Return the arena of a snapshot and the segments behind it, rebuilt.
+    """Return the rebuilt arena of a snapshot and of the segments `behind` it.
 
-    `confirmed`: the newest record that is known to have been on disk.
+    `confirmed`: LSN of the newest record that is known to have been on disk.
     """
     try:
         return _Restore(snapshot, way, 1).run(behind, confirmed)
@@ -164,7 +166,7 @@ def _restore(snapshot: Path, behind: Sequence[Path], way: Way, confirmed: int) -
 
 
 class _Restore:
-    """One attempt, in a new arena with `times` the space of the old one."""
+    """One attempt at a recovery. The new arena has `times` times the space of the old arena."""
 
     def __init__(self, snapshot: Path, way: Way, times: int) -> None:
         self._snapshot = snapshot
@@ -175,7 +177,7 @@ class _Restore:
         self._arena = way.make(sizes | {name: sizes[name] * times for name in _OF_BLOBS})
 
     def run(self, behind: Sequence[Path], confirmed: int) -> Arena:
-        """Return the arena, rebuilt. After an error it is closed."""
+        """Return the rebuilt arena. After an error the arena is closed."""
         try:
             walk = self._read([self._snapshot], Walk())
             if behind:
@@ -191,8 +193,8 @@ class _Restore:
             raise
 
     def _read_segments(self, paths: Sequence[Path], before: Walk) -> Walk:
-        """Redo segments. Return the walk at its end; if not even the first header can be read,
-        return `before`, the snapshot's walk, because a walk without a file has no time."""
+        """Redo segments, and return their walk at its end. Return `before`, the snapshot's walk, if
+        not even the first header can be read, because a walk that has read no file has no time."""
         walk = Walk()
         try:
             return self._read(paths, walk)

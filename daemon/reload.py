@@ -18,12 +18,12 @@ RELOADED = (
     "log_level", "quota_timers", "quota_bytes", "quota_ops", "uid_share", "placement", "cpus",
     "node", "realtime", "busy_poll_ns",
 )  # fmt: skip
-"""Settings that a reload applies; the others apply from the next start on."""
+"""Settings that a reload applies; changes of other settings apply from the next start on."""
 
 
 class Reload:
-    """Reads settings and tcp keys again. If one of them cannot be read, it stays unchanged and the
-    error is logged; the other is applied."""
+    """Reads the settings and the tcp keys again. If the settings cannot be read, they stay
+    unchanged and the error is logged, but the keys are applied; and vice versa."""
 
     def __init__(
         self,
@@ -51,7 +51,7 @@ class Reload:
             except PurgatorydError as error:
                 log.error(f"{error}; the {name} are unchanged")
         self._placement.again(self._arena, self._config)
-        gc.collect()  # the collector is off, and parsing leaves cycles
+        gc.collect()  # the garbage collector is off, and parsing leaves reference cycles
         self._supervisor.ready()
 
     def _settings(self) -> None:

@@ -1,9 +1,10 @@
 """Replace a daemon's arena files, so that a kill at any moment leaves one complete arena.
 
 New arena files have no names until they are complete. Then they get temporary names, and with these
-they replace the old files. `TABLE` has the states in between: the temporary names that exist tell
-in which state a kill left the files, and the row tells how a start goes on. So an arena file under
-the daemon's name is complete and belongs to the private arena file; any other file stays.
+they replace the old files. `TABLE` lists the states in between. The temporary names that exist show
+in which state a kill left the files, and the row of that state says how the next start continues.
+So an arena file under the daemon's name is complete and belongs to the private arena file; any
+other file is left alone.
 
 Each step needs the lock on the private arena file, see `store.owned`. A new private arena file is
 locked before it has a name.
@@ -34,15 +35,15 @@ class State(enum.Enum):
     SETTLED = enum.auto()
     """No replacement is under way."""
     PREPARED = enum.auto()
-    """The new private arena file has a temporary name; the old arena counts."""
+    """The new private arena file has a temporary name; the old arena is in effect."""
     COMMITTED = enum.auto()
-    """Both new files have temporary names; the new arena counts."""
+    """Both new files have temporary names; the new arena is in effect."""
     PRIVATE_PLACED = enum.auto()
-    """The new private arena file has replaced the old one; the new arena counts."""
+    """The new private arena file has replaced the old file; the new arena is in effect."""
 
 
 class Replacement:
-    """The arena files of a daemon. The caller has the lock."""
+    """The arena files of a daemon. The caller holds the lock."""
 
     def __init__(self, paths: Paths, lock: ArenaLock) -> None:
         self._paths = paths
@@ -52,16 +53,17 @@ class Replacement:
 
     @property
     def row(self) -> Row:
-        """The state in which the files are. Files of other users do not count."""
+        """The row of the state in which the files are. Files of other users do not count."""
         on_disk = shm.ours(self._private_new), shm.ours(self._arena_next)
         return next(row for row in TABLE if (row.private_new, row.arena_next) == on_disk)
 
     # ---- all steps -----------------------------------------------------------------------------
 
     def replace_by(self, arena: ArenaFile, private: ArenaFile) -> None:
-        """Let new files, which have no names, replace those of the daemon.
+        """Replace the daemon's arena files by new files, which have no names yet.
 
-        Raises AlreadyRunning if another start was faster, where no file existed to lock.
+        Raises AlreadyRunning if another start was faster. This can happen only if there was no file
+        to lock.
         """
         for row in TABLE:
             row.step(self, arena, private)
@@ -79,7 +81,7 @@ class Replacement:
         owned = lock.holds(self._private_new)
         while (recovery := self.row.recovery) is not None:
             if recovery is Replacement._undo and not owned:
-                break  # the file belongs to a start that is under way
+                break  # the file belongs to another start, which is still under way
             recovery(self)
         leftover = f"{paths.arena}{NEW}"
         if shm.ours(leftover):
@@ -89,7 +91,7 @@ class Replacement:
         lock.settle(paths.private)
 
     def refuse_taken(self) -> None:
-        """Raise BadPath if another file has a temporary name."""
+        """Raise BadPath if another file has one of the temporary names."""
         for name in (self._private_new, self._arena_next):
             shm.refuse_foreign(name)
             path = shm.MOUNT / name[1:]
@@ -97,10 +99,10 @@ class Replacement:
                 raise BadPath(str(path), "has the name of the daemon's next arena file: remove it")
 
     def take_back(self, arena: ArenaFile, private: ArenaFile) -> None:
-        """Remove all names of new files that could not replace the old ones.
+        """Remove all names of new files that could not replace the old files.
 
-        With the name NAME.next the copy would become the arena of the next start, which would lose
-        all changes since the copy.
+        If NAME.next stayed, the next start would use the copy as its arena and lose all changes
+        made since the copy.
         """
         paths = self._paths
         for file, name in (
@@ -135,7 +137,8 @@ class Replacement:
         shm.unlink(self._private_new)
 
     def _place_private(self, *_: ArenaFile) -> None:
-        """Retire the old arena first, so that its readers attach again."""
+        """Retire the old arena, so that its readers attach again, and then replace the private
+        arena file."""
         if shm.ours(self._paths.arena):
             retire(self._paths.arena)
         shm.replace(self._private_new, self._paths.private)
@@ -150,7 +153,7 @@ class Replacement:
 
 @dataclass(frozen=True)
 class Row:
-    """A state, how to recognise it, and how to leave it."""
+    """A state, the files by which to recognise it, and the steps that leave it."""
 
     state: State
     private_new: bool
@@ -158,10 +161,11 @@ class Row:
     arena_next: bool
     """NAME.next exists."""
     step: Callable[[Replacement, ArenaFile, ArenaFile], None]
-    """The step of a replacement, with the new arena file and the new private arena file. It leads
-    to the next row, and from the last row to the first."""
+    """The step that a replacement takes in this state, called with the new arena file and the new
+    private arena file. It leads to the state of the next row, and from the last row to the
+    first."""
     recovery: Callable[[Replacement], None] | None
-    """The step of a start that finds this state."""
+    """The step that a start takes if it finds this state; None = no step is needed."""
     recovers_to: State
     """The state after that step."""
 
@@ -179,4 +183,4 @@ TABLE = (
     ),
 )  # fmt: skip
 """All states, in the order of a replacement. NAME.next is the commit point: a start undoes a
-replacement without it, and completes one with it."""
+replacement if this file does not exist, and completes it if the file exists."""

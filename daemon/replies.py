@@ -24,19 +24,21 @@ class _Run:
 
 
 class Replies:
-    """Answers without a record. Successive answers of a session share a record."""
+    """Answers that have no REPLIED record yet. Successive answers of a session share a record."""
 
     def __init__(self, arena: Arena) -> None:
         self._arena = arena
         self._runs: dict[int, _Run] = {}
         self._ended: deque[tuple[int, _Run]] = deque()
-        """Runs that are complete: a later answer of the session did not continue them."""
+        """Runs of answers that are complete, because the session's next answer did not continue the
+        run."""
 
     def __bool__(self) -> bool:
         return bool(self._runs or self._ended)
 
     def add(self, reply: Any, built_boot_ns: int, handed_boot_ns: int) -> None:
-        """Note an answer that the socket has. Answers to reads, and refusals, are ignored."""
+        """Note an answer that was handed to the socket. Refusals, and answers to reads, are
+        ignored."""
         message, session, sequence, error = _HEAD.unpack_from(reply)
         if message != Message.BATCH or error:
             return
@@ -50,7 +52,7 @@ class Replies:
         self._runs[session] = _Run(sequence, 1, built_boot_ns, handed_boot_ns)
 
     def append(self) -> None:
-        """Append the records for which the WAL buffer has space; the others wait."""
+        """Append as many records as the WAL buffer has space for; the other records wait."""
         self._ended += self._runs.items()
         self._runs.clear()
         while self._ended and not self._arena.wal_buffer_full:
@@ -60,6 +62,6 @@ class Replies:
             )
 
     def forget(self) -> None:
-        """Drop all: the WAL has stopped."""
+        """Drop all answers, because the WAL has stopped."""
         self._runs.clear()
         self._ended.clear()

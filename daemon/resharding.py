@@ -1,14 +1,16 @@
-"""Resharding: move the namespaces of a deployment to another number of shards, while none runs.
+"""Resharding: move the namespaces of a deployment to another number of shards, while no shard runs.
 
-The arenas of the next shard generation are created next to the current ones, under names of their
-own. Writing the routing table is the commit point. Before it, a start removes the unfinished next
-shard generation and begins again; after it, a start removes the rest of the old shard generation.
-So one shard generation is always complete.
+The arenas of the next shard generation are created next to the current arenas, under names of their
+own. Writing the routing table is the commit point. If a resharding is interrupted before this
+point, the next start removes the unfinished shard generation and begins again. If it is interrupted
+later, the next start removes the rest of the old shard generation. So one shard generation is
+always complete.
 
-The old shard generation is not changed before the commit point, so after an error it goes on.
+The old shard generation is not changed before the commit point, so the deployment can continue with
+it after an error.
 
-A daemon without shards is resharded as the only shard of shard generation 0. Its lock is that of
-the deployment, and only its arena is removed.
+A daemon without shards is resharded as the only shard of shard generation 0. It has the same lock
+as the deployment, and only its arena is removed.
 """
 
 from __future__ import annotations
@@ -63,15 +65,15 @@ class Resharding:
     """Parameters of a resharding. The caller holds the deployment's lock, and no shard runs."""
 
     config: Config
-    """Settings of the deployment. Each shard has the same ones, with a name of its own."""
+    """Settings of the deployment. Each shard has the same settings except the name."""
     directory: Path
     """Folder of sockets and locks."""
     write: Callable[[ShardTable], None]
-    """Writes the routing table durably, which is the commit point."""
+    """Writes the routing table durably. This is the commit point."""
     step: Step = lambda _: None
-    """Called with each step."""
+    """Called at each step."""
     as_restored: bool = False
-    """WALs may be copies."""
+    """Accept WALs that are copies."""
 
     def opening(self, table: ShardTable, shard: int) -> Opening:
         """Return the parameters for opening the arena of a shard. Raises InvalidName, BadPath."""
@@ -81,10 +83,10 @@ class Resharding:
 
 
 def settle(resharding: Resharding, table: ShardTable, count: int) -> ShardTable:
-    """Return the table for `count` shards: this one, or that of the next shard generation.
+    """Return the table for `count` shards: `table`, or the table of the next shard generation.
 
-    Files that an interrupted call left are removed first. Raises StartError, ArenaError and
-    WalError if an arena cannot be opened, merged or created; the deployment is then unchanged.
+    Removes files that an interrupted call left. Raises StartError, ArenaError and WalError if an
+    arena cannot be opened, merged or created; the deployment is then unchanged.
     """
     _clear(resharding, table)
     if table.shard_generation != ALONE and table.count == count:
@@ -125,7 +127,8 @@ def _reshard(resharding: Resharding, old: ShardTable, count: int) -> ShardTable:
 
 
 def _born(arena: Arena | None) -> dict[str, Placement]:
-    """Return the namespaces of a daemon without shards, which are in no routing table."""
+    """Return the placements for the namespaces of a daemon without shards, which has no routing
+    table."""
     found = arena.namespaces_of_users() if arena is not None else ()
     return {n.name: Placement(n.name, (0,), n.created_uid) for n in found}
 
@@ -150,7 +153,8 @@ def _sources(
 def _records(
     resharding: Resharding, old: ShardTable, sources: Sequence[Arena | None]
 ) -> dict[str, int]:
-    """Return, by the uuid of each source with a WAL, the last record that its arena contains."""
+    """Return the LSN of the last record that each arena contains, by the uuid of its WAL. Sources
+    without a WAL are left out."""
     upto = {}
     for shard, arena in enumerate(sources):
         wal = resharding.opening(old, shard).wal
@@ -174,10 +178,11 @@ def _routes(
 def _route(
     old: ShardTable, new: ShardTable, shard: int, name: str, found: NamespaceStats
 ) -> Route | None:
-    """Return the route of a namespace; None if it belongs to another shard and is empty here.
+    """Return the route of a namespace; None if the namespace belongs to another shard and is empty
+    in this shard.
 
-    Reserved namespaces are in no table. The notices of shard N move to shard N modulo the new
-    number of shards.
+    Reserved namespaces are not in the routing table. The notices of shard N move to shard N modulo
+    the new number of shards.
     """
     if is_reserved(name):
         return Route((shard % new.count,), fresh_topics=True)
@@ -185,7 +190,7 @@ def _route(
     if was is None or shard not in was.shards:
         if found.empty:
             return None
-        raise Unplaceable(name, f"is in shard {shard}, but the routing table has it elsewhere")
+        raise Unplaceable(name, f"is in shard {shard}, but the routing table places it elsewhere")
     if found.parked:
         where = f"the WAL of {old.daemon(shard)}"
         raise Unplaceable(name, f"has parked timers: their payloads are in {where}")
@@ -195,7 +200,8 @@ def _route(
 
 
 def _refuse_other_settings(old: ShardTable, have: Sequence[Mapping[str, NamespaceStats]]) -> None:
-    """Raise Unplaceable if parts of a namespace have different settings: they may be merged."""
+    """Raise Unplaceable if parts of a namespace have different settings, because these parts may be
+    merged."""
     for name, was in old.placements.items():
         shards = [shard for shard in sorted({*was.shards}) if name in have[shard]]
         for shard in shards[1:]:
@@ -213,8 +219,8 @@ def _made(
     sources: Sequence[tuple[Arena, Mapping[str, Route]]],
     predecessors: Predecessors,
 ) -> Iterator[dict[str, NamespaceStats]]:
-    """Create the arenas of the next shard generation one after the other. Yield the namespace
-    statistics of each."""
+    """Create the arenas of the next shard generation one after another. Yield the namespace
+    statistics of each arena."""
     arenas = [arena for arena, _ in sources]
     same = _identity(resharding.config, arenas)
     for shard in range(new.count):
@@ -235,8 +241,8 @@ def _made(
 
 
 def _identity(config: Config, sources: Sequence[Arena]) -> dict[str, Any]:
-    """Return the fields of struct pg_config that all arenas of a shard generation share. The stream
-    id stays if all sources have the same one, so that subscribers continue their stream."""
+    """Return the fields of struct pg_config that all arenas of a shard generation share. If all
+    sources have the same stream id, it is kept, so that subscribers continue their stream."""
     headers = [arena.header for arena in sources]
     streams = {int(header.stream_id) for header in headers}
     same = {"stream_id": streams.pop() if len(streams) == 1 else HOST.random_bits(63) | 1}
@@ -250,7 +256,8 @@ def _identity(config: Config, sources: Sequence[Arena]) -> dict[str, Any]:
 def _finished(
     arena: Arena, opening: Opening, predecessors: Predecessors
 ) -> dict[str, NamespaceStats]:
-    """Rebuild and check a merged arena, begin its WAL, and place it. Return its statistics."""
+    """Rebuild and check a merged arena, begin its WAL, and give its files their names. Return the
+    namespace statistics of the arena."""
     virtual = opening.config.clock == "virtual"
     arena.rebuild(int(arena.header.now_ns) if virtual else HOST.boot_ns())
     arena.check()
@@ -269,7 +276,8 @@ def _verify(
     routes: Sequence[Mapping[str, Route]],
     made: Sequence[Mapping[str, NamespaceStats]],
 ) -> None:
-    """Check that the new arenas contain everything exactly once. Raises ArenaBroken."""
+    """Check that the new arenas contain the state of the old arenas exactly once. Raises
+    ArenaBroken."""
     before = _total(
         {n: c for n, c in found.items() if n in r} for found, r in zip(have, routes, strict=True)
     )
@@ -295,7 +303,7 @@ def _total(parts: Iterable[Mapping[str, NamespaceStats]]) -> dict[str, Namespace
 
 def _comparable(found: NamespaceStats, *, fresh_topics: bool) -> NamespaceStats:
     """Return the figures that a resharding must not change. In a partitioned namespace the numbers
-    of topics and bulk loads change, because each part has its own."""
+    of topics and bulk loads change, because each part has its own topics and bulk loads."""
     return replace(found, topics=0, streams=0, bulk_loads=0) if fresh_topics else found
 
 
@@ -303,7 +311,7 @@ def _comparable(found: NamespaceStats, *, fresh_topics: bool) -> NamespaceStats:
 
 
 def _clear(resharding: Resharding, table: ShardTable) -> None:
-    """Remove the shard generations before and after the current one. The WALs of the earlier one
+    """Remove the previous and the next shard generation. The WALs of the previous shard generation
     stay, because they may not have been shipped yet."""
     _refuse_later(resharding, table)
     if table.shard_generation == ALONE + 1:
@@ -318,7 +326,8 @@ def _clear(resharding: Resharding, table: ShardTable) -> None:
 
 
 def _clear_alone(resharding: Resharding, table: ShardTable) -> None:
-    """Remove the arena of a daemon that became these shards. Raises BadPath if it did not."""
+    """Remove the arena of the daemon that was resharded into these shards. Raises BadPath if the
+    arena belongs to another daemon."""
     paths = paths_in(resharding.directory, table.name)
     with owned(Opening(resharding.config, paths)):
         _clear_arena_alone(resharding, table, paths)
@@ -330,8 +339,8 @@ def _clear_arena_alone(resharding: Resharding, table: ShardTable, paths: Paths) 
             _stream(one.paths.arena) for one in _left(resharding, table)
         }:
             reason = (
-                f"holds timers of a daemon {table.name!r} without shards, which its shards do not "
-                "have: start the shards under another name, or remove this file"
+                f"holds timers of a daemon {table.name!r} without shards. The shards do not have "
+                "these timers: start the shards under another name, or remove this file"
             )
             raise BadPath(str(shm.MOUNT / paths.arena[1:]), reason)
         resharding.step(f"removing {table.name}")
@@ -347,7 +356,7 @@ def _stream(arena: str) -> int | None:
 
 
 def _left(resharding: Resharding, table: ShardTable) -> Iterator[Opening]:
-    """Yield the parameters of each shard of this generation that left files."""
+    """Yield the parameters for opening each shard of this generation that left files."""
     begin = f"{table.name}-{table.shard_generation}-"
     places = [
         (resharding.directory, begin, ""),
@@ -370,8 +379,8 @@ def _numbers(folder: Path, begin: str, end: str) -> Iterator[int]:
 
 
 def _refuse_later(resharding: Resharding, table: ShardTable) -> None:
-    """Raise WalMismatch if daemons have used the next shard generation: this table is outdated
-    then, because an unfinished shard generation has no daemons."""
+    """Raise WalMismatch if daemons have used the next shard generation. In that case `table` is
+    outdated, because daemons never run on an unfinished shard generation."""
     for opening in _left(resharding, replace(table, shard_generation=table.shard_generation + 1)):
         if opening.wal is not None and _used(opening.wal):
             shard_generation = table.shard_generation
@@ -400,7 +409,7 @@ def _clear_shard_generation(resharding: Resharding, table: ShardTable, *, wals: 
 
 
 def _clear_daemon(resharding: Resharding, opening: Opening, wals: bool) -> None:
-    """Remove the files of a shard. The caller has the locks."""
+    """Remove the files of a shard. The caller holds the locks."""
     if shm.exists(opening.paths.arena):
         resharding.step(f"removing {opening.config.name}")
     remove_arena(opening.paths)

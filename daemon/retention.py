@@ -1,8 +1,8 @@
 """Removal of WAL files.
 
-Recovery needs the two newest snapshots and every segment from the start of the older one on.
-Further segments are kept by retention holds of readers, and by settings for age and size. Only the
-oldest segments are removed, so the others have no gap.
+Recovery needs the two newest snapshots, and every segment from the start of the older snapshot on.
+Retention holds of readers, and settings for age and size, may keep further segments. Only the
+oldest segments are removed, so the remaining segments have no gap.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ class Keep:
 
 
 def needed_lsn(found: Sequence[File]) -> int:
-    """Return the first record that a recovery from these snapshots may need."""
+    """Return the LSN of the first record that a recovery from these snapshots may need."""
     retained = found[-SNAPSHOTS_KEPT:]
     return retained[0].lsn if retained else 0
 
 
 def bytes_from(files: Sequence[File], lsn: int) -> int:
-    """Return the bytes of the segments that contain record `lsn` or later ones."""
+    """Return the total size in bytes of the segments that contain record `lsn` or later records."""
     return sum(file.bytes for file, end in _with_ends(files) if end > lsn)
 
 
 def over_cap(files: Sequence[File], holds: Iterable[RetentionHold]) -> list[RetentionHold]:
-    """Return the retention holds that hold back more bytes than their caps allow."""
+    """Return the retention holds that retain more bytes than their caps allow."""
     return [
         hold
         for hold in holds
@@ -49,9 +49,9 @@ def over_cap(files: Sequence[File], holds: Iterable[RetentionHold]) -> list[Rete
 def removable(
     files: Sequence[File], needed: int, holds: Iterable[RetentionHold], keep: Keep, wall_ns: int
 ) -> list[File]:
-    """Return the segments that may be removed, oldest first; the newest one always stays.
+    """Return the segments that may be removed, oldest first; the newest segment always stays.
 
-    `needed`: the first record that recovery needs. `wall_ns`: the wall time now.
+    `needed`: LSN of the first record that recovery needs. `wall_ns`: the current wall time.
     """
     needed = min([needed, *(hold.lsn for hold in holds if not hold.dropped)])
     gone = []
@@ -64,7 +64,8 @@ def removable(
 
 
 def _with_ends(files: Sequence[File]) -> list[tuple[File, int]]:
-    """Return each segment with the first record behind it, 2**64 for the newest one."""
+    """Return (segment, LSN of the first record behind it) for each segment; 2**64 for the newest
+    segment."""
     ends = [*(file.lsn for file in files), 2**64][1:]  # empty if there is no segment
     return list(zip(files, ends, strict=True))
 
@@ -80,7 +81,7 @@ def is_untidy(directory: Path, keep: Keep, host: Host = HOST) -> bool:
 
 
 def tidy(directory: Path, keep: Keep, host: Host = HOST) -> list[RetentionHold]:
-    """Drop retention holds over their caps, and remove files that are not needed. Return the
+    """Drop retention holds that exceed their caps, and remove files that are not needed. Return the
     dropped holds."""
     disk = host.disk
     with changing_holds(directory, disk) as holds:

@@ -1,4 +1,4 @@
-"""The process of one shard, which runs an ordinary daemon, and its lifecycle."""
+"""The process of one shard, and its lifecycle. The process runs an ordinary daemon."""
 
 from __future__ import annotations
 
@@ -30,16 +30,17 @@ from purgatoryd.shm_layout.status_file import Cause, StatusFile, Trouble
 PAUSE_NS, PAUSE_MAX_NS = 100_000_000, 10_000_000_000
 """Pause before a shard is restarted. It doubles with every failure, up to the maximum."""
 STEADY_NS = 60_000_000_000
-"""A shard that was ready for this long has its earlier failures forgotten."""
+"""Time in state READY after which earlier failures of a shard are forgotten."""
 ENDS_MAX = 8
-"""Failures in a row after which a shard is crash-looping. It is not restarted until SIGHUP."""
+"""Failures in a row after which a shard is crash-looping. A crash-looping shard is not restarted
+until SIGHUP."""
 UNANSWERED_PINGS_MAX = 10
 """Heartbeat periods without a reply to a ping after which a shard is killed. Periods are counted
 instead of time, because no process can reply while the machine sleeps."""
 SLOW_PINGS = 2
 """Heartbeat periods without a reply after which a shard counts as silent."""
 STALLED_HEARTBEATS_MAX = STEP_NS // 1_000_000_000
-"""Heartbeat periods without progress after which a shard that starts is killed."""
+"""Heartbeat periods without progress after which a starting shard is killed."""
 _SAID_MAX = 65_536
 _OF_THE_MANAGER = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID")
 
@@ -88,8 +89,8 @@ class Shard:
         self.stalled_heartbeats = 0
         """Heartbeat periods since startup last made progress."""
         self._progress_boot_ns = 0
-        """Time of the last progress that the shard has recorded: of its start in the status file,
-        of its loop in the arena header; 0 = none yet."""
+        """Time of the last progress that the shard has recorded: in the status file while it
+        starts, in the arena header once its loop runs; 0 = none yet."""
         self.starts = 0
         """Number of processes started."""
         self._degraded_reason = ""
@@ -105,11 +106,11 @@ class Shard:
         self._ready_ns = 0
         self._arena: HeaderView | None = None
         self._reload = 0
-        """Number of the newest reload request."""
+        """Sequence number of the newest reload request."""
         self._reloaded = 0
-        """Number of the newest reload request that the shard has completed."""
+        """Sequence number of the newest reload request that the shard has completed."""
         self._reload_missed = False
-        """The shard may have started before the reload request reached it."""
+        """True if the shard may have started before the reload request reached it."""
 
     def enter(self, state: State) -> None:
         """Move to `state`. Raises AssertionError if `MOVES` does not allow it."""
@@ -129,23 +130,25 @@ class Shard:
 
     @property
     def hangs(self) -> str:
-        """Reason to kill the process, in words; empty = none."""
+        """Reason to kill the process, as text; empty = no reason."""
         if self.unanswered_pings >= UNANSWERED_PINGS_MAX:
             return "does not answer"
         return (
-            "makes no progress in its start"
+            "makes no progress during its start"
             if self.stalled_heartbeats >= STALLED_HEARTBEATS_MAX
             else ""
         )
 
     @property
     def moves(self) -> bool:
-        """True if the process had made progress at the last heartbeat: its start, loop or end."""
+        """True if the last heartbeat found that the process makes progress: in its start, loop or
+        end."""
         return self._process is not None and not (self.unanswered_pings or self.stalled_heartbeats)
 
     @property
     def trouble(self) -> Trouble | None:
-        """The reason why the shard does not serve; None = it does, or has ended as requested."""
+        """The reason why the shard does not serve; None = it serves, or it has ended as
+        requested."""
         if self.state is State.CRASH_LOOPING:
             text = f"{self.name} is crash-looping: {ENDS_MAX} failures in a row; not restarted"
             return Trouble(Cause.CRASH_LOOPING, text)
@@ -158,14 +161,15 @@ class Shard:
 
     @property
     def fds(self) -> list[int]:
-        """Descriptors that become readable when the process has written, answered or ended."""
+        """Descriptors that become readable when the process has written to stdout, replied to a
+        request, or ended."""
         if self._process is None:
             return []
         news = self._said_fd if self._admin is None else int(self._admin.get(zmq.FD))
         return [self._watch, news]
 
     def start(self) -> None:
-        """Start the process. Raises OSError; then there is no process."""
+        """Start the process. Raises OSError; no process exists then."""
         self.enter(State.STARTING)
         self.starts += 1
         environment = {k: v for k, v in os.environ.items() if k not in _OF_THE_MANAGER}
@@ -194,7 +198,7 @@ class Shard:
             self._process.send_signal(number)
 
     def stop(self) -> None:
-        """Request the process to end, after its earlier requests."""
+        """Request the process to end once it has handled all earlier requests."""
         if self._admin is None:
             self.signal(signal.SIGTERM)
         else:
@@ -207,8 +211,8 @@ class Shard:
                 self._admin.send(request, zmq.NOBLOCK)
 
     def heartbeat(self) -> None:
-        """Look at the shard's progress. A ready shard gets a ping only if its arena header shows no
-        progress, because a ping wakes both processes."""
+        """Check the shard's progress. A ready shard receives a ping only if its arena header shows
+        no progress, because a ping wakes both processes."""
         if self.state is State.STARTING:
             self.stalled_heartbeats = (
                 0 if self._moved(self._written_boot_ns()) else self.stalled_heartbeats + 1
@@ -220,7 +224,8 @@ class Shard:
             self._look_at_loop()
 
     def _attach(self) -> None:
-        """Attach to the shard's arena. Without one, only pings show whether its loop runs."""
+        """Attach to the shard's arena. If that fails, only pings show whether the shard's loop
+        runs."""
         if self._arena is not None:
             self._arena.close()
             self._arena = None
@@ -236,7 +241,7 @@ class Shard:
         self.unanswered_pings += 1
 
     def _written_boot_ns(self) -> int:
-        """Return the time of the start's last progress from the status file; 0 = no file yet."""
+        """Return when the start last made progress, from the status file; 0 = no file yet."""
         with suppress(OSError, TableBroken, PermissionDenied):
             return int(StatusFile(self._paths.directory, self.name).header.heartbeat_boot_ns)
         return 0
@@ -250,13 +255,13 @@ class Shard:
         self.send(wire.encode_frame(Message.PING, sequence=self._reload))
 
     def reload(self) -> None:
-        """Request the shard to read its settings again; a shard that starts gets the request once
-        it is ready."""
+        """Request the shard to read its settings again. A shard that is still starting receives the
+        request once it is ready."""
         self._reload_missed = self.state is State.STARTING
         if self.state is State.READY:
             self._reload += 1
             self.signal(signal.SIGHUP)
-            self._ping()  # the reply follows the reload
+            self._ping()  # the shard replies after the reload
 
     @property
     def reloads(self) -> bool:
@@ -327,7 +332,7 @@ class Shard:
         self.enter(State.DOWN if self._ends < ENDS_MAX else State.CRASH_LOOPING)
 
     def try_again(self, now_ns: int) -> None:
-        """Forget earlier failures, and let a shard that ended or is crash-looping restart now."""
+        """Forget earlier failures. A shard that has ended or is crash-looping restarts at once."""
         self._ends = 0
         self.restart_at_ns = now_ns
         if self.state in (State.CRASH_LOOPING, State.ENDED):

@@ -1,6 +1,6 @@
 """Snapshots of an arena: the file, and the process that writes it while the daemon runs.
 
-That process also removes files that are not needed, so that the loop never waits for a file. The
+The process also removes files that are not needed, so that the loop never waits for a file. The
 arena changes while the snapshot is written. So the snapshot gets its name only once all records up
 to its end are on disk.
 """
@@ -37,9 +37,9 @@ def saving(
 ) -> Iterator[int]:
     """Write a snapshot into a WAL's folder, in steps. Raises WalUnwritable.
 
-    Yields once, the record that must be on disk before the caller continues; then the snapshot gets
-    its name. `quiet`: the arena does not change meanwhile, and nothing is yielded. `step` is called
-    at the beginning, and at least once for each PORTION.
+    Yields once: the LSN of the record that must be on disk before the caller continues. Then the
+    snapshot gets its name. `quiet`: the arena does not change during the call, and nothing is
+    yielded. `step` is called at the beginning, and at least once for each PORTION.
     """
     disk, temporary = host.disk, directory / TEMPORARY
     moved = partial(step, "writing a snapshot")
@@ -57,7 +57,7 @@ def saving(
 def save_snapshot(
     handle: Handle, directory: Path, host: Host = HOST, step: Step = lambda _: None
 ) -> None:
-    """Write a snapshot of an arena that does not change meanwhile. Raises WalUnwritable."""
+    """Write a snapshot of an arena that does not change during the call. Raises WalUnwritable."""
     for _ in saving(handle, directory, host, step, quiet=True):
         raise AssertionError("nothing to wait for")
 
@@ -99,18 +99,18 @@ class Child(Protocol):
     returncode: Any
 
     def poll(self) -> int | None:
-        """Return its exit code; None while it runs."""
+        """Return the exit code of the process; None while it runs."""
 
     def kill(self) -> None:
-        """End it at once."""
+        """End the process at once."""
 
     def wait(self) -> int:
-        """Wait for its end."""
+        """Wait for the end of the process."""
 
 
 def start(arena: str, directory: Path, keep: Keep, *, snapshot: bool) -> Child:
-    """Start the process. With `snapshot` it writes one; then it removes files that are not
-    needed."""
+    """Start the process. If `snapshot`, it first writes a snapshot. It then removes files that are
+    not needed."""
     arguments = [arena, directory, os.getpid(), keep.age_ns, keep.bytes, int(snapshot)]
     return subprocess.Popen(
         [sys.executable, "-m", "purgatoryd.daemon.snapshot", *map(str, arguments)],
@@ -128,13 +128,14 @@ def _snapshot_process(arena: str, directory: Path, daemon: int) -> None:
 
 
 def leave_the_loop(daemon: int) -> None:
-    """Move this process to the CPUs of the daemon's other threads: a child starts on the loop's."""
+    """Move this process to the CPUs of the daemon's other threads, because a child starts on the
+    CPUs of the loop."""
     threads = {int(thread) for thread in os.listdir(f"/proc/{daemon}/task")} - {daemon}
     os.sched_setaffinity(0, os.sched_getaffinity(max(threads)))
 
 
 def _main(arena: str, folder: str, daemon: str, age_ns: str, keep: str, snapshot: str) -> int:
-    end_with(int(daemon))  # the next daemon's process writes the same files
+    end_with(int(daemon))  # the snapshot process of the next daemon would write the same files
     os.nice(NICENESS)
     log.set_up("warning", name=Path(folder).name)
     directory = Path(folder)

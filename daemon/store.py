@@ -1,9 +1,10 @@
-"""Open a daemon's arena: create it, attach the existing one, recover it from a WAL, or move its
-authoritative state to other sizes.
+"""Open a daemon's arena: create an arena, attach to the existing arena, recover it from a WAL, or
+move its authoritative state to other sizes.
 
-`replacement.py` gives new arena files the names of the old ones. With a WAL, a snapshot of the new
-arena is written before that. An arena that replaces another one, or is recovered, has a uuid of its
-own: slots, rows or clock differ, and the records of both must not be mixed.
+`replacement.py` gives new arena files the names of the old arena files. If there is a WAL, a
+snapshot of the new arena is written before that. An arena that replaces another arena, or is
+recovered, gets a new uuid: its slots, rows or clock differ, so the WAL records of the two arenas
+must not be mixed.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ from purgatoryd.shm_layout.paths import Paths
 from purgatoryd.shm_layout.shm import ArenaLock, Moved
 from purgatoryd.shm_layout.wal import GroupCommit, Walk, is_other_version, segments
 
-# Sizes that may differ at a restart: the core's words for a full table, and the setting.
+# Sizes that may change at a restart. Key: the core's words for a full table. Value: the setting.
 _SIZES = {
     "timers armed": "capacity",
     "payload memory in use": "payload_bytes",
@@ -74,9 +75,10 @@ _SIZES = {
 
 _OWN = ("namespaces", "topics")
 OWN_ROWS = 1
-"""Rows of each of these tables in addition to the setting, for the daemon's own notices."""
+"""Number of rows that each of these tables has in addition to the setting, for the daemon's own
+notices."""
 
-# Sizes in which a new arena may exceed the one whose records are redone in it.
+# Sizes that may be larger in a new arena than in the arena whose records are redone in it.
 _SPACE = (
     "capacity", "payload_bytes", "replay_capacity", "replay_bytes_max", "namespaces", "topics",
     "watches", "watermarks", "accounts", "bulk_loads", "bulk_load_blocks",
@@ -85,34 +87,35 @@ _SPACE = (
 
 @dataclass(frozen=True)
 class Opening:
-    """Parameters for opening a daemon's arena. The caller has the locks of name, WAL and arena."""
+    """Parameters for opening a daemon's arena. The caller holds the locks of name, WAL and
+    arena."""
 
     config: Config
     paths: Paths
     import_path: Path | None = None
-    """An export file to begin with."""
+    """An export file from which the arena is made."""
     force: bool = False
     """Recover a damaged WAL up to the damage."""
     as_restored: bool = False
-    """The WAL may be a copy; opening the arena makes it an original."""
+    """Accept a WAL that is a copy; opening the arena makes it an original."""
     step: Step = lambda _: None
-    """Called with each step."""
+    """Called at each step."""
     host: Host = HOST
     """Clocks, disk and random numbers of the daemon."""
     begin_wal: Callable[..., Wal] = Wal
-    """Opens the WAL; the arguments are those of Wal."""
+    """Opens the WAL; takes the arguments of Wal."""
     held: ArenaLock | None = None
     """The arena's lock, from `owned`."""
 
     @property
     def lock(self) -> ArenaLock:
-        """The arena's lock, without which no arena is opened or replaced."""
+        """The arena's lock. Without the lock, no arena is opened or replaced."""
         assert self.held is not None
         return self.held
 
     @property
     def replacement(self) -> Replacement:
-        """The daemon's arena files, which new ones can replace."""
+        """The daemon's arena files, which new files can replace."""
         return Replacement(self.paths, self.lock)
 
     @property
@@ -125,7 +128,7 @@ class Opening:
 def owned(opening: Opening) -> Iterator[Opening]:
     """Hold the lock of the daemon's arena, which does not depend on the run directory.
 
-    Raises AlreadyRunning, and BadPath if an arena file's name belongs to something else.
+    Raises AlreadyRunning, and BadPath if the name of an arena file is used by something else.
     """
     paths = opening.paths
     for suffix in ("", NEW, NEXT):
@@ -137,11 +140,11 @@ def owned(opening: Opening) -> Iterator[Opening]:
 
 
 def open_arena(opening: Opening) -> Arena:
-    """Return the arena of a daemon, rebuilt and ready to be used.
+    """Return the arena of a daemon. It is rebuilt and ready to be used.
 
-    Raises ArenaTooLarge, ArenaTooSmall, ArenaMismatch for a foreign arena or one that does not fit,
-    ArenaBroken for damaged authoritative state, ArenaInUse, and WalError. The files are then
-    unchanged.
+    Raises ArenaTooLarge, ArenaTooSmall, ArenaMismatch for a foreign arena or an arena that does not
+    fit, ArenaBroken for damaged authoritative state, ArenaInUse, and WalError. After an error the
+    files are unchanged.
     """
     paths = opening.paths
     opening.replacement.recover()
@@ -157,10 +160,11 @@ def open_arena(opening: Opening) -> Arena:
 
 @contextmanager
 def source(opening: Opening) -> Iterator[Arena | None]:
-    """Yield the arena of a daemon that does not run, rebuilt, with its own sizes; None if there is
-    none. A WAL is recovered into an arena without a name, which is removed afterwards.
+    """Yield the rebuilt arena of a daemon that does not run, with the sizes that it has; None if
+    the daemon has no arena. A WAL is recovered into an arena without a name, which is removed
+    afterwards.
 
-    Raises as open_arena does.
+    Raises the errors of open_arena().
     """
     opening.replacement.recover()
     with ExitStack() as held:
@@ -174,7 +178,7 @@ def source(opening: Opening) -> Iterator[Arena | None]:
 
 
 def left_any(opening: Opening) -> bool:
-    """True if a daemon left an arena, or a WAL from which one can be recovered."""
+    """True if a daemon left an arena, or a WAL from which an arena can be recovered."""
     names = opening.paths.arena, f"{opening.paths.arena}{NEXT}"
     wal = opening.wal
     return any(map(shm.exists, names)) or (wal is not None and has_begun(wal, opening.host.disk))
@@ -189,8 +193,8 @@ def _source(opening: Opening) -> Arena | None:
 
 
 def _is_torn(opening: Opening) -> bool:
-    """True if somebody removed the private arena file, its daemon ended before it replaced the
-    file, and a WAL has what the arena had. Raises BadPath if there is no WAL."""
+    """True if somebody removed the private arena file, the daemon ended before it replaced the
+    file, and the arena can be recovered from a WAL. Raises BadPath if there is no WAL."""
     paths, wal = opening.paths, opening.wal
     if shm.exists(paths.private):
         return False
@@ -202,7 +206,7 @@ def _is_torn(opening: Opening) -> bool:
 
 
 def remove_arena(paths: Paths) -> None:
-    """Remove all arena files of a daemon and notify readers. The caller has the lock."""
+    """Remove all arena files of a daemon and notify readers. The caller holds the lock."""
     if shm.ours(paths.arena):
         retire(paths.arena)
     if shm.ours(f"{paths.arena}{NEXT}"):
@@ -228,13 +232,14 @@ def _open_left(opening: Opening) -> Arena:
 
 
 def _commit_appended(arena: Arena | Previous, opening: Opening) -> None:
-    """Bring the WAL buffer to disk, because the new arena gets only a snapshot of this one."""
+    """Write the WAL buffer to disk, because the new arena gets only a snapshot of this arena."""
     if opening.wal is not None and arena.wal_buffer is not None:
         commit_once(arena, opening, wal_end(arena, opening))
 
 
 def commit_once(arena: Arena | Previous, opening: Opening, end: Walk) -> None:
-    """Write the records of the WAL buffer to the WAL, which goes on at `end`, without a thread."""
+    """Write the records of the WAL buffer to the WAL, which continues at `end`. This starts no
+    thread."""
     assert opening.wal is not None
     GroupCommit(
         arena, opening.wal, opening.config.wal_segment_bytes, end, opening.host.disk,
@@ -262,15 +267,15 @@ def _refuse_other_wal(arena: Arena | Previous, opening: Opening) -> None:
             raise WalNeeded(arena.file.name)
     elif arena.wal_buffer is None:
         if segments(wal, opening.host.disk):
-            raise WalMismatch(str(wal), "wal", "empty", "that of another arena")
+            raise WalMismatch(str(wal), "wal", "empty", "used by another arena")
     elif not opening.force:
         refuse_other_wal(wal, arena.uuid, opening.host.disk)
 
 
 def wal_end(arena: Arena | Previous, opening: Opening) -> Walk:
-    """Return the end of the arena's WAL, at which it goes on. Raises WalDamaged, WalMismatch.
+    """Return the end of the arena's WAL, where the WAL continues. Raises WalDamaged, WalMismatch.
 
-    With `force` a damaged WAL is set aside, and a new one begins with a snapshot of the arena.
+    With `force` a damaged WAL is set aside, and a new WAL begins with a snapshot of the arena.
     """
     assert opening.wal is not None
     try:
@@ -280,7 +285,7 @@ def wal_end(arena: Arena | Previous, opening: Opening) -> Walk:
         if not opening.force or is_other_version(error):
             raise
         set_aside(opening.wal, opening.host.disk)
-        if isinstance(arena, Arena):  # else the arena that replaces this one writes the snapshot
+        if isinstance(arena, Arena):  # otherwise the snapshot is written from the new arena
             _save_snapshot(arena, opening)
         return Walk.before(arena)
 
@@ -299,7 +304,7 @@ def _import(opening: Opening, path: Path) -> Arena:
     if shm.exists(opening.paths.arena):
         _refuse_used(opening.paths)
     if opening.wal is not None and segments(opening.wal, opening.host.disk):
-        raise WalMismatch(str(opening.wal), "wal", "empty", "one that was begun")
+        raise WalMismatch(str(opening.wal), "wal", "empty", "not empty")
     arena = import_file(path, _way(opening))
     _refuse_durable(arena, opening)
     return _place_redone(arena, opening)
@@ -318,8 +323,8 @@ def _save_snapshot(arena: Handle, opening: Opening) -> None:
 
 
 def _refuse_used(paths: Paths) -> None:
-    """Raise ArenaInUse if the arena holds timers, operations or unsent notices. This only reads, so
-    changes that a kill left unfinished count as made."""
+    """Raise ArenaInUse if the arena holds timers, operations or unsent notices. The check only
+    reads the arena, so changes that a kill left unfinished count as finished."""
     arena = Arena.attach(paths.arena, paths.private)
     timers, operations = arena.in_use()
     unsent = int(arena.header.replay_tail - arena.header.published)
@@ -337,8 +342,8 @@ def _refuse_durable(arena: Arena, opening: Opening) -> None:
 
 
 def _make_redone(opening: Opening, sizes: Mapping[str, Any]) -> Arena:
-    """Create an arena for redo. Records refer to slots and rows, so no table may be smaller than
-    before."""
+    """Create an arena for redo. No table may be smaller than before, because records refer to slots
+    and rows."""
     fields = core_config(opening.config, opening.host)
     found, wanted = ClockKind(sizes["clock_kind"]), ClockKind(fields["clock_kind"])
     if found != wanted:
@@ -350,11 +355,11 @@ def _make_redone(opening: Opening, sizes: Mapping[str, Any]) -> Arena:
 
 
 def _clock_of(host: Host, walk: Walk) -> tuple[int, int, int]:
-    """Return now, the shift of all times and the wall offset: after a reboot, times move to the new
-    boot clock by the wall clock, and no deadline becomes earlier.
+    """Return (now_ns, shift_ns, wall_offset_ns). After a reboot, all times are shifted from the old
+    boot clock to the new one, by means of the wall clock. No deadline becomes earlier.
 
     The WAL's offset may be ROUNDING_NS too low. The boot clock is read after the wall clock, so
-    that a pause between the two makes the new offset too low, and deadlines late.
+    that a pause between the two readings makes the new offset too low, and deadlines late.
     """
     then = walk.struct
     then_offset_ns = int(then.wall_ns - then.boot_ns)
@@ -428,7 +433,8 @@ def core_config(config: Config, host: Host = HOST) -> dict[str, Any]:
 
 @contextmanager
 def _in_place(opening: Opening, fields: Mapping[str, Any]) -> Iterator[Arena]:
-    """Yield a new arena. It replaces the existing one at the end, and is removed after an error."""
+    """Yield a new arena. It replaces the existing arena when the context ends, and is removed after
+    an error."""
     new = create_arena(opening.paths, fields)
     try:
         yield new
@@ -440,36 +446,38 @@ def _in_place(opening: Opening, fields: Mapping[str, Any]) -> Iterator[Arena]:
 
 
 def create_arena(paths: Paths, fields: Mapping[str, Any]) -> Arena:
-    """Create arena files, which have no names until `place`. Raises ArenaTooLarge."""
+    """Create arena files. They have no names until place() is called. Raises ArenaTooLarge."""
     for name in (f"{paths.arena}{NEW}", f"{paths.private}{NEW}", f"{paths.arena}{NEXT}"):
         shm.refuse_foreign(name)
     return Arena.create(paths.arena, paths.private, fields)
 
 
 def place(arena: Arena, opening: Opening) -> None:
-    """Let new arena files replace those of the daemon.
+    """Replace the daemon's arena files by new arena files.
 
-    Raises AlreadyRunning if another start was faster, where no file existed to lock.
+    Raises AlreadyRunning if another start was faster. This can happen only if there was no file to
+    lock.
     """
     opening.replacement.replace_by(arena.file, arena.private)
 
 
 def place_again(arena: Arena, opening: Opening, moved: Moved) -> bool:
-    """Copy an arena whose files have lost a name into new files, and continue with these. False if
-    the files have their names.
+    """Copy an arena whose files have lost a name into new files, and continue with the new files.
+    False if the files have their names.
 
-    Calls `moved` after each portion of the copy, because the loop does not iterate meanwhile.
-    Raises ArenaTooLarge; AlreadyRunning and BadPath if another file has a name. That file stays.
+    Calls `moved` after each portion of the copy, because the loop does not iterate during the copy.
+    Raises ArenaTooLarge, and AlreadyRunning or BadPath if another file has one of the names. That
+    file is left alone.
     """
     if all([arena.file.has_name, arena.private.has_name]):  # a list: either may raise BadPath
         return False
-    opening.replacement.refuse_taken()  # before the copy, which takes long and is tried each second
+    opening.replacement.refuse_taken()  # before the copy: it takes long and is retried each second
     files = arena.copied(moved)
     try:
         opening.replacement.replace_by(*files)
     except BaseException:
         opening.replacement.take_back(*files)
-        arena.set_state(ArenaState.READY, opening.host.pid)  # its file may say RETIRED
+        arena.set_state(ArenaState.READY, opening.host.pid)  # the old file may say RETIRED
         for file in files:
             file.give_up(moved)
         raise
@@ -534,7 +542,8 @@ def _same_sizes(arena: Arena, config: Config) -> bool:
 
 def _identity(old: Arena | Previous, opening: Opening) -> dict[str, Any]:
     """Return the fields of struct pg_config that make a new arena look like the old one to readers.
-    With a WAL its uuid differs, so that their records are not mixed."""
+    If there is a WAL, the new arena gets another uuid, so that the records of the two arenas are
+    not mixed."""
     header = old.header
     same = {
         "stream_id": header.stream_id,
@@ -557,8 +566,8 @@ def _resize(old: Arena, opening: Opening) -> Arena:
 
 
 def too_small(error: ArenaBroken, of: str = "") -> PurgatorydError:
-    """Return ArenaTooSmall, with the setting, for the error of a full table. Return other errors
-    unchanged. `of`: words that name the arena."""
+    """Return ArenaTooSmall, which names the setting, if the error is that of a full table. Return
+    other errors unchanged. `of`: text that names the arena."""
     setting = _SIZES.get(error.detail)
     if setting is None:
         return error
@@ -569,9 +578,10 @@ def too_small(error: ArenaBroken, of: str = "") -> PurgatorydError:
 
 
 def _convert(old: Previous, opening: Opening) -> Arena:
-    """Copy the authoritative state of an arena of an earlier ABI into a new one of the same sizes.
+    """Copy the authoritative state of an arena of an earlier ABI into a new arena of the same
+    sizes.
 
-    Tables that the earlier ABI does not have get the sizes of the settings.
+    Tables that the earlier ABI does not have get their sizes from the settings.
     """
     _refuse_other_clock(old, opening)
     _refuse_other_shard(old, opening)

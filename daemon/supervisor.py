@@ -13,7 +13,7 @@ _MORE_TIME = f"EXTEND_TIMEOUT_USEC={STEP_NS // 1000}"
 
 
 class Supervisor:
-    """The service manager of this process. Without one, no method has an effect."""
+    """The service manager of this process. Without a service manager, no method has an effect."""
 
     def __init__(self, address: str = "", watchdog_ns: int = 0) -> None:
         """`address`: a path, or "@" and an abstract name; empty = no service manager.
@@ -22,13 +22,13 @@ class Supervisor:
         """
         self.watchdog_ns = watchdog_ns
         self._unsent: tuple[str, ...] = ()
-        """Lines that the manager's full queue refused, to be sent again."""
+        """Lines to send again, because the manager's queue was full."""
         self._address = address.replace("@", "\0", 1) if address[:1] == "@" else address
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) if address else None
 
     @classmethod
     def of(cls, environ: Mapping[str, str]) -> Supervisor:
-        """Read the environment that systemd gives to a unit."""
+        """Return the service manager that the environment of a systemd unit describes."""
         address = environ.get("NOTIFY_SOCKET", "")
         if address[:1] not in ("/", "@"):
             return cls()
@@ -62,7 +62,7 @@ class Supervisor:
         self._send("RELOADING=1", f"MONOTONIC_USEC={now_us}")
 
     def stopping(self) -> None:
-        """Report that the daemon has stopped serving and brings its records to disk."""
+        """Report that the daemon has stopped serving and is writing its records to disk."""
         self._notify("STOPPING=1", _MORE_TIME)
 
     def _notify(self, *lines: str) -> None:
@@ -70,8 +70,8 @@ class Supervisor:
         self._unsent = () if self._send(*lines) else lines
 
     def _send(self, *lines: str) -> bool:
-        """Send lines without waiting. False = the manager's queue is full. Other errors do not
-        matter to the daemon."""
+        """Send lines without waiting. False = the manager's queue is full. Other errors are
+        ignored."""
         if self._socket is None:
             return True
         try:

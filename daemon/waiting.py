@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 
 _EVENTS_MAX = 64
-"""Events that one wait returns; the next wait returns the others."""
+"""Maximum number of events that one wait returns; later waits return the rest."""
 _TFD_TIMER_ABSTIME = 1
 _TFD_CLOEXEC = os.O_CLOEXEC
 _SECOND_NS = 1_000_000_000
@@ -42,7 +42,8 @@ class Waiter:
     def watch(self, fds: Iterable[int]) -> None:
         """Make later waits watch these descriptors and no others.
 
-        Each is registered again: epoll forgets a closed descriptor, and its number may be reused.
+        Every descriptor is registered again: epoll forgets a closed descriptor, and its number may
+        be reused.
         """
         wanted = frozenset(fds)
         for fd in self._fds - wanted:
@@ -54,14 +55,15 @@ class Waiter:
                 self._epoll.register(fd, select.EPOLLIN)
 
     def wait(self, until_boot_ns: int) -> frozenset[int]:
-        """Return the readable descriptors; none if `until_boot_ns` came first. It may be past."""
-        self._spec[2], self._spec[3] = divmod(max(1, until_boot_ns), _SECOND_NS)  # 0 disarms it
+        """Return the readable descriptors; none if `until_boot_ns`, which may be past, came
+        first."""
+        self._spec[2], self._spec[3] = divmod(max(1, until_boot_ns), _SECOND_NS)  # 0 disarms
         _check(_LIBC.timerfd_settime(self._timer, _TFD_TIMER_ABSTIME, self._spec, None))
         events = self._epoll.poll(maxevents=_EVENTS_MAX)
         return frozenset([fd for fd, _ in events if fd != self._timer])
 
     def close(self) -> None:
-        """Give the descriptors back."""
+        """Close the descriptors."""
         self._epoll.close()
         os.close(self._timer)
 
@@ -73,7 +75,7 @@ def _check(result: int) -> None:
 
 
 def allow_descriptors() -> None:
-    """Raise the soft limit of descriptors to the hard one.
+    """Raise the soft limit of descriptors to the hard limit.
 
     Every connection is a descriptor, and libzmq aborts the process when none is left. Neither the
     daemon nor libzmq nor a child calls select(), which takes no descriptor above 1023.

@@ -42,18 +42,19 @@ from purgatoryd.shm_layout.wal import (
 )
 
 MODE = 0o700
-"""Mode of the folder, which holds every key and payload. Another user who could open its lock file
-could lock it."""
+"""Mode of the WAL folder. Other users must not read keys and payloads, or open the lock file: a
+user who can open it can lock it."""
 HEARTBEATS_PER_LOOK = 60
-"""Heartbeats between two looks at ages and retention holds if no segment was filled."""
+"""Heartbeats between two checks of file ages and retention holds if no segment was filled."""
 METRICS_NS = 60_000_000_000
-"""Period of the records with histograms."""
+"""Interval between records with histograms."""
 SET_ASIDE = ".damaged"
 """Suffix of damaged files, which are kept for people and ignored by recovery."""
 SNAPSHOT_BEFORE_READY, BYTES_OF_A_TIMER = 32 * 2**20, 200
-"""Largest snapshot that a start writes before it is ready, and estimated size of a timer."""
+"""Size of the largest snapshot that a start writes before READY, and estimated size of a timer, in
+bytes."""
 SNAPSHOT_ATTEMPTS = 3
-"""Failures of the first snapshot after READY at which the WAL stops."""
+"""Failed attempts at the first snapshot after READY, after which the WAL stops."""
 
 
 # ---- the folder ------------------------------------------------------------------------------
@@ -68,7 +69,7 @@ def wal_directory(config: Config) -> Path | None:
 def locked(directory: Path | None, *, as_restored: bool = False) -> Iterator[None]:
     """Make the folder and hold its lock. Raises WalInUse, WalCopied, BadPath.
 
-    `as_restored`: the WAL may be a copy.
+    `as_restored`: accept a WAL that is a copy.
     """
     if directory is None:
         yield
@@ -101,7 +102,8 @@ def _refuse_open_parents(directory: Path) -> None:
         if about.st_mode & 0o022 and not about.st_mode & stat.S_ISVTX:
             mode = stat.S_IMODE(about.st_mode)
             raise BadPath(
-                str(directory), f"is in {above}, whose mode is {mode:04o}: others may replace it"
+                str(directory),
+                f"is in {above}, whose mode is {mode:04o}: other users may replace it",
             )
 
 
@@ -112,7 +114,7 @@ def _refuse_open_folder(directory: Path) -> None:
         raise BadPath(str(directory), f"is foreign: it belongs to uid {about.st_uid}")
     if about.st_mode & 0o022:
         mode = stat.S_IMODE(about.st_mode)
-        raise BadPath(str(directory), f"has mode {mode:04o}: others may write it")
+        raise BadPath(str(directory), f"has mode {mode:04o}: other users may write to it")
 
 
 def _flock(fd: int, directory: Path) -> None:
@@ -126,8 +128,8 @@ def _flock(fd: int, directory: Path) -> None:
 
 
 def has_begun(directory: Path, disk: Disk = DISK) -> bool:
-    """True if a daemon may have written records to this WAL: it has segments, or a snapshot that is
-    not one of the first start."""
+    """True if a daemon may have written records to this WAL: it has segments, or a snapshot that
+    the first start did not write."""
     born = (is_of_birth(file, disk) for file in snapshots(directory, disk))
     return bool(segments(directory, disk)) or not all(born)
 
@@ -141,7 +143,7 @@ def refuse_other_wal(directory: Path, uuid: bytes, disk: Disk = DISK) -> None:
 
 
 def newest_end(directory: Path, arena: Handle, disk: Disk = DISK) -> Walk:
-    """Read the newest segment of the arena's WAL. Return its end, at which the WAL goes on.
+    """Read the newest segment of the arena's WAL. Return its end, where the WAL continues.
 
     The read may use the page cache, because group commit writes unconfirmed records again.
 
@@ -165,13 +167,14 @@ def _is_of_other(path: Path, uuid: bytes, disk: Disk) -> bool:
 
 
 def own_snapshot(directory: Path, arena: Arena, host: Host, step: Step) -> bool:
-    """Make sure that a snapshot holds the whole arena, and remove those of the arena that this
-    one replaced. False if the arena is large: the daemon then writes the snapshot once it is ready.
+    """Make sure that a snapshot contains the whole arena, and remove snapshots of the arena that
+    this arena replaced. False if the arena is large: the daemon then writes the snapshot once it is
+    ready.
 
-    A clean stop leaves such a snapshot. After a kill or a failed call the older files may miss
-    bytes on disk, so nothing is acknowledged before the snapshot is confirmed. A large one can
-    wait only if older files make a recovery possible until then. Without segments the arena
-    replaced no other: snapshots of others are set aside.
+    A clean stop leaves such a snapshot. After a kill or a failed call the older files may lack
+    bytes on disk, so nothing is acknowledged before the snapshot is confirmed. A large snapshot can
+    wait only if a recovery is possible from older files until then. If there are no segments, the
+    arena has replaced no other arena; snapshots of other arenas are then set aside.
     """
     disk = host.disk
     sound = [file for file in snapshots(directory, disk) if has_header(file.path, disk)]
@@ -192,7 +195,7 @@ def own_snapshot(directory: Path, arena: Arena, host: Host, step: Step) -> bool:
 
 
 def _leads_on(directory: Path, own: list[File], disk: Disk) -> bool:
-    """True if the segments continue one of these snapshots."""
+    """True if the segments continue one of the snapshots `own`."""
     first = segments(directory, disk)[:1]
     return bool(own and first) and first[0].lsn <= own[-1].lsn
 
@@ -218,7 +221,7 @@ def _set_aside(path: Path, disk: Disk) -> None:
 
 
 class Memory:
-    """The WAL of a daemon without one: no method has an effect."""
+    """A stand-in for Wal in a daemon that has no WAL: no method has an effect."""
 
     @property
     def fds(self) -> list[int]:
@@ -227,7 +230,7 @@ class Memory:
 
     @property
     def committed_lsn(self) -> int:
-        """The newest record on disk."""
+        """LSN of the newest record on disk."""
         return 0
 
     @property
@@ -247,7 +250,8 @@ class Memory:
         """Note that an answer was complete at `built_boot_ns` and sent at `handed_boot_ns`."""
 
     def pause(self) -> bool:
-        """Leave the arena to the loop alone. False: call again once a descriptor is readable."""
+        """Stop other threads from using the arena. False = not yet: call again once a descriptor is
+        readable."""
         return True
 
     def unpause(self, *, moved: bool) -> None:
@@ -257,10 +261,10 @@ class Memory:
         """Reset a descriptor that was readable."""
 
     def heartbeat(self) -> None:
-        """Once a second: start snapshots, and remove files that are not needed."""
+        """Start snapshots, and remove files that are not needed. Called once a second."""
 
     def commit(self) -> None:
-        """Bring all records to disk. No record may be appended afterwards."""
+        """Write all records to disk. No record may be appended afterwards."""
 
     def close(self) -> None:
         """Write a last snapshot after a clean end, and close the files."""
@@ -282,9 +286,9 @@ class Wal(Memory):
         start_snapshot: Callable[..., Child] = start,
         threaded: bool = True,
     ) -> None:
-        """`name`: the arena file. `end`: the end of its WAL. `step` is notified of each step of the
-        start and the end. `start_snapshot` starts the process that writes snapshots. Without
-        `threaded` the caller commits, by `commit_group`."""
+        """`name`: name of the arena file. `end`: walk at the end of its WAL. `step` is called at
+        each step of the start and the end. `start_snapshot` starts the process that writes
+        snapshots. If `threaded` is false, the caller commits with `commit_group`."""
         self._host = host
         self._start_snapshot = start_snapshot
         self._step = step
@@ -304,7 +308,7 @@ class Wal(Memory):
         self._measured_boot_ns = host.boot_ns()
         self._reported = False
         self._replies = Replies(arena)
-        # last: if this constructor failed later, its thread would go on
+        # created last: its thread would go on if this constructor failed afterwards
         self._group_commit = GroupCommit(
             arena, directory, config.wal_segment_bytes, end, host.disk, threaded=threaded
         )
@@ -327,7 +331,8 @@ class Wal(Memory):
 
     @property
     def errno(self) -> int:
-        """The error of the group commit's failed call."""
+        """The error number of the system call of group commit that failed; 0 = the WAL has not
+        stopped."""
         return int(self._wal_buffer.error) if has_stopped(self._wal_buffer) else 0
 
     @property
@@ -347,14 +352,14 @@ class Wal(Memory):
             self._kick()
 
     def _kick(self) -> None:
-        """Append REPLIED records and wake the group-commit thread. These records alone do not wake
-        it, because the next durable call would wait for their commit."""
+        """Append REPLIED records and wake the group-commit thread. REPLIED records alone do not
+        wake the thread, because the next durable call would wait for their commit."""
         self._replies.append()
         self._kicked = int(self._wal_buffer.tail)
         self._group_commit.kick()
 
     def commit_group(self) -> bool:
-        """Without the thread: commit one group; False if there is none."""
+        """Commit one group, if there is no thread. False if no group is left."""
         return self._group_commit.iterate()
 
     def pause(self) -> bool:
@@ -362,10 +367,11 @@ class Wal(Memory):
         return self._group_commit.pause()
 
     def unpause(self, *, moved: bool) -> None:
-        """Continue commits. If the arena moved, a snapshot under way is killed and taken again."""
+        """Continue commits. If the arena moved, a process that writes a snapshot is killed; a later
+        one takes the snapshot again."""
         self._group_commit.unpause()
         if moved and self._child is not None:
-            self._child.kill()  # it waits for commits that only the new arena files show
+            self._child.kill()  # the child waits for commits that only the new arena files show
             self._given_up = True
 
     def clear_wakeup(self) -> None:
@@ -374,8 +380,8 @@ class Wal(Memory):
             os.eventfd_read(self._group_commit.fd)
 
     def heartbeat(self) -> None:
-        """Append histograms, report an error, and look at the files once a segment was filled and
-        once a minute."""
+        """Append histograms and report an error. Check the files after each filled segment and once
+        a minute."""
         self._heartbeats += 1
         self._append_metrics(self._host.boot_ns())
         if self.errno:
@@ -441,7 +447,7 @@ class Wal(Memory):
         return newest[0].lsn if newest else 0
 
     def commit(self) -> None:
-        """Bring all records to disk and end the group-commit thread."""
+        """Write all records to disk and end the group-commit thread."""
         if self._child is not None:
             self._child.kill()
             self._child.wait()

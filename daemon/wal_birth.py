@@ -1,8 +1,8 @@
 """Recognise copies of a WAL, which must not fire the original's timers a second time.
 
 A file made at the WAL's birth contains its own inode number and birth time, which differ in a copy.
-A reboot, another container on the same volume and the disk in another host change neither. A clone
-of the whole file system has the same values and cannot be recognised.
+A reboot, another container on the same volume, or moving the disk to another host changes neither.
+A clone of the whole file system has the same values and cannot be recognised.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ _STATX = struct.Struct("=I76xqI164x")
 """struct statx: stx_mask, and seconds and nanoseconds of stx_btime."""
 _S = 1_000_000_000
 _BYTES_MAX = 4096
-"""Limit for reading the file, which is shorter."""
+"""Limit for reading the birth file, which is shorter."""
 
 
 @dataclass(frozen=True, slots=True)
 class Birth:
-    """Inode number and birth time of a file; None if the file system does not provide it."""
+    """Inode number and birth time of a file; None = the file system does not provide it."""
 
     inode: int | None
     """None on FUSE, which may number its files again at each mount."""
@@ -53,8 +53,8 @@ class Birth:
 def refuse_copy(directory: Path, *, as_restored: bool) -> None:
     """Raise WalCopied if a WAL is a copy, unless `as_restored`.
 
-    A WAL without the file counts as an original and gets the file, so a user who removes it can
-    still start.
+    A WAL without a birth file counts as an original and gets one. So a user who has removed the
+    file can still start the daemon.
     """
     path = directory / NAME
     try:
@@ -70,7 +70,7 @@ def refuse_copy(directory: Path, *, as_restored: bool) -> None:
 
 
 def record_birth(directory: Path) -> None:
-    """Write the file, which makes the WAL in this folder an original."""
+    """Write the birth file, which makes the WAL in this folder an original."""
 
     def write(file: BinaryIO) -> str:
         birth = _birth_of(file, directory)
@@ -81,7 +81,8 @@ def record_birth(directory: Path) -> None:
 
 
 def _open_file(name: str, flags: int) -> int:
-    """Open a regular file. Raises BadPath for anything else; O_NONBLOCK, as a FIFO would block."""
+    """Open a regular file. Raises BadPath for anything else. O_NONBLOCK keeps the call from waiting
+    if `name` is a FIFO."""
     fd = os.open(name, flags | os.O_NONBLOCK)
     if stat.S_ISREG(os.fstat(fd).st_mode):
         return fd
@@ -90,7 +91,7 @@ def _open_file(name: str, flags: int) -> int:
 
 
 def _read(file: BinaryIO) -> Birth:
-    """Read the file. Content that cannot be parsed gives inode 0, which no file has."""
+    """Read the birth file. Content that cannot be parsed gives inode 0, which no file has."""
     try:
         fields = json.loads(file.read(_BYTES_MAX))
         return Birth(fields["inode"], fields["born_wall_ns"])
@@ -105,7 +106,7 @@ def _birth_of(file: BinaryIO, path: Path) -> Birth:
 
 
 def _born_wall_ns(fd: int) -> int | None:
-    """Return the birth time by statx(2), which Python lacks; None if it is not available."""
+    """Return the birth time from statx(2), which Python lacks; None if it is not available."""
     statx = getattr(ctypes.CDLL(None), "statx", None)
     buffer = ctypes.create_string_buffer(_STATX.size)
     if statx is None or statx(fd, b"", _AT_EMPTY_PATH, _STATX_BTIME, buffer) != 0:

@@ -1,1 +1,2 @@
-"""systemd units and their user and folders, which `purgatoryd install` writes."""
+"""The systemd units, and the files for their user and folders, which `purgatoryd install`
+writes."""

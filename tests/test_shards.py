@@ -449,7 +449,7 @@ def test_a_start_that_gets_no_further_hangs(
             for heartbeats in range(3):
                 assert (one.stalled_heartbeats, one.hangs) == (heartbeats, "")
                 one.heartbeat()
-            assert one.hangs == "makes no progress in its start"
+            assert one.hangs == "makes no progress during its start"
         while not one.said_ready(0):
             continue
         assert one.hangs == ""

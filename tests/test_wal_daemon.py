@@ -735,7 +735,7 @@ def test_a_folder_that_cannot_be_made_is_refused(daemon: StartDaemon, daemon_dir
     (daemon_dir / "open" / "demo").mkdir(parents=True)
     (daemon_dir / "open" / "demo").chmod(0o770)
     said = refused(lambda: daemon("demo", *wal_flags(daemon_dir / "open")))
-    assert "has mode 0770: others may write it" in said
+    assert "has mode 0770: other users may write to it" in said
     (daemon_dir / "file").write_text("")
     said = refused(lambda: daemon("demo", *wal_flags(daemon_dir / "file")))
     assert "cannot be used" in said
@@ -747,7 +747,7 @@ def test_a_folder_that_others_may_replace_is_refused(daemon: StartDaemon, wal: P
     above.chmod(0o777)
     real = daemon("demo", *wal_flags(wal))
     real.stop()
-    assert "others may replace it" in refused(lambda: real.start(*wal_flags(above)))
+    assert "other users may replace it" in refused(lambda: real.start(*wal_flags(above)))
     assert not list(above.iterdir())
     above.chmod(0o1777)  # as for /tmp: only the owner may rename
     real.start(*wal_flags(wal))

@@ -1,7 +1,7 @@
 """Exclude users from our sockets by the access control lists of their paths, see acl(5).
 
-The kernel then refuses their connections, which cost the daemon nothing. On a file system without
-such lists these users are refused at the handshake.
+The kernel then refuses their connections, so these cost the daemon nothing. On a file system
+without access control lists, these users are refused at the handshake.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from itertools import islice
 from pathlib import Path
 
 SHUT_MAX = 256
-"""Users that are excluded at once. A list on ext4 has space for twice as many."""
+"""Maximum number of users excluded at the same time. A list on ext4 has space for twice as many."""
 
 _NAME = "system.posix_acl_access"
 _HEAD = struct.pack("<I", 2)  # POSIX_ACL_XATTR_VERSION
@@ -31,7 +31,8 @@ class Listener:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._list: bytes | None = None
-        """List of the path from before the first user was excluded; None = there was none."""
+        """Access control list that the path had before the first user was excluded; None = no
+        list."""
         self._shut = False
 
     def shut_to(self, uids: Sequence[int]) -> None:
@@ -49,7 +50,7 @@ class Listener:
             os.removexattr(self._path, _NAME)
 
     def _found(self) -> bytes | None:
-        with suppress(OSError):  # there is none
+        with suppress(OSError):  # the path has no list
             return os.getxattr(self._path, _NAME)
         return None
 
@@ -65,7 +66,7 @@ class Listener:
 
 
 class Listeners:
-    """All sockets of the daemon with a path."""
+    """All sockets of the daemon that have a path."""
 
     def __init__(self, paths: Iterable[Path]) -> None:
         self._paths = [*paths]
@@ -73,7 +74,7 @@ class Listeners:
         self._shut: list[int] = []
 
     def renew(self) -> None:
-        """Note that other sockets have the same paths."""
+        """Note that new sockets are bound to the paths, and exclude the same users from them."""
         self._listeners = [Listener(path) for path in self._paths]
         shut, self._shut = self._shut, []
         self.shut_to(shut)

@@ -1,15 +1,15 @@
 """Admission control: protect clients from broken and hostile peers.
 
-libzmq accepts connections and reads bytes in a thread of its own, and does not limit messages with
-endless parts. So admission control knows every connection by its descriptor, with the uid from the
-kernel. While bytes arrive it checks all connections every LOOK_NS. Once the process has grown by
-ALARM_BYTES a check closes these connections:
+libzmq accepts connections and reads bytes in a thread of its own, and does not limit the number of
+parts in a message. So admission control keeps a record of every connection: its descriptor, and the
+uid from the kernel. It checks all connections every LOOK_NS while bytes arrive. If the process has
+grown by ALARM_BYTES, a check closes these connections:
 
     bytes keep arriving, but no message is complete      the peer is also refused for a while
     the same number of bytes waits for the peer          it does not read
 
 Above SHED_BYTES it also closes connections whose messages only wait for their turn. A client whose
-connection is closed gets everything back from its session and the replay buffer.
+connection is closed loses nothing: its session and the replay buffer still have everything.
 """
 
 from __future__ import annotations
@@ -44,31 +44,37 @@ FOREVER_NS = 2**63 - 1
 
 LOOK_NS = 20 * MS
 STRIKES = 4
-"""Checks within which a message has to arrive while memory is short."""
+"""Number of checks within which a complete message has to arrive while memory is short."""
 ALARM_BYTES = 64 * MIB
 SHED_BYTES = 192 * MIB
 REFUSED_NS = 60_000 * MS
-"""Refusal after the first offence. It doubles with each further one, up to REFUSED_MAX_NS."""
+"""Length of the refusal after the first offence. It doubles with each further offence, up to
+REFUSED_MAX_NS."""
 REFUSED_MAX_NS = 3600_000 * MS
 TRIM_NS = 1_000 * MS
 UNREAD_MAX = 8 * MIB
-"""Unread bytes that are dropped when a connection is closed; libzmq reads the rest."""
+"""Maximum number of unread bytes that are dropped when a connection is closed; libzmq reads the
+rest."""
 PEERS_PER_LOOK = 256
 EVENTS_PER_ITERATION = 32
-"""Events of one socket. A connection that opened and closed within them costs nothing else."""
+"""Maximum number of events of one socket in one iteration. A connection that opens and closes
+within these events causes no further work."""
 CONNECTIONS_PER_UID = 1024
-"""Connections of one uid, if that is less than an eighth of the process's descriptors."""
+"""Maximum number of connections of one uid; an eighth of the process's descriptors if that is
+less."""
 CONNECTS_PER_S = 64
-"""Rate limit of new connections of one uid; the burst is its limit of connections."""
+"""Rate limit of new connections of one uid. The burst is the maximum number of connections of a
+uid."""
 STEP = 0.5
-"""Tokens of a connection: half when it opens, half at its handshake. A peer that floods the daemon
-may omit the handshake, or close before the connection is seen."""
+"""Tokens that a connection takes when it opens, and again at its handshake. A peer that floods the
+daemon may omit the handshake, or close the connection before the daemon sees it."""
 PAUSE_NS = 1_000 * MS
 """Time that a uid with too many connections is refused."""
 SUBJECTS_PER_UID = 8192
-"""Prefixes that only subscribers of one uid have subscribed to; the socket stores each of them."""
+"""Maximum number of prefixes that one uid was the first to subscribe to. The socket stores each
+prefix."""
 SUBSCRIBES_PER_S = 1024
-"""Rate limit of new prefixes of one uid; the burst is its limit of prefixes."""
+"""Rate limit of new prefixes of one uid. The burst is the maximum number of prefixes."""
 
 _CREDENTIALS = struct.Struct("=iII")  # pid, uid, gid
 _EVENT = struct.Struct("=Hi")
@@ -96,7 +102,7 @@ class AdmissionControl:
     """All connections of the daemon's sockets. Only the loop's thread uses it; no method blocks."""
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], paths: Iterable[Path] = ()) -> None:
-        """`paths` of the sockets, so that the kernel can refuse connections."""
+        """`paths`: the paths of the sockets, at which the kernel can refuse connections."""
         self._context = context
         self._listeners = Listeners(paths)
         self._trusted = {0, os.geteuid()}
@@ -134,7 +140,7 @@ class AdmissionControl:
         socket.monitor(endpoint, _LISTENING | _ACCEPTED | _DISCONNECTED)
         monitor = self._context.socket(zmq.PAIR)
         monitor.set(zmq.LINGER, 0)
-        monitor.set(zmq.RCVHWM, 0)  # a full one would make libzmq's thread wait
+        monitor.set(zmq.RCVHWM, 0)  # a full queue would make libzmq's thread wait
         monitor.connect(endpoint)
         self._sockets.append(socket)
         self._monitors.append(monitor)
@@ -156,9 +162,10 @@ class AdmissionControl:
     # ---- an iteration --------------------------------------------------------------------------
 
     def iterate(self, now_ns: int) -> bool:
-        """Process a bounded number of events at `now_ns`, CLOCK_BOOTTIME. True = there are more.
+        """Process a bounded number of events at `now_ns`, CLOCK_BOOTTIME. True = more are left.
 
-        They must not pile up: libzmq aborts the process if no descriptor is left to accept with.
+        Events must not pile up: libzmq aborts the process if no descriptor is left for a new
+        connection.
         """
         self._now_ns = now_ns
         more = [
@@ -193,7 +200,7 @@ class AdmissionControl:
     # ---- connections ---------------------------------------------------------------------
 
     def _accepted(self, socket_index: int, fd: int) -> None:
-        if fd in self._peers:  # reused: another socket's event of its end comes later
+        if fd in self._peers:  # reused: another socket reports its end later
             self._forget(fd)
         with suppress(OSError), borrowed(fd) as connection:
             identity = _identity_of(connection)
@@ -227,13 +234,13 @@ class AdmissionControl:
             del self._connections[identity]
 
     def refuses(self, identity: Identity) -> bool:
-        """True while connections of that uid, or from that address, are refused."""
+        """True while connections of this uid, or from this address, are refused."""
         refusal = self._refused.get(identity)
         return refusal is not None and refusal.until_ns > self._now_ns
 
     def admits(self, uid: int) -> bool:
-        """Return whether a uid may connect. Called for each connection when it opens, and at its
-        handshake."""
+        """Return whether a uid may connect. This is called when a connection opens, and again at
+        its handshake."""
         if uid in self._trusted:
             return True
         if self.refuses(uid):
@@ -263,7 +270,8 @@ class AdmissionControl:
     # ---- what peers do -------------------------------------------------------------------
 
     def completed(self, frame: zmq.Frame) -> int:
-        """Note a complete message with the part `frame`; return its connection's descriptor."""
+        """Note that a message which contains `frame` is complete. Return the descriptor of its
+        connection."""
         fd = _descriptor(frame)
         peer = self._peers.get(fd)
         if peer is not None:
@@ -280,14 +288,14 @@ class AdmissionControl:
         return set(self._peers)
 
     def unread(self, fds: Set[int]) -> set[int]:
-        """Those of `fds` that have bytes which libzmq has not read."""
+        """Return the descriptors in `fds` that have bytes which libzmq has not read."""
         return {fd for fd in fds & self._peers.keys() if _pending(fd, termios.FIONREAD)}
 
     def offence(self, frame: zmq.Frame, detail: str) -> None:
         """Close the connection on which `frame` came, and refuse its peer for a while.
 
-        The descriptor may have been reused since; then only the peer is refused. So is a peer whose
-        connection is not known yet.
+        If the descriptor has been reused since, or the connection is not known yet, no connection
+        is closed, but the peer is refused.
         """
         fd, identity = _descriptor(frame), _sender(frame)
         peer = self._peers.get(fd)
@@ -298,7 +306,8 @@ class AdmissionControl:
             self._tell(identity, detail)
 
     def subscribed(self, frame: zmq.Frame) -> None:
-        """Take a message of the XPUB socket: 1 or 0, and a prefix that was added or removed."""
+        """Process a message from the XPUB socket: byte 1 and a prefix that was added, or byte 0 and
+        a prefix that was removed."""
         report = frame.bytes
         subject = report[1:]
         if report[:1] not in (b"\0", b"\1"):
@@ -352,7 +361,8 @@ class AdmissionControl:
     # ---- checks --------------------------------------------------------------------------
 
     def _note_flow(self) -> None:
-        """Note on which connections bytes arrived. Each reports it once per check."""
+        """Note on which connections bytes have arrived. Each connection reports this once per
+        check."""
         flowing = [fd for fd, _ in self._flow.poll(0, EVENTS_PER_ITERATION) if fd in self._peers]
         if flowing and not self._flowed:
             self.due_ns = self._look_ns = self._now_ns + LOOK_NS
@@ -372,8 +382,8 @@ class AdmissionControl:
         self._flowed.clear()
 
     def _blame(self, *, shed: bool) -> None:
-        """Close connections that hold memory. No peer is refused while complete messages wait for
-        the daemon itself."""
+        """Close connections that use much memory. No peer is refused while complete messages wait
+        for the daemon itself."""
         waiting = any(int(socket.get(zmq.EVENTS)) & zmq.POLLIN for socket in self._sockets)
         self._round = self._round or list(self._peers)
         some, self._round = self._round[:PEERS_PER_LOOK], self._round[PEERS_PER_LOOK:]
@@ -386,7 +396,7 @@ class AdmissionControl:
             self._cut_off(fd, "the peer does not read", refuse=False)
         if not endless and not deaf and self._now_ns >= self._trim_ns:
             self._trim_ns = self._now_ns + TRIM_NS
-            _libc.malloc_trim(0)  # memory of closed connections
+            _libc.malloc_trim(0)  # returns the memory of closed connections
 
     def _takes_nothing(self, fd: int, peer: Peer, shed: bool) -> bool:
         untaken = _pending(fd, termios.TIOCOUTQ)
@@ -403,13 +413,13 @@ class AdmissionControl:
         return self._own_bytes() - self._base_bytes
 
     def _own_bytes(self) -> int:
-        """Return the private memory of this process: without the arena and without files."""
+        """Return the private memory of this process, without the arena and mapped files."""
         _, resident, shared, *_ = os.pread(self._statm, 64, 0).split()
         return (int(resident) - int(shared)) * PAGE_BYTES
 
 
 def _news(monitor: zmq.Socket[bytes]) -> Iterator[tuple[int, int]]:
-    """Yield events and their descriptors, oldest first, until there are none."""
+    """Yield (event, descriptor) for each waiting event, oldest first."""
     with suppress(zmq.Again):
         while True:
             event, fd = _EVENT.unpack(monitor.recv(zmq.NOBLOCK))
@@ -419,9 +429,10 @@ def _news(monitor: zmq.Socket[bytes]) -> Iterator[tuple[int, int]]:
 
 @contextmanager
 def borrowed(fd: int) -> Iterator[socket.socket]:
-    """Yield libzmq's descriptor as a socket. The family is stated, which saves system calls.
+    """Yield libzmq's descriptor as a socket. The address family is given explicitly, which saves
+    system calls.
 
-    Calls of the socket raise OSError if the connection is closed.
+    Methods of the socket raise OSError if the connection is closed.
     """
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM, 0, fd)
     try:
@@ -431,16 +442,16 @@ def borrowed(fd: int) -> Iterator[socket.socket]:
 
 
 def _pending(fd: int, queue: int) -> int:
-    """Return the bytes in a queue of the kernel: FIONREAD or TIOCOUTQ. 0 if the connection is
-    closed."""
+    """Return the number of bytes in a queue of the kernel, FIONREAD or TIOCOUTQ; 0 if the
+    connection is closed."""
     with suppress(OSError):
         return int(_NUMBER.unpack(fcntl.ioctl(fd, queue, bytes(4)))[0])
     return 0
 
 
 def _take_no_descriptors(fd: int) -> None:
-    """Let the kernel refuse descriptors that peers pass. libzmq would close them, and closing a
-    file can block as long as its creator likes."""
+    """Let the kernel refuse descriptors that peers pass. libzmq would close these descriptors, and
+    the creator of a file can make closing it block for any length of time."""
     with suppress(OSError), borrowed(fd) as listener:
         listener.setsockopt(socket.SOL_SOCKET, _PASS_RIGHTS, 0)
 
@@ -471,7 +482,7 @@ def _identity_of(connection: socket.socket) -> Identity:
 
 
 def _sender(frame: zmq.Frame) -> Identity:
-    """Return the sender of `frame`, as of its connection; "" for reports of libzmq itself."""
+    """Return the peer of the connection on which `frame` came; "" for reports of libzmq itself."""
     try:
         return _of_address(str(frame.get("Peer-Address")))
     except zmq.ZMQError:
@@ -482,7 +493,7 @@ def _sender(frame: zmq.Frame) -> Identity:
 def _of_address(address: str) -> Identity:
     if address.startswith(_IPC):
         return int(address.split(":")[1])
-    return address.partition("%")[0]  # without the interface, like getpeername()
+    return address.partition("%")[0]  # without the interface name, like getpeername()
 
 
 def _named(identity: Identity) -> str:

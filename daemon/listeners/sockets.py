@@ -33,27 +33,31 @@ PROBE_S = 1.0
 """Time that a socket at our path may take to refuse a connection before it counts as served."""
 NOTICE_HWM = 1000
 REPLY_HWM = 64
-"""Messages that wait for one peer. Replies may be large; a peer that reads has few of them."""
+"""Maximum number of messages that wait for one peer. Replies may be large, and only few wait if the
+peer reads them."""
 LARGE_BYTES = 16 * 2**10
-"""Larger answers are dropped while memory is short. Their peers ask again."""
+"""Answers above this size are dropped while memory is short. The peers then ask again."""
 SUBSCRIPTION_MAX = NAMESPACE_MAX + TOPIC_MAX + 32
-"""Bytes of a subscription: two names, three bytes around them, and the header of ZMTP."""
+"""Maximum size of a subscription: two names, three bytes around them, and the ZMTP header."""
 ROUTE_MAX = 255
 PARTS_MAX = 256
-"""Frames of a message; more are an offence. An iteration drops as many of them."""
+"""Maximum number of frames in a message; more are an offence. An iteration drops at most this many
+frames."""
 REPORTS_PER_ITERATION = 256
 HANDSHAKE_MS = 10_000
 CURVE_MAX = 512
-"""Bytes that encryption adds to a message, or that its handshake takes."""
+"""Maximum number of bytes that encryption adds to a message, or that a message of the CURVE
+handshake has."""
 HEARTBEAT_MS, HEARTBEAT_TIMEOUT_MS = 5_000, 15_000
 """Heartbeats of tcp peers. For ipc peers the kernel reports the end of a connection at once."""
 ASK_NS = 5_000_000
-"""Interval at which a loop that does not sleep looks for events of connections."""
+"""Interval at which a loop that does not sleep checks for events of connections."""
 WATCH_NS, WATCH_MAX_NS = 100_000, 5_000_000
-"""Bounds of the time for events of connections, which is as long as all other work took since the
-last look. So neither delays the other, and events are processed faster than libzmq creates them."""
+"""Bounds of the time spent on events of connections. Within these bounds it is as long as the time
+that all other work took since the last check. So neither kind of work delays the other for long,
+and events are processed faster than libzmq creates them."""
 LINGER_MS = 1000
-"""Time that a clean stop waits until peers have received their messages."""
+"""Longest time that a clean stop waits for peers to receive their messages."""
 
 
 @dataclass(frozen=True)
@@ -95,7 +99,8 @@ class RequestSocket:
         self.fd = int(socket.getsockopt(zmq.FD))
         self._route = bytearray(ROUTE_MAX)
         self._overlong = False
-        """Frames of a message are left that have to be dropped before the next message."""
+        """True if frames of the current message are left, which have to be dropped before the next
+        message."""
 
     def receive(self) -> Message | None:
         """Return the next request; None if there is none."""
@@ -126,12 +131,13 @@ class RequestSocket:
         return True
 
     def _take_off(self) -> bool:
-        """Drop the rest of a message, PARTS_MAX frames at most. True = all are dropped."""
+        """Drop the remaining frames of a message, at most PARTS_MAX. True = no frame is left."""
         return any(not self.zmq_socket.recv(copy=False).more for _ in range(PARTS_MAX))
 
 
 class Sockets:
-    """All sockets of a daemon or deployment, bound. Only one thread uses them; no method blocks."""
+    """All sockets of a daemon or deployment. The constructor binds them. Only one thread uses them;
+    no method blocks."""
 
     def __init__(
         self, paths: Paths, access: Access, remotes: Remotes | None = None, host: Host = HOST
@@ -197,7 +203,7 @@ class Sockets:
         """Bind sockets again whose paths were removed. Their connections stay.
 
         The old listener and its descriptor stay as well, because libzmq closes an endpoint's
-        connections together with it. Another file at such a path stays.
+        connections together with it. If another file has such a path, it is left alone.
         """
         sockets = zip(self._paths, self._sockets, strict=True)
         gone = [(path, socket) for path, socket in sockets if not os.path.lexists(path)]
@@ -225,16 +231,16 @@ class Sockets:
         return [self.commands.fd, self.admin.fd, self.notices_fd, *self._watched]
 
     def pending(self, *, commands: bool) -> bool:
-        """True if a message waits; the command socket counts only if `commands`. Call this before
-        every sleep, because the descriptors are edge-triggered."""
+        """True if a message waits; the command socket counts only if `commands` is true. Call this
+        before every sleep, because the descriptors are edge-triggered."""
         asked = self._sockets if commands else self._sockets[1:]
         return any(int(s.getsockopt(zmq.EVENTS)) & zmq.POLLIN for s in asked)
 
     def keep_watch(self, now_ns: int, ready: Set[int]) -> bool:
-        """Admit new connections and close harmful ones.
+        """Admit new connections and close harmful connections.
 
-        `now_ns` is CLOCK_BOOTTIME, `ready` the descriptors that ended the loop's sleep. True =
-        there is more to do at once.
+        `now_ns` is CLOCK_BOOTTIME, `ready` the descriptors that ended the loop's sleep. True = the
+        next iteration has to begin at once.
         """
         if now_ns < min(self._ask_ns, self.admission.due_ns) and self._watched.isdisjoint(ready):
             return False
@@ -260,7 +266,8 @@ class Sockets:
             self.admission.subscribed(self.notices.recv(zmq.NOBLOCK, copy=False))
 
     def publish(self, messages: Iterable[Outgoing]) -> int:
-        """Hand notices to the socket, which drops them for slow peers. Return their number."""
+        """Hand notices to the socket, which drops them for slow peers. Return the number of
+        notices."""
         sent = 0
         for message in messages:
             self.notices.send(message.subject, zmq.SNDMORE | zmq.NOBLOCK)
@@ -290,13 +297,13 @@ class Sockets:
 
 
 def _unpredictable_routes() -> None:
-    """Seed rand(), from which libzmq numbers peers without a routing id. It would abort if a peer
-    used the next number as its own id."""
+    """Seed rand(), from which libzmq takes numbers for peers without a routing id. libzmq would
+    abort if a peer used the next such number as its own id."""
     ctypes.CDLL(None).srand(secrets.randbits(32))
 
 
 def _refuse_without_netlink(endpoint: str) -> None:
-    """Raise BadPath without AF_NETLINK: libzmq would abort the process."""
+    """Raise BadPath if there is no AF_NETLINK, because libzmq would then abort the process."""
     try:
         sockets.socket(sockets.AF_NETLINK, sockets.SOCK_RAW).close()
     except OSError as error:
@@ -334,7 +341,8 @@ def _listen_at(socket: zmq.Socket[bytes], path: Path) -> None:
 
 @contextlib.contextmanager
 def _closed() -> Iterator[None]:
-    """Bind sockets inside without access for other users, from their first moment on."""
+    """Deny other users access to sockets that are bound inside this context, from the moment of the
+    bind."""
     before = os.umask(0o177)
     try:
         yield
@@ -343,8 +351,8 @@ def _closed() -> Iterator[None]:
 
 
 def _accept_only(socket: zmq.Socket[bytes], access: Access) -> None:
-    """Let libzmq close connections of other users at once: a subscriber sends no request that could
-    be refused."""
+    """Let libzmq close connections of users without access at once, because a subscriber sends no
+    request that could be refused."""
     if access.everybody:
         return
     for uid in access.uids:
@@ -354,8 +362,8 @@ def _accept_only(socket: zmq.Socket[bytes], access: Access) -> None:
 
 
 def _refuse_foreign(path: Path) -> None:
-    """Raise BadPath unless the path is free or has a dead socket of ours: libzmq unlinks any file
-    at the path.
+    """Raise BadPath unless the path is free or is an unused socket of our user, because libzmq
+    unlinks any file at the path.
 
     The caller holds the daemon's lock, so a socket that answers belongs to another program.
     """

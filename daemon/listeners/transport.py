@@ -15,8 +15,8 @@ from purgatoryd.shm_layout.arena import Outgoing
 Identity = int | str
 """The uid of an ipc peer, or the address of a tcp peer."""
 REQUEST_HWM = 16
-"""Requests of one peer that a transport may hold; more wait at the peer. receive() takes turns
-among the peers."""
+"""Maximum number of requests of one peer that a transport holds; further requests wait at the peer.
+receive() takes turns among the peers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,15 +43,15 @@ class Peer:
     pid: int
     """Pid of the process that connected; 0 = the kernel does not report it."""
     strikes: int = 0
-    """Checks since its last complete message before which bytes had arrived."""
+    """Number of checks since the peer's last complete message that found newly arrived bytes."""
     untaken: int = 0
-    """Bytes that waited for it at the last check."""
+    """Number of bytes that waited for the peer at the last check."""
     stuck: int = 0
-    """Successive checks at which that number was unchanged."""
+    """Number of successive checks at which `untaken` was unchanged."""
     gone: bool = False
-    """The daemon has closed it; earlier messages may still arrive."""
+    """The daemon has closed the connection; earlier messages may still arrive."""
     sessions: set[int] = field(default_factory=set)
-    """Session that last sent a message through the connection."""
+    """Sessions whose last message came through this connection."""
 
 
 class Peers(Protocol):
@@ -65,7 +65,7 @@ class Peers(Protocol):
         """Descriptors of all connections."""
 
     def unread(self, fds: Set[int]) -> set[int]:
-        """Those of `fds` that have bytes which the transport has not read."""
+        """Return the descriptors in `fds` that have bytes which the transport has not read."""
 
     def peer(self, fd: int) -> Peer | None:
         """Return the connection of a descriptor; None if it is unknown."""
@@ -81,20 +81,20 @@ class Requests(Protocol):
     def receive(self) -> Message | None:
         """Return the next request; None if there is none.
 
-        A request has exactly two frames, routing id and body; of one with more, the body is
-        empty, which the decoder refuses.
+        A request has exactly two frames, routing id and body. A request with more frames is
+        returned with an empty body, which the decoder refuses.
         """
 
     def send(self, route: bytes, body: Any) -> bool:
         """Send to a peer. False = the message is known to be lost.
 
-        It is lost if the peer is gone or does not read, and if it is large while memory is short.
-        The peer then asks again.
+        A message is lost if the peer is gone or does not read, or if the message is large while
+        memory is short. The peer then asks again.
         """
 
 
 class Transport(Protocol):
-    """The daemon's sockets, as the loop uses them."""
+    """The daemon's sockets, with the methods that the loop uses."""
 
     @property
     def commands(self) -> Requests:
@@ -117,21 +117,22 @@ class Transport(Protocol):
         """Boot time at which keep_watch() is due although no descriptor is ready."""
 
     def pending(self, *, commands: bool) -> bool:
-        """True if a message waits; the command socket counts only if `commands`. Call this before
-        every sleep, because the descriptors are edge-triggered."""
+        """True if a message waits; the command socket counts only if `commands` is true. Call this
+        before every sleep, because the descriptors are edge-triggered."""
 
     def keep_watch(self, now_ns: int, ready: Set[int]) -> bool:
-        """Admit new connections and close harmful ones.
+        """Admit new connections and close harmful connections.
 
-        `now_ns` is CLOCK_BOOTTIME, `ready` the descriptors that ended the loop's sleep. True =
-        there is more to do at once.
+        `now_ns` is CLOCK_BOOTTIME, `ready` the descriptors that ended the loop's sleep. True = the
+        next iteration has to begin at once.
         """
 
     def take_subscriptions(self) -> None:
-        """Take reports of new and ended subscriptions."""
+        """Process reports of new and ended subscriptions."""
 
     def publish(self, messages: Iterable[Outgoing]) -> int:
-        """Hand notices to the socket, which drops them for slow peers. Return their number."""
+        """Hand notices to the socket, which drops them for slow peers. Return the number of
+        notices."""
 
     def bind_again(self) -> None:
         """Bind sockets again whose paths were removed. Their connections stay."""

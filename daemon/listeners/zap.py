@@ -1,4 +1,4 @@
-"""ZAP handler (ZeroMQ RFC 27): answers whether a connection is admitted at its handshake.
+"""ZAP handler (ZeroMQ RFC 27): decides at the handshake whether a connection is admitted.
 
 The answer contains the sender's credentials, from the kernel or the CURVE key. libzmq attaches
 them to every message of the connection.
@@ -32,8 +32,8 @@ class Sender(NamedTuple):
 
 
 class ZapHandler:
-    """Handler of all sockets of a context. `keys`: uid of each public key (32 bytes) of tcp
-    clients."""
+    """Handler for all sockets of a context. `keys`: the uids of tcp clients, by public key (32
+    bytes)."""
 
     def __init__(
         self,
@@ -70,7 +70,7 @@ class ZapHandler:
             known = uid is not None and self._access.may_connect(uid, NOBODY)
             return Sender(uid, NOBODY, 0) if uid is not None and known else None
         try:
-            # as libzmq writes the address of an ipc connection
+            # the form in which libzmq gives the address of an ipc connection
             _, uid_text, gid_text, pid_text = address.decode().rsplit(":", 3)
             return Sender(int(uid_text), int(gid_text), int(pid_text))
         except ValueError:
@@ -82,7 +82,7 @@ class ZapHandler:
 
 
 def sender_of(frame: zmq.Frame) -> Sender:
-    """Return the sender of `frame`, as answered at the handshake of its connection."""
+    """Return the sender of `frame`, as the handler answered at the handshake of its connection."""
     return _read(str(frame.get("User-Id")))
 
 
