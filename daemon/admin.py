@@ -10,19 +10,19 @@ import struct
 from typing import Protocol
 
 from purgatoryd.daemon.listeners.access import Access
-from purgatoryd.daemon.listeners.transport import Message
+from purgatoryd.daemon.listeners.transport import Request
 from purgatoryd.shm_layout.arena import Arena
 from purgatoryd.shm_layout.layout import (
     FLAG_DRAIN,
     FLAG_RESUME,
     WIRE_MAGIC,
     WIRE_VERSION,
+    Message,
     WireError,
     is_reserved,
     size_of,
     struct_format,
 )
-from purgatoryd.shm_layout.layout import Message as Kind
 
 _FRAME = struct.Struct(struct_format("pg_frame"))
 _TAIL = struct.Struct(struct_format("pg_tail"))
@@ -37,7 +37,7 @@ class Administered(Protocol):
     arena: Arena
     access: Access
 
-    def advance_to(self, target_ns: int, message: Message) -> bool:
+    def advance_to(self, target_ns: int, message: Request) -> bool:
         """Begin to move a virtual clock; False if the clock is real or would go back."""
         ...
 
@@ -70,7 +70,7 @@ def frame(kind: int, error: WireError = WireError.NONE, count: int = 0,
     )  # fmt: skip
 
 
-def fault(message: Message) -> bytes | None:
+def fault(message: Request) -> bytes | None:
     """Return the error reply to a message without a valid frame; None if the frame is valid."""
     if len(message.body) < _FRAME.size:
         return frame(0, WireError.MALFORMED, detail=(len(message.body), _FRAME.size))
@@ -83,65 +83,67 @@ def fault(message: Message) -> bytes | None:
     return None
 
 
-def handle(daemon: Administered, message: Message) -> bytes | None:
+def handle(daemon: Administered, message: Request) -> bytes | None:
     """Return the reply to an admin request; None for an ADVANCE, which is answered once the clock
     has arrived."""
     if (answer := fault(message)) is not None:
         return answer
     kind, echo = _FRAME.unpack_from(message.body)[2], echo_of(message)
     if (
-        kind not in (Kind.NAMESPACE, Kind.BULK_LOAD, Kind.PUBLISH)
+        kind not in (Message.NAMESPACE, Message.BULK_LOAD, Message.PUBLISH)
         and len(message.body) != _FRAME.size
     ):
         detail = (len(message.body), _FRAME.size)
         return frame(kind, WireError.MALFORMED, detail=detail, echo=echo)
     if daemon.access.may_administer(message.uid):
         return _command(daemon, message, kind)
-    if kind in (Kind.SESSIONS, Kind.DROP) and daemon.access.may_connect(message.uid, message.gid):
+    if kind in (Message.SESSIONS, Message.DROP) and daemon.access.may_connect(
+        message.uid, message.gid
+    ):
         return _session_command(daemon, message, kind, message.uid)
     return frame(kind, WireError.DENIED, detail=(message.uid, 0), echo=echo)
 
 
-def echo_of(message: Message) -> tuple[int, int]:
+def echo_of(message: Request) -> tuple[int, int]:
     """Return session and sequence of a request, which its reply repeats."""
     session, sequence = _FRAME.unpack_from(message.body)[3:5]
     return session, sequence
 
 
-def _command(daemon: Administered, message: Message, kind: int) -> bytes | None:
+def _command(daemon: Administered, message: Request, kind: int) -> bytes | None:
     echo = echo_of(message)
-    if kind == Kind.PING:
+    if kind == Message.PING:
         return frame(kind, echo=echo)
-    if kind == Kind.STOP:
+    if kind == Message.STOP:
         _stop(daemon, _FRAME.unpack_from(message.body)[9])
         return frame(kind, echo=echo)
-    if kind == Kind.ADVANCE:
+    if kind == Message.ADVANCE:
         at_ns = _FRAME.unpack_from(message.body)[10]
         if daemon.advance_to(at_ns, message):
             return None
         now_ns = int(daemon.arena.header.now_ns)
         return frame(kind, WireError.CLOCK, detail=(now_ns, at_ns % 2**64), echo=echo)
-    if kind == Kind.NAMESPACE:
+    if kind == Message.NAMESPACE:
         error, detail, now = daemon.arena.set_namespace(message.body[_FRAME.size :], message.uid)
         return frame(kind, error, detail=detail, echo=echo) + (b"" if error else now)
-    if kind == Kind.BULK_LOAD:
+    if kind == Message.BULK_LOAD:
         error, detail, found = daemon.arena.bulk_load(message.body[_FRAME.size :])
         count = max(0, len(found) - _BULK_LOAD_INFO_BYTES) // _BULK_LOAD_PART_BYTES
         return frame(kind, error, count, detail, echo) + found
-    if kind == Kind.PUBLISH:
+    if kind == Message.PUBLISH:
         body = message.body[_FRAME.size :]
         error, detail, result = daemon.publish(body, message.uid)
         head = frame(kind, error, count=not error, detail=detail, echo=echo)
         return head + (b"" if error else result)
-    if kind in (Kind.SESSIONS, Kind.DROP):
+    if kind in (Message.SESSIONS, Message.DROP):
         return _session_command(daemon, message, kind, None)
     return frame(kind, WireError.UNKNOWN_MESSAGE, detail=(kind, 0), echo=echo)
 
 
-def _session_command(daemon: Administered, message: Message, kind: int, uid: int | None) -> bytes:
+def _session_command(daemon: Administered, message: Request, kind: int, uid: int | None) -> bytes:
     """Answer SESSIONS or DROP for the sessions of `uid`; None = all sessions."""
     echo = session, _ = echo_of(message)
-    if kind == Kind.SESSIONS:
+    if kind == Message.SESSIONS:
         found = daemon.arena.sessions(uid)
         return frame(kind, count=len(found) // _SESSION_INFO_BYTES, echo=echo) + found
     if daemon.arena.session_grace_ns(session) is None:
@@ -161,7 +163,7 @@ def _stop(daemon: Administered, flags: int) -> None:
         daemon.stop()
 
 
-def advanced(arena: Arena, message: Message) -> bytes:
+def advanced(arena: Arena, message: Request) -> bytes:
     """Return the reply to the ADVANCE `message`: the last sequence of every user topic."""
     namespaces = arena.namespaces()
     parts = []
@@ -171,4 +173,4 @@ def advanced(arena: Arena, message: Message) -> bytes:
             continue
         ns, name = namespace.encode(), topic.name.encode()
         parts.append(_TAIL.pack(topic.sequence, topic.incarnation, len(ns), len(name)) + ns + name)
-    return frame(Kind.ADVANCE, count=len(parts), echo=echo_of(message)) + b"".join(parts)
+    return frame(Message.ADVANCE, count=len(parts), echo=echo_of(message)) + b"".join(parts)

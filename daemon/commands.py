@@ -14,15 +14,14 @@ from typing import Any
 
 from purgatoryd.daemon.client_watch import ClientWatch
 from purgatoryd.daemon.listeners.access import Access
-from purgatoryd.daemon.listeners.transport import REQUEST_HWM, Message, Transport
+from purgatoryd.daemon.listeners.transport import REQUEST_HWM, Request, Transport
 from purgatoryd.daemon.pending_acks import PendingAcks
 from purgatoryd.daemon.processes import Processes
-from purgatoryd.daemon.wal import Memory
+from purgatoryd.daemon.wal import NullWal
 from purgatoryd.shm_layout import wire
 from purgatoryd.shm_layout.arena import Arena, Handled
 from purgatoryd.shm_layout.host import Host
-from purgatoryd.shm_layout.layout import Measured, WireError
-from purgatoryd.shm_layout.layout import Message as Kind
+from purgatoryd.shm_layout.layout import Measured, Message, WireError
 
 PER_ITERATION = 16
 """Maximum number of messages from the socket that one iteration applies."""
@@ -47,7 +46,7 @@ NOTIFIED_BYTES_MAX = 16 * 2**20
 ROW = 0xFFFF  # mask of the row number in a session id
 _SESSION = slice(8, 16)  # this and the following slices are fields of struct pg_frame
 _KIND = slice(6, 8)
-_BYE = Kind.BYE.to_bytes(2, "little")
+_BYE = Message.BYE.to_bytes(2, "little")
 _ERROR = slice(30, 32)
 _NO_ERROR = b"\0\0"
 _EXPIRED = WireError.SESSION_EXPIRED.to_bytes(2, "little")
@@ -65,7 +64,7 @@ class _Owner:
     notified_bytes: int = 0
 
 
-def _denied(message: Message) -> bytes:
+def _denied(message: Request) -> bytes:
     """Return the answer to any message of a sender that may not connect."""
     known = len(message.body) >= wire.FRAME.size
     kind, session, sequence = wire.FRAME.unpack_from(message.body)[2:5] if known else (0, 0, 0)
@@ -74,7 +73,7 @@ def _denied(message: Message) -> bytes:
     )
 
 
-def _size(message: Message) -> int:
+def _size(message: Request) -> int:
     return len(message.body) + OVERHEAD_BYTES
 
 
@@ -86,7 +85,7 @@ class Commands:
         arena: Arena,
         transport: Transport,
         access: Access,
-        wal: Memory,
+        wal: NullWal,
         grace_ns: int,
         host: Host,
         processes: Processes,
@@ -99,8 +98,8 @@ class Commands:
         self._peers = transport.peers
         self._wal = wal
         self._pending_acks = PendingAcks(self._send)
-        self._unfinished: deque[Message] = deque()
-        self._behind: dict[bytes, deque[Message]] = {}
+        self._unfinished: deque[Request] = deque()
+        self._behind: dict[bytes, deque[Request]] = {}
         """Later messages of each peer with an unfinished message, by route."""
         self._waiting_bytes = 0
         """Total size of unfinished messages and of the messages queued behind them."""
@@ -109,7 +108,7 @@ class Commands:
         self._last_uid: int | None = None
         self._shared_until_ns = 0
         self._shared = False
-        self._deferred: Message | None = None
+        self._deferred: Request | None = None
         self._unread: set[int] = set()
         """Connections that may have bytes from before note_wakeup() that libzmq has not read."""
         self._taken_of: Counter[bytes] | None = None
@@ -176,7 +175,7 @@ class Commands:
         """Resume unfinished messages. A message that needs another iteration moves to the end of
         the queue."""
         waiting, self._unfinished = self._unfinished, deque()
-        retained: deque[Message] = deque()
+        retained: deque[Request] = deque()
         for message in waiting:
             if self._deferred is not None or self._had_its_share(message.uid):
                 retained.append(message)
@@ -196,13 +195,13 @@ class Commands:
                 self._shared_until_ns = ended_boot_ns + SHARED_NS
             self._last_uid = uid
 
-    def _wait(self, message: Message) -> None:
+    def _wait(self, message: Request) -> None:
         """Postpone a message to the next iteration. Later messages of its peer wait behind it."""
         self._unfinished.append(message)
         self._behind.setdefault(message.route, deque())
         self._waiting_bytes += _size(message)
 
-    def _wait_behind(self, message: Message) -> None:
+    def _wait_behind(self, message: Request) -> None:
         behind = self._behind[message.route]
         if len(behind) < BEHIND_MAX and self._has_space(message):
             self._waiting_bytes += _size(message)
@@ -210,10 +209,10 @@ class Commands:
         else:
             self._dropped = True
 
-    def _has_space(self, message: Message) -> bool:
+    def _has_space(self, message: Request) -> bool:
         return self._waiting_bytes + _size(message) <= WAITING_BYTES_MAX
 
-    def _next_behind(self, behind: deque[Message]) -> Message:
+    def _next_behind(self, behind: deque[Request]) -> Request:
         message = behind.popleft()
         self._waiting_bytes -= _size(message)
         return message
@@ -231,7 +230,7 @@ class Commands:
             self._behind.setdefault(message.route, deque())
             self._go_on(message)
 
-    def _apply(self, message: Message) -> bool:
+    def _apply(self, message: Request) -> bool:
         """Apply a message. False if it is unfinished."""
         if not self._access.may_connect(message.uid, message.gid):
             self._socket.send(message.route, _denied(message))
@@ -260,7 +259,7 @@ class Commands:
         self._note_cost(message.uid, begun_boot_ns)
         return state != Handled.AGAIN
 
-    def _answer(self, message: Message, reply: memoryview, built_boot_ns: int) -> None:
+    def _answer(self, message: Request, reply: memoryview, built_boot_ns: int) -> None:
         lsn = self._arena.durable_lsn
         if bytes(reply[_ERROR]) == _EXPIRED:  # must not overtake the session's pending answers
             lsn = self._pending_acks.newest_lsn(message.route)
@@ -292,7 +291,7 @@ class Commands:
         if errno:
             self._pending_acks.refuse(committed_lsn, errno)
 
-    def _go_on(self, message: Message) -> None:
+    def _go_on(self, message: Request) -> None:
         """Apply a message and the messages behind it. If a message is deferred, arrived() continues
         with it."""
         if not self._apply(message):
@@ -310,7 +309,7 @@ class Commands:
 
     # ---- inboxes ----
 
-    def _received(self, message: Message, frame: Any) -> None:
+    def _received(self, message: Request, frame: Any) -> None:
         """Note which peer sent a message. If a session sends from a new peer, the arena sends that
         peer all unacknowledged outcomes of the session again."""
         if frame[_ERROR] != _NO_ERROR:

@@ -30,15 +30,15 @@ from purgatoryd.daemon.lifecycle import (
 )
 from purgatoryd.daemon.listeners.access import Access
 from purgatoryd.daemon.listeners.sockets import Sockets
-from purgatoryd.daemon.listeners.transport import Message, Requests
+from purgatoryd.daemon.listeners.transport import Request, Requests
 from purgatoryd.daemon.log import announce, log
 from purgatoryd.daemon.loop import Loop, signals
 from purgatoryd.daemon.main import await_lock, name_lock, system_failures
 from purgatoryd.daemon.recovery import Step
 from purgatoryd.daemon.resharding import Resharding, settle
+from purgatoryd.daemon.service_manager import ServiceManager
 from purgatoryd.daemon.shard import ENDS_MAX, Shard, State
 from purgatoryd.daemon.store import Opening, left_any
-from purgatoryd.daemon.supervisor import Supervisor
 from purgatoryd.daemon.waiting import Waiter, allow_descriptors
 from purgatoryd.shm_layout import wire
 from purgatoryd.shm_layout.errors import (
@@ -52,11 +52,11 @@ from purgatoryd.shm_layout.host import HOST
 from purgatoryd.shm_layout.layout import (
     FLAG_DRAIN,
     FLAG_RESUME,
+    Message,
     Quota,
     WireError,
     is_reserved,
 )
-from purgatoryd.shm_layout.layout import Message as Kind
 from purgatoryd.shm_layout.paths import Paths, daemon_paths, paths_in
 from purgatoryd.shm_layout.shards import (
     ALONE,
@@ -95,7 +95,7 @@ def serve_shards(
     refuse_shard_name(config.name)
     with system_failures():
         paths, access = daemon_paths(config.name), Access.of(config)
-        lifecycle = DeploymentLifecycle(Supervisor.of(os.environ))
+        lifecycle = DeploymentLifecycle(ServiceManager.of(os.environ))
         allow_descriptors()
         with name_lock(paths), signals() as wake_fd, zmq.Context() as context:
             lifecycle.enter(STARTING)
@@ -224,7 +224,7 @@ class Deployment:
         self._wake_fd = wake_fd
         self._waiter = Waiter()
         self._lifecycle = lifecycle
-        self._manager = lifecycle.supervisor
+        self._manager = lifecycle.service_manager
         self._reread = reread
         lifecycle.publish_by(self._announce)
         self.loop = Loop(self, sockets, lifecycle, HOST)
@@ -283,7 +283,7 @@ class Deployment:
             for namespace in self._registry.table.namespaces_of(shard.number):
                 shard.send(self._creation(namespace))
             if self._draining:
-                shard.send(wire.encode_frame(Kind.STOP, flags=FLAG_DRAIN))
+                shard.send(wire.encode_frame(Message.STOP, flags=FLAG_DRAIN))
         if shard.ended(now_ns, requested=self.loop.stop_requested or self._draining):
             self._note_end(shard, now_ns)
 
@@ -409,7 +409,7 @@ class Deployment:
 
     # ---- the sockets ----------------------------------------------------------------------------
 
-    def _serve(self, socket: Requests, answer: Callable[[Message], bytes]) -> bool:
+    def _serve(self, socket: Requests, answer: Callable[[Request], bytes]) -> bool:
         for _ in range(PER_ITERATION):
             message = socket.receive()
             if message is None:
@@ -417,26 +417,26 @@ class Deployment:
             socket.send(message.route, admin.fault(message) or answer(message))
         return True
 
-    def _command(self, message: Message) -> bytes:
+    def _command(self, message: Request) -> bytes:
         if not self._access.may_connect(message.uid, message.gid):
             return _refused(message, WireError.DENIED, (message.uid, 0))
-        if _kind(message) == Kind.PLACE:
+        if _kind(message) == Message.PLACE:
             return self._place(message, 1)
         return self._wrong_shard(message)
 
-    def _administer(self, message: Message) -> bytes:
+    def _administer(self, message: Request) -> bytes:
         kind = _kind(message)
         if not self._access.may_administer(message.uid):
             return _refused(message, WireError.DENIED, (message.uid, 0))
-        if kind == Kind.PLACE:
+        if kind == Message.PLACE:
             return self._place(message, PARTITIONS_MAX)
-        if kind not in (Kind.STOP, Kind.PING):
+        if kind not in (Message.STOP, Message.PING):
             return self._wrong_shard(message)
-        if kind == Kind.STOP:
+        if kind == Message.STOP:
             self._obey(wire.FRAME.unpack_from(message.body)[9])
         return admin.frame(kind, echo=admin.echo_of(message))
 
-    def _wrong_shard(self, message: Message) -> bytes:
+    def _wrong_shard(self, message: Request) -> bytes:
         table = self._registry.table
         return _refused(message, WireError.WRONG_SHARD, (table.version, table.count))
 
@@ -451,11 +451,11 @@ class Deployment:
                 shard.try_again(HOST.boot_ns())
         self._settle()  # before the requests are sent, because a drained shard may end at once
         for shard in self._shards:
-            shard.send(wire.encode_frame(Kind.STOP, flags=flags & (FLAG_DRAIN | FLAG_RESUME)))
+            shard.send(wire.encode_frame(Message.STOP, flags=flags & (FLAG_DRAIN | FLAG_RESUME)))
 
     # ---- new namespaces --------------------------------------------------------------------------
 
-    def _place(self, message: Message, most: int) -> bytes:
+    def _place(self, message: Request, most: int) -> bytes:
         """Answer a PLACE request. The namespace is in the table before the answer is sent.
 
         `most`: the highest number of partitions that this sender may ask for.
@@ -479,7 +479,7 @@ class Deployment:
             return _refused(message, WireError.PLACED, (known.partitions, partitions))
         return _placed(message, known)
 
-    def _create(self, message: Message, placement: Placement) -> bytes:
+    def _create(self, message: Request, placement: Placement) -> bytes:
         table, most = self._registry.table, self._config.namespaces
         if any(len(table.namespaces_of(shard)) >= most for shard in placement.shards):
             return _refused(message, WireError.NAMESPACES_FULL, (most, 0))
@@ -536,13 +536,13 @@ class Deployment:
             shard.wait()
 
 
-def _kind(message: Message) -> int:
+def _kind(message: Request) -> int:
     return int(wire.FRAME.unpack_from(message.body)[2])
 
 
-def _refused(message: Message, error: WireError, detail: tuple[int, int]) -> bytes:
+def _refused(message: Request, error: WireError, detail: tuple[int, int]) -> bytes:
     return admin.frame(_kind(message), error, detail=detail, echo=admin.echo_of(message))
 
 
-def _placed(message: Message, placement: Placement) -> bytes:
-    return admin.frame(Kind.PLACE, count=placement.partitions, echo=admin.echo_of(message))
+def _placed(message: Request, placement: Placement) -> bytes:
+    return admin.frame(Message.PLACE, count=placement.partitions, echo=admin.echo_of(message))

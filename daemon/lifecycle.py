@@ -16,7 +16,7 @@ from dataclasses import replace
 from typing import ClassVar, Generic, TypeVar
 
 from purgatoryd.daemon.log import log
-from purgatoryd.daemon.supervisor import Supervisor
+from purgatoryd.daemon.service_manager import ServiceManager
 from purgatoryd.shm_layout import wire
 from purgatoryd.shm_layout.arena import Arena
 from purgatoryd.shm_layout.health import STARTS
@@ -67,9 +67,9 @@ class Lifecycle(ABC, Generic[Why]):
     KEY: ClassVar[str]
     """Key of the notices about moves."""
 
-    def __init__(self, supervisor: Supervisor, sound: Why, host: Host = HOST) -> None:
+    def __init__(self, service_manager: ServiceManager, sound: Why, host: Host = HOST) -> None:
         """`sound`: the value of `why` if there are no reasons."""
-        self.supervisor = supervisor
+        self.service_manager = service_manager
         self._host = host
         self.state = STOPPED
         self.why = self._sound = sound
@@ -89,13 +89,13 @@ class Lifecycle(ABC, Generic[Why]):
     def step(self, text: str) -> None:
         """Report a step of a start or an end, as text, to the service manager, and report
         progress."""
-        self.supervisor.step(text)
+        self.service_manager.step(text)
         self.heartbeat()
 
     def heartbeat(self) -> None:
         """Report progress, in the loop or within a long step, to the service manager and in the
         status file. An error of writing the file is logged at the next move, not here."""
-        self.supervisor.alive()
+        self.service_manager.alive()
         with suppress(OSError):
             self._write()
 
@@ -142,11 +142,11 @@ class Lifecycle(ABC, Generic[Why]):
     def _announce(self, was: DaemonState) -> None:
         reasons = self._reasons()
         text = self.state.name.lower() + (f": {reasons}" if reasons else "")
-        self.supervisor.status(text)
+        self.service_manager.status(text)
         if (was, self.state) == (RECOVERING, READY):
-            self.supervisor.ready()
+            self.service_manager.ready()
         if self.state is STOPPED:
-            self.supervisor.stopping()
+            self.service_manager.stopping()
         tell = log.warning if self.why else log.info
         names = {"state": self.state.name.lower(), "was": was.name.lower()}
         tell(text, **names)
@@ -159,8 +159,8 @@ class DaemonLifecycle(Lifecycle[Degraded]):
 
     KEY = "state"
 
-    def __init__(self, supervisor: Supervisor, host: Host = HOST) -> None:
-        super().__init__(supervisor, SOUND, host)
+    def __init__(self, service_manager: ServiceManager, host: Host = HOST) -> None:
+        super().__init__(service_manager, SOUND, host)
         self._arena: Arena | None = None
 
     def attach(self, arena: Arena) -> None:
@@ -196,8 +196,8 @@ class DeploymentLifecycle(Lifecycle[tuple[Trouble, ...]]):
 
     KEY = "deployment"
 
-    def __init__(self, supervisor: Supervisor) -> None:
-        super().__init__(supervisor, ())
+    def __init__(self, service_manager: ServiceManager) -> None:
+        super().__init__(service_manager, ())
         self._figures = 0, 0, 0
 
     def count(self, shards: int, serving: int, restarts: int) -> None:

@@ -67,7 +67,7 @@ class Loop:
         self._transport = transport
         self._lifecycle = lifecycle
         self._host = host
-        watchdog_ns = lifecycle.supervisor.watchdog_ns
+        watchdog_ns = lifecycle.service_manager.watchdog_ns
         self._heartbeat_ns = min(HEARTBEAT_NS, watchdog_ns // 2 or HEARTBEAT_NS)
         self._next_heartbeat_ns = 0
         self.stop_requested = self._reload_requested = False

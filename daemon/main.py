@@ -28,10 +28,10 @@ from purgatoryd.daemon.placement import Placement
 from purgatoryd.daemon.processes import Processes
 from purgatoryd.daemon.reaper import Reaper
 from purgatoryd.daemon.reload import Reload
+from purgatoryd.daemon.service_manager import ServiceManager
 from purgatoryd.daemon.store import Opening, open_arena, owned, place_again, wal_end
-from purgatoryd.daemon.supervisor import Supervisor
 from purgatoryd.daemon.waiting import Waiter, allow_descriptors
-from purgatoryd.daemon.wal import Memory, locked
+from purgatoryd.daemon.wal import NullWal, locked
 from purgatoryd.daemon.wal_birth import record_birth
 from purgatoryd.shm_layout.arena import Arena
 from purgatoryd.shm_layout.errors import AlreadyRunning, BadPath, InvalidSetting, SystemFailure
@@ -64,7 +64,7 @@ def serve(
     Raises SystemFailure, at the start or later, if memory, descriptors or space are exhausted.
     """
     log.set_up(config.log_level, name=config.name)
-    lifecycle = DaemonLifecycle(Supervisor.of(os.environ))
+    lifecycle = DaemonLifecycle(ServiceManager.of(os.environ))
     with system_failures():
         paths = daemon_paths(config.name)
         _refuse_sharded(config, paths)
@@ -93,7 +93,9 @@ def _run(opening: Opening, lifecycle: DaemonLifecycle, reread: Callable[[], Conf
         fds = [*sockets.fds(), wake_fd, *reaper.wal.fds, processes.fd]
         with contextlib.closing(Waiter(fds)) as waiter:
             placement.settle(reaper.arena, partial(lifecycle.step, "placing the arena in memory"))
-            reload = Reload(config, reread, reaper.arena, sockets, placement, lifecycle.supervisor)
+            reload = Reload(
+                config, reread, reaper.arena, sockets, placement, lifecycle.service_manager
+            )
             reaper.reload_by(reload)
             reaper.loop.handle_signals()
             _settle_memory()
@@ -174,11 +176,11 @@ def _recovered(opening: Opening, lifecycle: DaemonLifecycle) -> Arena:
     return arena
 
 
-def _begin_wal(arena: Arena, opening: Opening) -> Memory:
+def _begin_wal(arena: Arena, opening: Opening) -> NullWal:
     """Begin an epoch and open the WAL. Records that were appended earlier are then on disk."""
     arena.start_epoch(opening.host.boot_id())
     if opening.wal is None:
-        return Memory()
+        return NullWal()
     opening.step("opening the WAL")
     end = wal_end(arena, opening)
     name, config = opening.paths.arena, opening.config

@@ -7,8 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from purgatoryd.daemon.admin import frame
-from purgatoryd.shm_layout.layout import Message as Kind
-from purgatoryd.shm_layout.layout import Status, WireError
+from purgatoryd.shm_layout.layout import Message, Status, WireError
 from purgatoryd.shm_layout.wire import FRAME, RESULT, decode_results
 
 PENDING_BYTES_MAX = 64 * 2**20
@@ -79,7 +78,7 @@ def _changed_nothing(reply: bytes) -> bool:
     """Return whether a reply is an error, or answers a batch of which no record was applied because
     the WAL has stopped."""
     _, _, kind, _, _, count, _, error, *_ = FRAME.unpack_from(reply)
-    if error or kind != Kind.BATCH:
+    if error or kind != Message.BATCH:
         return bool(error)
     end = FRAME.size + count * RESULT.size
     return all(word & 0xFF == Status.WAL for word, _ in decode_results(reply[FRAME.size : end]))

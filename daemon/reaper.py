@@ -16,12 +16,12 @@ from purgatoryd.daemon.config import Config
 from purgatoryd.daemon.grace import Grace
 from purgatoryd.daemon.lifecycle import READY, STOPPED, DaemonLifecycle, publishing, reasons
 from purgatoryd.daemon.listeners.access import Access
-from purgatoryd.daemon.listeners.transport import Message, Transport
+from purgatoryd.daemon.listeners.transport import Request, Transport
 from purgatoryd.daemon.log import log
 from purgatoryd.daemon.loop import HEARTBEAT_NS, Loop
 from purgatoryd.daemon.placement import Placement
 from purgatoryd.daemon.processes import Processes
-from purgatoryd.daemon.wal import Memory
+from purgatoryd.daemon.wal import NullWal
 from purgatoryd.shm_layout import wire
 from purgatoryd.shm_layout.arena import NONE_NS, Arena
 from purgatoryd.shm_layout.errors import PurgatorydError
@@ -49,7 +49,7 @@ class Reaper:
         transport: Transport,
         access: Access,
         clock: Clock,
-        wal: Memory,
+        wal: NullWal,
         placement: Placement,
         config: Config,
         lifecycle: DaemonLifecycle,
@@ -80,7 +80,7 @@ class Reaper:
         self._unswept = self._sent = 0
         self._target_ns: int | None = None
         self._grace = Grace(arena, self._commands)
-        self._advancing: deque[Message] = deque()
+        self._advancing: deque[Request] = deque()
 
     def begin(self) -> None:
         """Enter state READY: readers may attach and clients connect."""
@@ -92,7 +92,7 @@ class Reaper:
         self._lifecycle.enter(STOPPED)
         while self._publish():
             pass
-        self._lifecycle.supervisor.alive()
+        self._lifecycle.service_manager.alive()
         self.wal.commit()
         self._commands.release()
 
@@ -312,7 +312,7 @@ class Reaper:
 
     # ---- a virtual clock ----
 
-    def advance_to(self, target_ns: int, message: Message) -> bool:
+    def advance_to(self, target_ns: int, message: Request) -> bool:
         """Begin to move a virtual clock; the request is answered once the clock has arrived. False
         if the clock is real or would go back."""
         if not self._clock.virtual or target_ns < self.arena.header.now_ns:

@@ -10,7 +10,7 @@ from purgatoryd.daemon.config import Config
 from purgatoryd.daemon.listeners.sockets import Sockets
 from purgatoryd.daemon.log import log
 from purgatoryd.daemon.placement import Placement
-from purgatoryd.daemon.supervisor import Supervisor
+from purgatoryd.daemon.service_manager import ServiceManager
 from purgatoryd.shm_layout.arena import Arena
 from purgatoryd.shm_layout.errors import PurgatorydError
 
@@ -32,7 +32,7 @@ class Reload:
         arena: Arena,
         sockets: Sockets,
         placement: Placement,
-        supervisor: Supervisor,
+        service_manager: ServiceManager,
     ) -> None:
         """`reread` reads the settings again and returns them; it may raise."""
         self._config = config
@@ -40,11 +40,11 @@ class Reload:
         self._arena = arena
         self._sockets = sockets
         self._placement = placement
-        self._supervisor = supervisor
+        self._service_manager = service_manager
 
     def __call__(self) -> None:
         """Read the settings and the list of tcp keys, and decide the placement again."""
-        self._supervisor.reloading()
+        self._service_manager.reloading()
         for name, part in (("settings", self._settings), ("keys", self._sockets.read_keys)):
             try:
                 part()
@@ -52,7 +52,7 @@ class Reload:
                 log.error(f"{error}; the {name} are unchanged")
         self._placement.again(self._arena, self._config)
         gc.collect()  # the garbage collector is off, and parsing leaves reference cycles
-        self._supervisor.ready()
+        self._service_manager.ready()
 
     def _settings(self) -> None:
         found = self._reread()

@@ -220,7 +220,7 @@ def _set_aside(path: Path, disk: Disk) -> None:
 # ---- while the daemon runs -------------------------------------------------------------------
 
 
-class Memory:
+class NullWal:
     """A stand-in for Wal in a daemon that has no WAL: no method has an effect."""
 
     @property
@@ -270,7 +270,7 @@ class Memory:
         """Write a last snapshot after a clean end, and close the files."""
 
 
-class Wal(Memory):
+class Wal(NullWal):
     """A WAL on disk. Only the loop's thread uses it; group commit has a thread of its own."""
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Segments and snapshots as Arrow batches of BRONZE. The columns are made by columns.c."""
+"""Segments and snapshots as Arrow batches of BRONZE. The columns are made by wal_columns.c."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ import pytest
 
 from purgatoryd.daemon.client_watch import ENDS_PER_ITERATION, FOREVER_NS, ClientWatch
 from purgatoryd.daemon.commands import Commands
-from purgatoryd.daemon.listeners.transport import Message
+from purgatoryd.daemon.listeners.transport import Request
 from purgatoryd.shm_layout import layout, wire
 
 pytestmark = pytest.mark.tier("check")
@@ -80,7 +80,7 @@ def test_a_session_that_sends_over_another_connection_is_watched_there() -> None
     for session, route, connection in (
         (7, b"a", 8), (6, b"a", 8), (7, b"a", 8), (7, b"b", CONNECTION), (6, b"a", 8)
     ):  # fmt: skip
-        message = Message(route, b"", 0, 0, PID, 0, connection)
+        message = Request(route, b"", 0, 0, PID, 0, connection)
         commands._received(message, wire.encode_frame(layout.Message.PING, session))
     assert said == [(7, PID, 8), (6, PID, 8), (7, PID, CONNECTION)]
 

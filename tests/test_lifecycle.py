@@ -42,7 +42,7 @@ from purgatoryd.clients import Admin, Client, DaemonUnreachable, Subscriber
 from purgatoryd.daemon import lifecycle
 from purgatoryd.daemon.lifecycle import MEANING, MOVES, DaemonLifecycle
 from purgatoryd.daemon.reaper import Reaper
-from purgatoryd.daemon.supervisor import Supervisor
+from purgatoryd.daemon.service_manager import ServiceManager
 from purgatoryd.shm_layout import health, wire
 from purgatoryd.shm_layout.arena import NONE_NS, Reader
 from purgatoryd.shm_layout.layout import (
@@ -92,7 +92,7 @@ def page() -> str:
 
 def test_only_the_moves_of_the_table_are_made() -> None:
     for state, to in itertools.product(DaemonState, DaemonState):
-        lifecycle = DaemonLifecycle(Supervisor())
+        lifecycle = DaemonLifecycle(ServiceManager())
         lifecycle.state = state
         if to in MOVES[state]:
             lifecycle.enter(to)
@@ -397,41 +397,43 @@ def test_a_recovery_that_hangs_on_the_disk_is_not_ready_before_it_can_serve(
 
 
 @pytest.mark.parametrize(
-    ("say", "line"), [(Supervisor.ready, "READY=1"), (Supervisor.stopping, "STOPPING=1")]
+    ("say", "line"), [(ServiceManager.ready, "READY=1"), (ServiceManager.stopping, "STOPPING=1")]
 )
 def test_a_busy_manager_is_notified_later_and_once(
-    manager: Manager, say: Callable[[Supervisor], None], line: str
+    manager: Manager, say: Callable[[ServiceManager], None], line: str
 ) -> None:
-    supervisor = Supervisor.of({"NOTIFY_SOCKET": manager.address})
+    service_manager = ServiceManager.of({"NOTIFY_SOCKET": manager.address})
     fill(manager)
-    say(supervisor)
+    say(service_manager)
     assert line not in manager.received()
-    supervisor.alive()
-    supervisor.alive()
+    service_manager.alive()
+    service_manager.alive()
     assert manager.received().count(line) == 1
 
 
-@pytest.mark.parametrize("then", [Supervisor.reloading, Supervisor.stopping])
+@pytest.mark.parametrize("then", [ServiceManager.reloading, ServiceManager.stopping])
 def test_a_manager_gets_no_outdated_state(
-    manager: Manager, then: Callable[[Supervisor], None]
+    manager: Manager, then: Callable[[ServiceManager], None]
 ) -> None:
-    supervisor = Supervisor.of({"NOTIFY_SOCKET": manager.address})
+    service_manager = ServiceManager.of({"NOTIFY_SOCKET": manager.address})
     fill(manager)
-    supervisor.ready()
+    service_manager.ready()
     manager.received()
-    then(supervisor)
-    supervisor.alive()
+    then(service_manager)
+    service_manager.alive()
     assert "READY=1" not in manager.received()
 
 
 def test_a_busy_manager_is_notified_of_the_end_before_the_wait_for_the_disk(
     manager: Manager,
 ) -> None:
-    supervisor = Supervisor.of({"NOTIFY_SOCKET": manager.address})
+    service_manager = ServiceManager.of({"NOTIFY_SOCKET": manager.address})
     fill(manager)
     received: list[str] = []
     loop: Any = SimpleNamespace(
-        _lifecycle=SimpleNamespace(enter=lambda _: supervisor.stopping(), supervisor=supervisor),
+        _lifecycle=SimpleNamespace(
+            enter=lambda _: service_manager.stopping(), service_manager=service_manager
+        ),
         _publish=lambda: "STOPPING=1" in manager.received(),
         wal=SimpleNamespace(commit=lambda: received.extend(manager.received())),
         _commands=SimpleNamespace(release=lambda: None),
@@ -449,17 +451,17 @@ def test_a_daemon_repeats_messages_to_a_busy_manager(manager: Manager, daemon: S
 
 def test_a_manager_may_have_an_abstract_address(tmp_path: Path) -> None:
     manager = Manager(f"@{tmp_path}")
-    Supervisor.of({"NOTIFY_SOCKET": manager.address}).status("well")
+    ServiceManager.of({"NOTIFY_SOCKET": manager.address}).status("well")
     assert manager.hears("STATUS=") == ["STATUS=well"]
     manager.socket.close()
 
 
 def test_the_watchdog_of_another_process_is_not_fed() -> None:
     settings = {"NOTIFY_SOCKET": "@x", "WATCHDOG_USEC": "1000"}
-    assert Supervisor.of(settings).watchdog_ns == 1_000_000
-    assert Supervisor.of(settings | {"WATCHDOG_PID": str(os.getpid())}).watchdog_ns == 1_000_000
-    assert Supervisor.of(settings | {"WATCHDOG_PID": "1"}).watchdog_ns == 0
-    assert Supervisor.of({"WATCHDOG_USEC": "1000"}).watchdog_ns == 0
+    assert ServiceManager.of(settings).watchdog_ns == 1_000_000
+    assert ServiceManager.of(settings | {"WATCHDOG_PID": str(os.getpid())}).watchdog_ns == 1_000_000
+    assert ServiceManager.of(settings | {"WATCHDOG_PID": "1"}).watchdog_ns == 0
+    assert ServiceManager.of({"WATCHDOG_USEC": "1000"}).watchdog_ns == 0
 
 
 @pytest.mark.tier("all")

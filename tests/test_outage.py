@@ -26,7 +26,7 @@ from tiers import wide
 from purgatoryd.clients import AllOf, Client, Operation, Purgatory, SessionExpired, connection
 from purgatoryd.daemon.commands import Commands
 from purgatoryd.daemon.grace import GRACE_NS, LATE_NS, LONG_NS, LONG_OUTAGES_MAX, Grace
-from purgatoryd.daemon.listeners.transport import REQUEST_HWM, Message
+from purgatoryd.daemon.listeners.transport import REQUEST_HWM, Request
 from purgatoryd.daemon.reaper import Reaper
 from purgatoryd.shm_layout._core import lib
 from purgatoryd.shm_layout.arena import NONE_NS
@@ -361,11 +361,11 @@ def test_messages_have_waited_until_libzmq_and_the_loop_have_taken_them() -> Non
 
 @pytest.mark.tier("check")
 def test_messages_behind_a_deferred_one_wait_in_their_order() -> None:
-    messages = [Message(b"a", b"%d" % number, 0, 0, 0, 0, 7) for number in range(4)]
+    messages = [Request(b"a", b"%d" % number, 0, 0, 0, 0, 7) for number in range(4)]
     applied: list[bytes] = []
     commands: Any = object.__new__(Commands)
 
-    def apply(message: Message) -> bool:
+    def apply(message: Request) -> bool:
         applied.append(message.body)
         if applied.count(b"1") == 1 and message.body == b"1":
             commands._deferred = message

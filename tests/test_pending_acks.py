@@ -46,7 +46,7 @@ def serving(
 ) -> tuple[commands.Commands, Any]:  # fmt: skip
     """Return commands and a WAL: a message arrives for each of `replies`, whose record has LSN 5,
     and LSN 4 is on disk."""
-    asked = [transport.Message(b"route", b"", 0, 0, 0, 0, -1) for _ in replies]
+    asked = [transport.Request(b"route", b"", 0, 0, 0, 0, -1) for _ in replies]
     socket = SimpleNamespace(receive=lambda: asked.pop() if asked else None, send=send)
     handled = iter(replies)
     arena: Any = SimpleNamespace(
@@ -185,7 +185,7 @@ def test_a_stop_publishes_commits_and_then_answers() -> None:
 
     reaper: Any = SimpleNamespace(
         _lifecycle=SimpleNamespace(
-            enter=lambda state: None, supervisor=SimpleNamespace(alive=lambda: None)
+            enter=lambda state: None, service_manager=SimpleNamespace(alive=lambda: None)
         ),
         _publish=publish,
         wal=SimpleNamespace(commit=lambda: done.append("commit")),

@@ -36,8 +36,8 @@ from purgatoryd.daemon.deployment import Deployment, Registry
 from purgatoryd.daemon.lifecycle import DeploymentLifecycle
 from purgatoryd.daemon.log import log
 from purgatoryd.daemon.main import _set_up_namespaces, serve
+from purgatoryd.daemon.service_manager import ServiceManager
 from purgatoryd.daemon.shard import ENDS_MAX, MOVES, UNANSWERED_PINGS_MAX, Shard, State
-from purgatoryd.daemon.supervisor import Supervisor
 from purgatoryd.shm_layout import wire
 from purgatoryd.shm_layout._core import lib
 from purgatoryd.shm_layout.errors import (
@@ -294,7 +294,7 @@ def test_an_invalid_status_file_is_refused(content: str, tmp_path: Path) -> None
 def test_a_folder_without_space_stops_no_deployment(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    lifecycle = DeploymentLifecycle(Supervisor())
+    lifecycle = DeploymentLifecycle(ServiceManager())
     lifecycle.write_to(StatusFile(tmp_path / "gone", "demo"))
     lifecycle.enter(DaemonState.STARTING)
     lifecycle.heartbeat()
@@ -494,7 +494,7 @@ def looks_after(*states: State, wake_fd: int = -1) -> Deployment:
     shards = [Shard(n, paths_in(Path("/"), f"demo-1-{n}"), [], nothing) for n in range(len(states))]
     for one, state in zip(shards, states, strict=True):
         one.state = state
-    lifecycle = DeploymentLifecycle(Supervisor())
+    lifecycle = DeploymentLifecycle(ServiceManager())
     lifecycle.state = DaemonState.RECOVERING
     config = Config(name="demo")
     return Deployment(config, nothing, shards, nothing, nothing, wake_fd, lifecycle, lambda: config)

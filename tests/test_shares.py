@@ -16,7 +16,7 @@ from purgatoryd.daemon.commands import (
     TAKEN_PER_ITERATION,
     Commands,
 )
-from purgatoryd.daemon.listeners.transport import Message
+from purgatoryd.daemon.listeners.transport import Request
 from purgatoryd.shm_layout.arena import Handled
 
 pytestmark = pytest.mark.tier("check")
@@ -28,7 +28,7 @@ class Queue:
     """Messages that wait, and the answered peers in order; each answer takes `cost_ns`."""
 
     def __init__(self) -> None:
-        self.came: deque[Message] = deque()
+        self.came: deque[Request] = deque()
         self.answered: list[bytes] = []
         self.now_ns = 1
         self.cost_ns = SHARE_NS
@@ -52,7 +52,7 @@ class Queue:
         return Handled.REPLY, memoryview(bytes(64))
 
     def comes(self, uid: int, route: bytes) -> None:
-        self.came.append(Message(route, bytes(64), uid, uid, 1, 0, -1))
+        self.came.append(Request(route, bytes(64), uid, uid, 1, 0, -1))
 
     def iterate(self) -> list[bytes]:
         """Run an iteration; return the peers that it answered."""
@@ -136,7 +136,7 @@ def test_messages_of_one_peer_stay_in_order(queue: Queue, monkeypatch: pytest.Mo
 
     monkeypatch.setattr(queue.commands._arena, "handle", handle)
     for n in range(50):
-        queue.came.append(Message(b"a", bytes([n, *bytes(63)]), ALICE, ALICE, 1, 0, -1))
+        queue.came.append(Request(b"a", bytes([n, *bytes(63)]), ALICE, ALICE, 1, 0, -1))
     while queue.commands.serve():
         pass
     assert bodies == [*range(50)]

@@ -18,7 +18,7 @@ import zmq
 from purgatoryd.daemon.config import Config
 from purgatoryd.daemon.listeners.access import Access
 from purgatoryd.daemon.listeners.admission_control import AdmissionControl
-from purgatoryd.daemon.listeners.transport import REQUEST_HWM, Message
+from purgatoryd.daemon.listeners.transport import REQUEST_HWM, Request
 from purgatoryd.daemon.listeners.zap import DOMAIN, ZapHandler, sender_of
 from purgatoryd.daemon.log import log
 from purgatoryd.shm_layout import curve
@@ -102,7 +102,7 @@ class RequestSocket:
         """True if frames of the current message are left, which have to be dropped before the next
         message."""
 
-    def receive(self) -> Message | None:
+    def receive(self) -> Request | None:
         """Return the next request; None if there is none."""
         if self._overlong and not self._take_off():
             return None
@@ -118,7 +118,7 @@ class RequestSocket:
             return None
         connection = self._admission.completed(body)
         route, request = bytes(self._route[:size]), b"" if body.more else body.buffer
-        return Message(route, request, *sender_of(body), self._host.boot_ns(), connection)
+        return Request(route, request, *sender_of(body), self._host.boot_ns(), connection)
 
     def send(self, route: bytes, body: Any) -> bool:
         """Send to a peer; False = the message is known to be lost."""

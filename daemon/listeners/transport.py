@@ -20,7 +20,7 @@ receive() takes turns among the peers."""
 
 
 @dataclass(frozen=True, slots=True)
-class Message:
+class Request:
     """One request: routing id of its sender, its bytes, the sender's credentials from the kernel,
     and the boot time at which it was taken from the socket."""
 
@@ -78,7 +78,7 @@ class Requests(Protocol):
     def fd(self) -> int:
         """Descriptor that becomes readable when a request comes (edge-triggered)."""
 
-    def receive(self) -> Message | None:
+    def receive(self) -> Request | None:
         """Return the next request; None if there is none.
 
         A request has exactly two frames, routing id and body. A request with more frames is
@@ -103,6 +103,12 @@ class Transport(Protocol):
     @property
     def admin(self) -> Requests:
         """Administration, which commands cannot block."""
+
+    def fds(self) -> list[int]:
+        """Return the descriptors that the loop waits for."""
+
+    def close(self) -> None:
+        """Close all sockets and connections."""
 
     @property
     def notices_fd(self) -> int:

@@ -18,9 +18,9 @@ from purgatoryd.daemon.listeners.access import Access
 from purgatoryd.daemon.main import loop_of
 from purgatoryd.daemon.reaper import Reaper
 from purgatoryd.daemon.retention import Keep
+from purgatoryd.daemon.service_manager import ServiceManager
 from purgatoryd.daemon.snapshot import saving, tidy_and_tell
 from purgatoryd.daemon.store import Opening, open_arena, owned
-from purgatoryd.daemon.supervisor import Supervisor
 from purgatoryd.daemon.wal import Wal, locked
 from purgatoryd.shm_layout import shm
 from purgatoryd.shm_layout._core import lib
@@ -252,7 +252,7 @@ class SimulatedDaemon:
     def _start(self) -> None:
         host = SimulatedHost(self.machine, self.machine.next_pid())
         self._watch_table()
-        lifecycle = DaemonLifecycle(Supervisor(), host)
+        lifecycle = DaemonLifecycle(ServiceManager(), host)
         lifecycle.enter(STARTING)
         opening = Opening(
             self.config, self.paths, self.import_path, self.force, self.as_restored,

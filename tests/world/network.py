@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from purgatoryd.daemon.listeners.transport import Message, Peer
+from purgatoryd.daemon.listeners.transport import Peer, Request
 from purgatoryd.shm_layout import layout, wire
 from purgatoryd.shm_layout.arena import Outgoing
 from world.seam import Seam
@@ -300,9 +300,9 @@ class SimulatedRequests:
     def __init__(self, transport: SimulatedTransport, fd: int) -> None:
         self._transport = transport
         self.fd = fd
-        self.waiting: deque[Message] = deque()
+        self.waiting: deque[Request] = deque()
 
-    def receive(self) -> Message | None:
+    def receive(self) -> Request | None:
         self._transport.network.seam.cross()
         if not self.waiting:
             return None
@@ -382,7 +382,7 @@ class SimulatedTransport:
         if message_of(data) == layout.Message.HELLO:
             end.greetings[data] += 1
         now_ns = self.network.schedule.now_ns - self._host.machine.boot_begun_ns
-        message = Message(
+        message = Request(
             connection.route, data, end.uid, end.uid, end.pid, now_ns, connection.number
         )
         requests = self.admin if end.kind == ADMIN else self.commands

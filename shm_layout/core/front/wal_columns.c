@@ -1,4 +1,4 @@
-/* columns.c - WAL records as columns, one array per column, in the layout of Apache Arrow.
+/* wal_columns.c - WAL records as columns, one array per column, in the layout of Apache Arrow.
  *
  * One function per record type writes the columns of a record. A record of an unknown type, or
  * whose length does not fit its type, still becomes a row with its LSN and time. */

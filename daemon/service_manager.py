@@ -12,7 +12,7 @@ from purgatoryd.shm_layout.health import STEP_NS
 _MORE_TIME = f"EXTEND_TIMEOUT_USEC={STEP_NS // 1000}"
 
 
-class Supervisor:
+class ServiceManager:
     """The service manager of this process. Without a service manager, no method has an effect."""
 
     def __init__(self, address: str = "", watchdog_ns: int = 0) -> None:
@@ -27,7 +27,7 @@ class Supervisor:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) if address else None
 
     @classmethod
-    def of(cls, environ: Mapping[str, str]) -> Supervisor:
+    def of(cls, environ: Mapping[str, str]) -> ServiceManager:
         """Return the service manager that the environment of a systemd unit describes."""
         address = environ.get("NOTIFY_SOCKET", "")
         if address[:1] not in ("/", "@"):
