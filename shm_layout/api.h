@@ -539,7 +539,8 @@ struct pg_births {
 /* Append records until the columns are full (returns 1) or the WAL reader has no more frames
  * (returns 0). */
 int pg_columns_fill(struct pg_columns *c, struct pg_births *births, struct pg_walk *walk);
-/* Do what pg_columns_fill does, but only for records that give a name to a namespace or topic. */
+/* Do what pg_columns_fill does, but only for records that contain the name of a new namespace,
+ * topic or session. */
 int pg_columns_names(struct pg_columns *c, struct pg_births *births, struct pg_walk *walk);
 
 /* ---- redo (redo.c): frames into a fresh arena ---------------------------------------------- */
