@@ -73,7 +73,7 @@ class Types:
     """Find the struct that an expression points to."""
 
     def __init__(self, texts: list[str]) -> None:
-        """Take the texts of all files."""
+        """Collect the declarations in the texts of all files."""
         self._members: dict[tuple[str, str], str] = {}
         self._returned: dict[str, str] = {}
         for text in texts:

@@ -108,12 +108,12 @@ class Entry:
 
 
 def entries() -> list[Entry]:
-    """Return all replaced words."""
+    """Return all entries of vocabulary.toml."""
     return [Entry(fields) for fields in tomllib.loads(WORDS.read_text())["word"]]
 
 
 def replaced_words(path: str, text: str, words: list[Entry]) -> Iterator[Finding]:
-    """Find replaced words in the name and in the lines of a file."""
+    """Find words that vocabulary.toml replaces, in the name and in the lines of a file."""
     concerned = [
         word for word in words if word.concerns(path) and word.may_be_in(f"{path}\n{text}")
     ]
@@ -284,7 +284,7 @@ def fault(sentence: str, is_first: bool) -> str:
     The rules look at the first words. A sentence that starts in lower case is checked only at the
     beginning of a comment or message. Elsewhere it is the rest of a sentence that was cut.
     """
-    said = sentence.lstrip("\"'(*[ ").removeprefix("What to do: ")  # how errors name the remedy
+    said = sentence.lstrip("\"'(*[ ").removeprefix("What to do: ")  # the remedy of an error
     start = said[:1].lower() + said[1:] if said[:1].isupper() or is_first else ""
     if said.rstrip("\"')* ").endswith("?"):
         return ""

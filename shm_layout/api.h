@@ -58,7 +58,8 @@ uint64_t pg_handle_bytes(void);
  * of bounds. */
 uint64_t pg_arena_bytes(const struct pg_config *config);
 uint64_t pg_private_bytes(const struct pg_config *config);
-/* Create an arena. Both arena files must be zeroed memory of at least the sizes above. */
+/* Create an arena. `arena` and `secret` must be zeroed memory of at least the sizes that
+ * pg_arena_bytes and pg_private_bytes return. */
 int pg_create(struct pg_arena *a, void *arena, void *secret, const struct pg_config *config);
 /* Attach to an arena; secret = NULL attaches as a reader. Refuses an arena of another format, size
  * or layout; `why` then has the expected value and the value found. */
@@ -96,7 +97,8 @@ int pg_check_live(const struct pg_arena *a, struct pg_fault *fault);
 uint32_t pg_partition(const void *key, uint64_t bytes, uint32_t partitions);
 
 struct pg_route {                 /* the shards that hold a namespace */
-    const uint32_t *shards;       /* shard of each partition of its keys */
+    const uint32_t *shards;       /* number of the shard of each partition of the namespace's
+                                     keys */
     uint32_t partitions;          /* 0 = no shard holds the namespace */
     uint32_t fresh_topics;        /* 1 = the namespace comes from several arenas or goes to several
                                      arenas. Its topics then start over, and sent notices are not
@@ -384,7 +386,8 @@ uint64_t pg_wal_buffer_copy(const struct pg_arena *a, uint64_t from, void *out, 
 
 /* ---- snapshots (snapshot.c): from a reader of a live arena ------------------------------ */
 
-struct pg_snapshot {              /* progress of a snapshot; zeros at the start, except `quiet` */
+struct pg_snapshot {              /* progress of a snapshot; the caller sets `quiet`, and all other
+                                     fields to 0 */
     uint32_t quiet;               /* 1 = nobody changes the arena during the snapshot, so the
                                      snapshot is complete without a WAL */
     uint32_t done;                /* 1 = the LAST frame was written */
@@ -413,11 +416,11 @@ uint32_t pg_crc32c(uint32_t crc, const void *bytes, uint64_t count);
 enum pg_walk_state {
     PG_WALK_NONE,                 /* nothing has been read */
     PG_WALK_GROUPS,               /* another commit group may follow */
-    PG_WALK_SEALED,               /* the segment is complete, and the next one continues it */
+    PG_WALK_SEALED,               /* the segment is complete, and the next segment continues it */
     PG_WALK_END,                  /* only zeros follow */
     PG_WALK_TORN,                 /* parts of the newest commit group follow; this group was not
                                      committed */
-    PG_WALK_DAMAGED               /* frames follow that were committed; they are lost */
+    PG_WALK_DAMAGED               /* damaged frames follow that had been committed; they are lost */
 };
 
 /* Reader of WAL segments in order. The caller initialises the struct with zeros. Each segment is
@@ -519,7 +522,7 @@ struct pg_watch_lists {
 struct pg_columns {
     uint32_t rows;
     uint32_t capacity;
-    uint32_t bytes_max;           /* at least PG_WAL_FRAME_MAX */
+    uint32_t bytes_max;           /* bytes in each column of bytes; at least PG_WAL_FRAME_MAX */
     uint32_t payloads;            /* 0 = leave payloads out */
     uint64_t kinds[32];           /* number of records of each type; [0] = records of unknown
                                      types */
@@ -532,8 +535,9 @@ struct pg_columns {
 /* Namespaces and topics whose names a WAL reader has seen, by row. All elements are PG_NIL at the
  * start. The values are kept from file to file. */
 struct pg_births {
-    uint32_t namespaces[65536];   /* number of the row, once the namespace has a name */
-    uint32_t topics[65536];       /* row of the topic's namespace, once the topic has a name */
+    uint32_t namespaces[65536];   /* number of this row, after the name of the namespace was seen */
+    uint32_t topics[65536];       /* row of the topic's namespace, after the name of the topic was
+                                     seen */
 };
 
 /* Append records until the columns are full (returns 1) or the WAL reader has no more frames
@@ -545,7 +549,7 @@ int pg_columns_names(struct pg_columns *c, struct pg_births *births, struct pg_w
 
 /* ---- redo (redo.c): frames into a fresh arena ---------------------------------------------- */
 
-struct pg_redo {                  /* progress of a redo; zeros at the start */
+struct pg_redo {                  /* progress of a redo; the caller sets all fields to 0 */
     uint64_t frames;              /* number of frames read from the snapshot */
     uint64_t next_lsn;            /* next LSN of the WAL after the whole snapshot has been read; 0
                                      before */
@@ -607,7 +611,7 @@ int pg_group_commit_open(struct pg_group_commit *c, struct pg_arena *a, const ch
 int pg_group_commit_iterate(struct pg_group_commit *c);
 int pg_group_commit_start(struct pg_group_commit *c, struct pg_fault *why);    /* starts the
                                                                                   thread */
-/* Wake the thread after something was appended; cheap while the thread is busy. */
+/* Wake the group-commit thread after a frame was appended; cheap while the thread is busy. */
 void pg_group_commit_kick(struct pg_group_commit *c);
 /* Return an eventfd that becomes readable when committed_lsn has moved or the state is
  * PG_WAL_STOPPED. */

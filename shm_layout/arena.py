@@ -555,7 +555,7 @@ class Arena(_Owned):
             return False
 
     def set_nameless(self, *, nameless: bool) -> None:
-        """Refuse new timers as ARENA while the arena files have no names."""
+        """Refuse new timers with status ARENA while the arena files have no names."""
         lib.pg_set_nameless(self._a, nameless)
 
     def rebuild(self, now_ns: int) -> None:
@@ -613,7 +613,7 @@ class Arena(_Owned):
         lib.pg_set_daemon_state(self._a, state, why, since_boot_ns)
 
     def drain(self, *, draining: bool) -> None:
-        """Start or stop draining. While the daemon drains, it refuses adds and watches as
+        """Start or stop draining. While the daemon drains, it refuses adds and watches with status
         STOPPING."""
         lib.pg_drain(self._a, draining)
 
@@ -829,7 +829,8 @@ class Arena(_Owned):
 
     @property
     def watermarks_to_sweep(self) -> int:
-        """Number of rows of watch keys to sweep; 0 if none is in use."""
+        """Number of rows in the table of watch keys, all of which have to be swept; 0 if no row is
+        in use."""
         rows = int(self.header.regions[lib.PG_R_WATERMARKS].count)
         return rows if self.purgatory.free_watermarks < rows else 0
 

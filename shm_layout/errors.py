@@ -87,7 +87,7 @@ from typing import Any, ClassVar, TypeVar, cast, dataclass_transform
 
 
 class PurgatorydError(Exception):
-    """Every error that purgatoryd raises on purpose is one of these; catch it to catch all.
+    """The base class of all errors that purgatoryd raises on purpose; catch it to catch them all.
 
     What to do: See the subclass.
     """
@@ -112,7 +112,8 @@ class PurgatorydError(Exception):
         return f"{type(self).__name__}({retained})" if self.figures else super().__repr__()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # BaseException pickles positional arguments only; these errors take keywords.
+        # BaseException pickles only positional arguments, but these errors also take keyword
+        # arguments.
         return type(self), tuple(getattr(self, n) for n in self.figures) or self.args
 
 

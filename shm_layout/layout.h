@@ -65,8 +65,8 @@ enum pg_region_id {
     PG_R_FREE_CHUNKS, PG_R_INDEX, PG_R_BLOB_HEAP, PG_R_BLOB_MAP, PG_R_BLOBS,
     PG_R_NAMESPACES, PG_R_TOPICS, PG_R_NAME_INDEX, PG_R_ACCOUNTS, PG_R_REPLAY_BUFFER,
     PG_R_METRICS, PG_R_PURGATORY, PG_R_WATCHES, PG_R_WATERMARKS, PG_R_WATERMARK_INDEX,
-    PG_R_WAL_BUFFER,              /* length 0 in an arena without a WAL */
-    PG_R_TIMESTAMPS,              /* length 0 in an arena without a WAL */
+    PG_R_WAL_BUFFER,              /* has length 0 in an arena without a WAL */
+    PG_R_TIMESTAMPS,              /* has length 0 in an arena without a WAL */
     PG_R_BULK_LOADS, PG_R_BULK_LOAD_BLOCKS, PG_R_BULK_LOAD_BITS, PG_R_BULK_LOAD_INDEX,
     PG_R_HISTOGRAMS,
     PG_R_CONSUMER_GROUPS,         /* for consumer groups: members, budgets, retry policy */
@@ -79,7 +79,8 @@ enum pg_region_id {
 enum pg_arena_state { PG_BLANK, PG_REBUILDING, PG_READY, PG_RETIRED };
 enum pg_clock_kind {
     PG_CLOCK_BOOT,                /* CLOCK_BOOTTIME of the host */
-    PG_CLOCK_VIRTUAL              /* virtual time; only ADVANCE and at_ns move it */
+    PG_CLOCK_VIRTUAL              /* virtual time, which only ADVANCE and the field at_ns of a BATCH
+                                     move */
 };
 
 /* Phase of the daemon, independent of whether its arena can be read. A daemon that is killed leaves
@@ -105,7 +106,7 @@ enum pg_degraded {
 };
 
 struct pg_region {
-    uint64_t offset;              /* bytes from the start of the arena file */
+    uint64_t offset;              /* offset in bytes from the start of the arena file */
     uint64_t length;      /* length in bytes; 0 = this arena has no such region */
     uint32_t stride;      /* size of one element in bytes */
     uint32_t count;       /* number of elements */
@@ -125,10 +126,10 @@ enum pg_placement_part {
 };
 enum pg_placement_mode { PG_PLACE_NONE, PG_PLACE_AUTO, PG_PLACE_EXPLICIT, PG_PLACE_MODES };
 
-/* Placement of the daemon. Nodes and CPUs are the kernel's numbers + 1; 0 = any. */
+/* Placement of the daemon. Nodes and CPUs are stored as 1 + the kernel's number; 0 = any. */
 struct pg_placement {
     uint32_t mode;                /* enum pg_placement_mode */
-    uint32_t node;                /* NUMA node of the threads */
+    uint32_t node;                /* NUMA node of the daemon's threads */
     uint32_t memory_node;         /* NUMA node of the arena; a client with numa_local=True runs on
                                      this node */
     uint32_t reaper_cpu;          /* CPU of the loop; a client with numa_local=True avoids the core
@@ -151,7 +152,7 @@ struct pg_header {
     uint32_t page_size;
     uint32_t clock_kind;          /* enum pg_clock_kind */
     uint8_t  uuid[16];            /* identity of this arena; the private arena file and the WAL
-                                     repeat it */
+                                     contain it as well */
     uint8_t  boot_id[16];         /* id of the boot whose CLOCK_BOOTTIME the deadlines use */
     uint64_t stream_id;           /* identity of the notice streams; changes only if their
                                      continuity is lost */
@@ -275,16 +276,16 @@ struct pg_metrics {
     uint64_t parked;              /* derived: parked timers; only the WAL has their payloads */
     uint64_t parks;               /* timers that were parked when they were added */
     uint64_t unparks;             /* parked timers that UNPARK armed with their payload */
-    uint64_t iterations;          /* advances of the wheel */
-    uint64_t iterations_full;     /* advances that used up their budget */
+    uint64_t iterations;          /* number of advances of the wheel */
+    uint64_t iterations_full;     /* advances of the wheel that used up their budget */
     uint64_t outcomes_repeated;   /* outcomes and CHECKs that were sent again because no
                                      acknowledgement came */
     uint64_t records_redone;      /* WAL records redone when the arena was recovered */
     uint64_t refused_exists;      /* refusals: PUT with mode ERROR, or WATCH, with a key that is
                                      armed */
     uint64_t refused_stopping;    /* refusals: PUT or WATCH while the daemon drains */
-    uint64_t iteration_work;      /* timers moved or fired by advances that had work */
-    uint64_t iteration_budget;    /* sum of the budgets of advances that had work */
+    uint64_t iteration_work;      /* timers moved or fired by advances of the wheel that had work */
+    uint64_t iteration_budget;    /* sum of the budgets of advances of the wheel that had work */
     uint64_t log_dropped;         /* log messages that were discarded */
     uint64_t outcomes_dropped;    /* outcomes freed because their owner's session had ended */
 };
@@ -316,8 +317,8 @@ enum pg_histogram_id {
 /* Counts since the creation of the arena; they cannot be rebuilt. The daemon writes the fields and
  * every process may read them. There is no memory order between the fields. */
 struct pg_histogram {
-    uint64_t sum_ns;              /* sum of all values, modulo 2^64 */
-    uint64_t sum_high;            /* sum of all values, divided by 2^64 */
+    uint64_t sum_ns;              /* low half of the sum of all values: the sum modulo 2^64 */
+    uint64_t sum_high;            /* high half of the sum of all values: the sum divided by 2^64 */
     uint64_t max_ns;              /* largest value */
     uint64_t counts[488];
 };
@@ -346,7 +347,7 @@ enum pg_slot_flag {
  * counter. The daemon writes the other fields first and ctl last (store-release). Readers read ctl
  * with acquire order, copy the slot, and trust the copy only if ctl has not changed. */
 struct pg_hot {
-    uint64_t ctl;                 /* ticket << 8 | enum pg_slot_state */
+    uint64_t ctl;                 /* control word: ticket << 8 | enum pg_slot_state */
     int64_t  deadline_ns;         /* deadline on the arena's clock */
     uint32_t where;               /* derived: place in the wheel: chunk * 16 + cell */
     uint16_t bucket;              /* derived: bucket in the wheel */
@@ -513,8 +514,8 @@ struct pg_index_bucket {
 /* A watch key: its monotone watermark, and its watchers, in a treap ordered by the watermark that
  * each watcher waits for. Authoritative except root, first, latest and place. 64 bytes. */
 struct pg_watched {
-    uint64_t watermark;           /* current value; stored (release) before any watcher is
-                                     visited */
+    uint64_t watermark;           /* current value of the watermark; stored (release) before any
+                                     watcher is visited */
     uint8_t  key[16];             /* the key, or the granule (u32) of its blob if it is longer than
                                      16 bytes. Free row: hints for prefetching, namely the rows (u32
                                      each) that follow the next free row in the free list */
@@ -542,7 +543,7 @@ struct pg_watched {
 /* A watch record: one key of one operation. Authoritative are key_row, slot and sibling, and for
  * ALL, ANY and QUORUM also target, which watch_target() reads. */
 struct pg_watch {
-    uint64_t target;              /* watermark at which the watcher is visited */
+    uint64_t target;              /* value of the watermark at which this watcher is visited */
     uint32_t key_row;             /* row of the watch key */
     uint32_t slot;                /* slot of the operation; PG_NIL = unused record */
     uint32_t left, right, parent; /* derived: links of the treap; free record: hints for
@@ -583,7 +584,7 @@ struct pg_operation {
     uint64_t threshold;           /* SUM: the sum; QUORUM: number of keys that have to reach their
                                      targets */
     int64_t  armed_ns;            /* time of arming, on the arena's clock */
-    int64_t  ended_ns;            /* time of the end, on the arena's clock */
+    int64_t  ended_ns;            /* time at which the operation ended, on the arena's clock */
     uint64_t version;             /* CLIENT: version of the last CHECK. The upper half comes from
                                      the ticket, so that a late answer never matches a later
                                      operation with the same key */
@@ -614,7 +615,7 @@ struct pg_share {                 /* one key of a SUM; its gain is min(cap, max(
 /* First bytes of the payload of an operation's notice (PG_E_OPERATION). The bitmap of missing keys
  * and the operation's own payload follow. */
 struct pg_verdict {
-    int64_t  elapsed_ns;          /* time from arming to the end */
+    int64_t  elapsed_ns;          /* time in ns from the arming to the end of the operation */
     uint32_t error;               /* error code of the key that failed; 0 = none failed */
     uint16_t keys;                /* number of watch keys */
     uint16_t bitmap_bytes;        /* length in bytes of the bitmap of missing keys, which follows */
@@ -625,7 +626,7 @@ struct pg_verdict {
 /* Token bucket for a quota of operations per second. An empty bucket fills in one second. Starts do
  * not preserve its tokens: it is full after every start. */
 struct pg_tokens {
-    uint64_t left;                /* tokens in units of 10^-9 operations */
+    uint64_t left;                /* number of tokens that are left, in units of 10^-9 operations */
     int64_t  refilled_boot_ns;    /* real clock: time at which `left` was computed; 0 = the bucket
                                      is full */
 };
@@ -636,14 +637,15 @@ struct pg_namespace {
                                      store-release */
     uint32_t shard;               /* shard of the namespace, recorded at creation */
     uint32_t owner_uid;           /* uid that owns the namespace; PG_NIL = anybody may use it */
-    uint32_t durability;          /* 0 = memory, 1 = durable */
-    uint64_t live;                /* derived: armed or parked timers, and armed operations */
+    uint32_t durability;          /* 0 = changes are only in memory, 1 = changes are durable */
+    uint64_t live;                /* derived: number of armed or parked timers plus number of armed
+                                     operations */
     uint64_t bytes;               /* derived: number of blob bytes of the timers and operations that
                                      `live` counts */
     uint64_t quota_timers;        /* number of timers that may be armed; 0 = no quota */
     uint64_t quota_bytes;         /* number of blob bytes that its timers and operations may use; 0
                                      = no quota */
-    uint64_t quota_ops;           /* operations per second; 0 = no quota */
+    uint64_t quota_ops;           /* maximum number of operations per second; 0 = no quota */
     struct pg_tokens tokens;
     uint64_t park_beyond_ns;      /* timers with a longer delay than this are parked; 0 = no timer
                                      is parked */
@@ -664,7 +666,8 @@ struct pg_topic {
     uint64_t sequence;            /* sequence number of the newest notice; the first notice has 1 */
     uint64_t last_position;       /* 1 + replay buffer position of the newest notice; 0 = none */
     int64_t  changed_boot_ns;     /* real clock: time of the newest notice */
-    uint64_t live;                /* derived: armed or parked timers, and armed operations */
+    uint64_t live;                /* derived: number of armed or parked timers plus number of armed
+                                     operations */
     int64_t  slack_ns;            /* for spread deadlines: ns by which the topic's timers may fire
                                      late */
     uint32_t created_uid;         /* as in pg_namespace */
@@ -677,7 +680,8 @@ struct pg_topic {
 struct pg_account {
     uint32_t uid;
     uint32_t in_use;              /* 0 = unused row; written last */
-    uint64_t live;                /* derived: armed or parked timers, and armed operations */
+    uint64_t live;                /* derived: number of armed or parked timers plus number of armed
+                                     operations */
     uint64_t bytes;               /* derived: number of blob bytes of the timers and operations that
                                      `live` counts */
     struct pg_tokens tokens;
@@ -750,7 +754,8 @@ enum pg_entry_flag {
  * stores commit = 0 (release) and then frees the blob. Readers copy the entry, check bounds, copy
  * the blob, and trust both copies only if commit has not changed. */
 struct pg_entry {
-    uint64_t commit;              /* position + 1; 0 = withdrawn */
+    uint64_t commit;              /* 1 + position of the entry in the replay buffer; 0 = the entry
+                                     was withdrawn */
     uint64_t ticket;              /* ticket << 8 | enum pg_cause */
     int64_t  deadline_ns;         /* deadline on the arena's clock */
     int64_t  fired_ns;            /* time of firing, on the arena's clock */
@@ -767,10 +772,10 @@ struct pg_entry {
 
 /* ---- the WAL ------------------------------------------------------------------ */
 
-/* A record describes the absolute result of a change and is written as one frame. The daemon writes
- * it to the WAL buffer, a ring in the arena, before the effect that it describes. The group-commit
- * thread copies frames from there to WAL segments. Snapshot and export files hold frames of the
- * same form. */
+/* A WAL record describes the state after a change, not the difference. It is written as one frame.
+ * The daemon writes the frame to the WAL buffer, a ring in the arena, before the change takes
+ * effect. The group-commit thread copies frames from there to WAL segments. Snapshot and export
+ * files hold frames of the same form. */
 
 #define PG_WAL_BUFFER_HEAD 4096               /* offset of the ring in PG_R_WAL_BUFFER */
 #define PG_WAL_BUFFER_MIN 4194304             /* smallest ring in bytes; sizes are powers of two */
@@ -894,14 +899,16 @@ enum pg_wal_type {
 /* Reserved numbers; a reader of this version refuses them. */
 enum pg_wal_type_later {
     PG_LATER_BATCH = 64,          /* for replication: sequence and statuses of a session's newest
-                                     batch, in the same commit group as their effects */
-    PG_LATER_CONSUMER_GROUP,      /* for consumer groups: created, changed or deleted */
-    PG_LATER_LEASE,               /* for consumer groups: job, member, attempt and end of the
-                                     lease */
-    PG_LATER_JOB,                 /* for consumer groups: acknowledged, retried or dead */
-    PG_LATER_SCHEDULE,            /* for schedules: put, fired or deleted, with its next
-                                     occurrence */
-    PG_LATER_CURSOR               /* for durable subscribers: a committed position */
+                                     batch, in the same commit group as the effects of the batch */
+    PG_LATER_CONSUMER_GROUP,      /* for consumer groups: a consumer group was created, changed or
+                                     deleted */
+    PG_LATER_LEASE,               /* for consumer groups: a lease began: job, member, attempt and
+                                     end of the lease */
+    PG_LATER_JOB,                 /* for consumer groups: a job was acknowledged or retried, or is
+                                     dead */
+    PG_LATER_SCHEDULE,            /* for schedules: a schedule was put, fired or deleted; with its
+                                     next occurrence */
+    PG_LATER_CURSOR               /* for durable subscribers: a position was committed */
 };
 
 struct pg_wal_group {
@@ -949,7 +956,7 @@ struct pg_wal_arm {
     int64_t  deadline_ns;
     int64_t  wall_ns;             /* absolute wall deadline; INT64_MIN = none */
     int64_t  armed_ns;
-    uint64_t replaced;            /* ticket of the timer that this one replaces; 0 = none */
+    uint64_t replaced;            /* ticket of the timer that this timer replaces; 0 = none */
     uint32_t slot;
     uint32_t replaced_slot;
     uint32_t topic;               /* row of the topic */
@@ -1027,8 +1034,8 @@ struct pg_wal_fire {
     uint64_t ticket;
     int64_t  deadline_ns;
     int64_t  fired_ns;
-    uint64_t position;            /* position in the replay buffer */
-    uint64_t sequence;            /* sequence in the topic */
+    uint64_t position;            /* position of the notice in the replay buffer */
+    uint64_t sequence;            /* sequence number of the notice in its topic */
     uint64_t previous;            /* 1 + replay buffer position of the topic's previous notice; 0 =
                                      none */
     uint32_t slot;
@@ -1067,7 +1074,7 @@ struct pg_wal_watch {
 };
 struct pg_wal_watch_key {
     uint64_t target;              /* ALL, ANY, QUORUM: the target; 2^64 - 1 = already reached */
-    uint64_t base;                /* SUM: watermark to count from */
+    uint64_t base;                /* SUM: watermark from which the key counts */
     uint64_t cap;                 /* SUM: maximum that this key may contribute */
     uint32_t row;                 /* row of the watch key */
     uint32_t flags;               /* enum pg_watch_key_flag */
@@ -1079,8 +1086,8 @@ struct pg_wal_watermark {
     uint32_t row;
     uint32_t error;
     uint32_t namespace_row;
-    uint16_t flags;               /* BORN: the key follows. FORGOTTEN: the row is removed with its
-                                     last watcher */
+    uint16_t flags;               /* PG_WM_BORN: the watch key is new, and the key follows.
+                                     PG_WM_FORGOTTEN: the row is removed with its last watcher */
     uint8_t  key_len;
     uint8_t  key_type;
     uint32_t uid;                 /* uid to whose account the watch key is charged; PG_NIL = none */
@@ -1096,9 +1103,10 @@ struct pg_wal_outcome {
     uint64_t ticket;
     int64_t  deadline_ns;
     int64_t  ended_ns;
-    uint64_t position;            /* replay buffer position of its notice, + 1; 0 = no notice */
-    uint64_t sequence;            /* sequence number of its notice */
-    uint64_t previous;            /* as in pg_wal_fire, for its notice */
+    uint64_t position;            /* 1 + replay buffer position of the operation's notice; 0 = no
+                                     notice */
+    uint64_t sequence;            /* sequence number of the operation's notice */
+    uint64_t previous;            /* for the operation's notice, as in pg_wal_fire */
     uint32_t slot;
     uint32_t topic;
     uint32_t error;
@@ -1187,7 +1195,7 @@ struct pg_wal_entry {
     uint8_t  key_len;
     uint8_t  meta;                /* as in pg_entry */
     uint8_t  pad[2];
-    uint32_t uid;                 /* uid that published it; PG_NIL in snapshots */
+    uint32_t uid;                 /* uid that published the notice; PG_NIL in snapshots */
     int64_t  ended_boot_ns;       /* real clock: time of publication; 0 in snapshots */
 };
 
@@ -1296,7 +1304,8 @@ struct pg_private {
 /* A client session. Authoritative. `last` moves to a batch only when every result of the batch is
  * in the reply memory. */
 struct pg_session {
-    uint64_t id;                  /* random bits << 16 | row; 0 = unused row; written last */
+    uint64_t id;                  /* id of the session: random bits << 16 | row; 0 = unused row;
+                                     written last */
     uint8_t  nonce[16];           /* chosen by the client; another HELLO with this nonce finds the
                                      session again */
     uint32_t uid;                 /* uid of the client, from the kernel */
@@ -1391,7 +1400,7 @@ enum pg_message {
                                      pg_bulk_load_ask, name -> pg_bulk_load_info, pg_bulk_load_part
                                      of each block */
     PG_M_PLACE,                   /* both sockets, deployment of shards: assign a namespace to
-                                     shards. Name */
+                                     shards. Name of the namespace */
     PG_M_ADVANCE = 32,            /* admin socket: move a virtual clock to at_ns. -> per topic a
                                      pg_tail and its names, reserved topics excluded */
     PG_M_STOP,                    /* admin socket: stop the daemon cleanly, after the reply */
@@ -1420,7 +1429,7 @@ struct pg_frame {
     uint16_t error;               /* reply: enum pg_error; 0 = none */
     uint32_t names_bytes;         /* BATCH, QUERY: length of the name table in bytes, padded to a
                                      multiple of 8 */
-    uint32_t flags;               /* enum pg_frame_flag, added up */
+    uint32_t flags;               /* sum of flags of enum pg_frame_flag */
     int64_t  at_ns;               /* BATCH under the virtual clock, ADVANCE: virtual time to which
                                      the clock first advances */
     uint64_t detail[2];           /* error reply: the figures that the error's meaning lists. BATCH:
@@ -1507,8 +1516,8 @@ enum pg_watch_key_flag { PG_WK_OWN = 1 };   /* the key is forgotten when the ope
 
 struct pg_watch_key {             /* 24 bytes, then the key_len bytes of the key */
     uint64_t target;              /* ALL, ANY, QUORUM: target, at most PG_TARGET_MAX. SUM: watermark
-                                     to count from; 2^64 - 1 = from the watermark at the time of
-                                     arming */
+                                     from which the key counts; 2^64 - 1 = from the watermark at the
+                                     time of arming */
     uint64_t cap;                 /* SUM: maximum that this key may contribute; other conditions:
                                      0 */
     uint8_t  key_len;             /* length of the key in bytes */
@@ -1576,20 +1585,21 @@ enum pg_status {
 
 /* The quota that is used up. UID_TOPICS and all numbers after it are the uid's shares of tables. */
 enum pg_quota {
-    PG_Q_NAMESPACE_TIMERS = 1,    /* armed timers of the namespace */
-    PG_Q_NAMESPACE_BYTES,         /* bytes of keys and payloads of the namespace's armed timers */
+    PG_Q_NAMESPACE_TIMERS = 1,    /* number of armed timers of the namespace */
+    PG_Q_NAMESPACE_BYTES,         /* total bytes of keys and payloads of the namespace's armed
+                                     timers */
     PG_Q_NAMESPACE_OPS,           /* adds, watches and advances per second in the namespace */
-    PG_Q_UID_TIMERS,              /* armed timers of the uid */
-    PG_Q_UID_BYTES,               /* bytes of keys and payloads of the uid's armed timers */
+    PG_Q_UID_TIMERS,              /* number of armed timers of the uid */
+    PG_Q_UID_BYTES,               /* total bytes of keys and payloads of the uid's armed timers */
     PG_Q_UID_OPS,                 /* adds, watches and advances per second of the uid */
-    PG_Q_UID_TOPICS,              /* topics that the uid created */
-    PG_Q_UID_NAMESPACES,          /* namespaces that the uid created */
-    PG_Q_UID_SESSIONS,            /* sessions of the uid */
-    PG_Q_UID_WATCH_KEYS,          /* watch keys that the uid created */
-    PG_Q_UID_WATCHES,             /* watch records of the uid's operations */
-    PG_Q_UID_OPERATIONS,          /* operations that the uid's sessions own */
-    PG_Q_UID_BULK_LOADS,          /* bulk loads that the uid began */
-    PG_Q_UID_BULK_LOAD_BLOCKS     /* blocks of rows of the uid's bulk loads */
+    PG_Q_UID_TOPICS,              /* number of topics that the uid created */
+    PG_Q_UID_NAMESPACES,          /* number of namespaces that the uid created */
+    PG_Q_UID_SESSIONS,            /* number of sessions of the uid */
+    PG_Q_UID_WATCH_KEYS,          /* number of watch keys that the uid created */
+    PG_Q_UID_WATCHES,             /* number of watch records of the uid's operations */
+    PG_Q_UID_OPERATIONS,          /* number of operations that the uid's sessions own */
+    PG_Q_UID_BULK_LOADS,          /* number of bulk loads that the uid began */
+    PG_Q_UID_BULK_LOAD_BLOCKS     /* number of blocks of rows of the uid's bulk loads */
 };
 
 /* Error of a whole message. Nothing of the message was applied, unless the comment says so. The
@@ -1669,7 +1679,7 @@ struct pg_welcome {
     uint32_t window;              /* maximum number of batches without an answer */
     uint32_t batch_records;       /* maximum number of records in a batch */
     uint32_t message_bytes;       /* maximum length of a message in bytes */
-    int64_t  real_boot_ns;        /* the daemon's CLOCK_BOOTTIME, also under the virtual clock */
+    int64_t  real_boot_ns;        /* the daemon's CLOCK_BOOTTIME, even under the virtual clock */
     uint32_t node;                /* 1 + NUMA node of the arena, or of the daemon's threads if the
                                      arena is bound to no node; 0 = any */
     uint32_t reaper_cpu;          /* 1 + CPU of the daemon's loop; 0 = any */
@@ -1681,9 +1691,9 @@ struct pg_welcome {
                                      replication */
 };
 
-/* NAMESPACE request: frame, this struct, the bytes of the name. It sets the fields that `fields`
- * selects, and creates the namespace if it does not exist. Reply: frame, this struct with all
- * current settings. */
+/* NAMESPACE request: frame, struct pg_namespace_set, the bytes of the name. The request sets what
+ * its `fields` selects, and creates the namespace if it does not exist. Reply: frame, struct
+ * pg_namespace_set with all current settings. */
 enum pg_namespace_field {
     PG_N_OWNER = 1,               /* set owner_uid */
     PG_N_DURABILITY = 2,          /* set durability */
@@ -1694,19 +1704,20 @@ enum pg_namespace_field {
     PG_N_FIELDS = 64
 };
 struct pg_namespace_set {
-    uint32_t fields;              /* enum pg_namespace_field, added up */
+    uint32_t fields;              /* sum of constants of enum pg_namespace_field */
     uint32_t owner_uid;           /* uid that owns the namespace; 2^32 - 1 = anybody may use it */
-    uint32_t durability;          /* 0 = memory, 1 = durable */
+    uint32_t durability;          /* 0 = changes are only in memory, 1 = changes are durable */
     uint32_t name_len;            /* length of the name in bytes, 1..63 */
     uint64_t quota_timers;        /* number of timers that may be armed; 0 = no quota */
-    uint64_t quota_bytes;         /* bytes of keys and payloads; 0 = no quota */
-    uint64_t quota_ops;           /* operations per second; 0 = no quota */
+    uint64_t quota_bytes;         /* maximum total bytes of keys and payloads; 0 = no quota */
+    uint64_t quota_ops;           /* maximum number of operations per second; 0 = no quota */
     uint64_t park_beyond_ns;      /* timers with a longer delay than this are parked; 0 = no timer
                                      is parked; needs a WAL */
 };
 
-/* PLACE request: frame (count = partitions, 1 on the command socket), the bytes of the namespace's
- * name. Reply, once the routing table has the namespace: frame (count = its partitions). */
+/* PLACE request: frame (count = number of partitions, 1 on the command socket), the bytes of the
+ * namespace's name. Reply, sent when the routing table contains the namespace: frame (count =
+ * number of its partitions). */
 
 /* BULK_LOAD request: frame, struct pg_bulk_load_ask, the name of the namespace. Reply: frame,
  * struct pg_bulk_load_info, then `count` of struct pg_bulk_load_part. OPEN, CLOSE and FORGET are
@@ -1737,9 +1748,11 @@ struct pg_bulk_load_info {        /* 56 bytes */
     uint32_t uid;                 /* uid that began the bulk load */
     uint32_t state;               /* enum pg_bulk_load_state; NONE = there is no such bulk load */
 };
-struct pg_bulk_load_part {        /* 520 bytes: rows number * 4096 to number * 4096 + 4095 */
+struct pg_bulk_load_part {        /* 520 bytes; for the rows from `number` * 4096 to `number` * 4096
+                                     + 4095 */
     uint64_t number;              /* number of the block */
-    uint64_t bits[64];            /* bit n % 64 of bits[n / 64]: row number * 4096 + n is done */
+    uint64_t bits[64];            /* bit n % 64 of bits[n / 64] is set if row `number` * 4096 + n
+                                     was done */
 };
 
 /* SESSIONS reply: frame, `count` structs. DROP request: frame, whose `session` is the session to
@@ -1750,8 +1763,8 @@ struct pg_session_info {          /* 56 bytes */
     int64_t  used_boot_ns;        /* real clock: time of the last message of its client */
     int64_t  grace_ns;            /* time that the session outlives its client, ns */
     uint32_t uid;                 /* uid of its client */
-    uint32_t pid;                 /* pid of its client; 0 = not on this host, or in another pid
-                                     namespace */
+    uint32_t pid;                 /* pid of its client; 0 = the client is not on this host, or is in
+                                     another pid namespace */
     uint64_t operations;          /* number of operations that the session owns, armed or with an
                                      unacknowledged outcome */
     uint64_t unacknowledged;      /* number of outcomes and CHECKs in its inbox */
@@ -1777,7 +1790,7 @@ struct pg_outcome {               /* 64 bytes */
     uint64_t ticket;              /* ticket << 8 | enum pg_cause */
     int64_t  deadline_ns;         /* deadline on the arena's clock */
     int64_t  armed_ns;            /* time of arming, on the arena's clock */
-    int64_t  ended_ns;            /* time of the end, on the arena's clock */
+    int64_t  ended_ns;            /* time at which the operation ended, on the arena's clock */
     uint64_t version;             /* CHECK: its version; outcome: 0 */
     uint32_t error;               /* error code of the key that failed; 0 = none failed */
     uint32_t payload_len;         /* length of the payload in bytes */
@@ -1792,7 +1805,7 @@ struct pg_outcome {               /* 64 bytes */
 struct pg_ack {
     uint64_t ticket;              /* ticket of the operation; unlike pg_outcome.ticket, without the
                                      cause */
-    uint64_t version;             /* version of the CHECK; 0 = an outcome is acknowledged */
+    uint64_t version;             /* version of the CHECK; 0 = the ACK is for an outcome */
     uint32_t slot;                /* slot from struct pg_outcome */
     uint32_t pad;
 };
@@ -1823,7 +1836,7 @@ struct pg_info_watch {            /* followed by the bytes of the key */
     uint64_t target;              /* target; UINT64_MAX = reached. SUM: the base. CLIENT: 0 */
     uint64_t cap;                 /* SUM: maximum that this key may contribute */
     uint64_t watermark;           /* current watermark of the key */
-    uint32_t error;               /* code of the key's failure; 0 = not failed */
+    uint32_t error;               /* error code of the key's failure; 0 = not failed */
     uint8_t  key_len;             /* length of the key in bytes */
     uint8_t  key_type;            /* enum pg_key_type */
     uint8_t  own;                 /* 1 = the key is forgotten when the operation ends */
