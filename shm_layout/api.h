@@ -440,7 +440,7 @@ struct pg_walk {
                                      written */
     uint64_t bad_to;
     uint64_t lost_from;           /* DAMAGED: first lost LSN */
-    uint64_t lost_to;             /* DAMAGED: last lost LSN; lost_from - 1 = none */
+    uint64_t lost_to;             /* DAMAGED: last lost LSN; lost_from - 1 = no LSN is lost */
     uint32_t state;               /* enum pg_walk_state */
     uint32_t reserved;
 };

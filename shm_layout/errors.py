@@ -417,7 +417,7 @@ class WatermarkOverflow(Refused):
 
 
 class Denied(Refused):
-    """A call requests an action that the sender's uid may not do in the namespace.
+    """A call requests an action that the sender's uid may not perform in the namespace.
 
     What to do: Ask the owner of the namespace or an administrator: `purgatoryd namespace ls`
     shows the owner.
@@ -563,13 +563,14 @@ class WrongShard(Refused):
 
 @keeps_figures
 class BatchError(PurgatorydError):
-    """A client made calls with wait=False, did not collect their results, and some were refused.
+    """A client made calls with wait=False and did not collect their results, and some calls were
+    refused.
 
     `refusals` has a (key, status) pair for each of the first refused calls; status is 0 if the
     whole message was refused. `count` is the number of refused calls. `lost` is the number of calls
     with an unknown outcome, because their session expired.
 
-    What to do: Collect the results of calls with `wait=False`, and repeat the refused ones.
+    What to do: Collect the results of calls with `wait=False`, and repeat the refused calls.
     """
 
     refusals: tuple[tuple[object, int], ...]

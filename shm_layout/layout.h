@@ -1833,7 +1833,8 @@ struct pg_info {
     uint8_t  pad1[4];
 };
 struct pg_info_watch {            /* followed by the bytes of the key */
-    uint64_t target;              /* target; UINT64_MAX = reached. SUM: the base. CLIENT: 0 */
+    uint64_t target;              /* target of the watermark; UINT64_MAX = reached. SUM: watermark
+                                     from which the key counts. CLIENT: 0 */
     uint64_t cap;                 /* SUM: maximum that this key may contribute */
     uint64_t watermark;           /* current watermark of the key */
     uint32_t error;               /* error code of the key's failure; 0 = not failed */
