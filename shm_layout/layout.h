@@ -834,9 +834,9 @@ struct pg_wal_buffer {
     uint64_t bytes;               /* written by group commit: number of bytes written */
 };
 
-/* Every frame begins with these 24 bytes. The LSN of a frame is the LSN of the previous frame + 1,
- * except that PAD, COMMIT_GROUP and SEAL repeat it. In the ring, crc, salt and group are 0; the
- * group-commit thread fills them in when it writes the frame to a file. */
+/* Every frame begins with these 24 bytes. The LSN of a frame is the LSN of the previous frame + 1;
+ * PAD, COMMIT_GROUP and SEAL repeat the LSN of the previous frame. In the ring, crc, salt and group
+ * are 0; the group-commit thread fills them in when it writes the frame to a file. */
 struct pg_frame_head {
     uint32_t bytes;               /* length of the whole frame in bytes, a multiple of 8 */
     uint32_t crc;                 /* CRC32C of the frame without this field */
