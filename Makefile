@@ -1,4 +1,4 @@
-# `make` without a target lists the targets. All files are made in .venv and build/.
+# `make` without a target lists the targets. All files that it makes are in .venv and build/.
 
 PYTHON ?= python3
 CC     ?= cc
@@ -28,8 +28,9 @@ CRASH_H := $(sort $(wildcard tests/crash/*.h))
 BENCH_C := $(sort $(wildcard benchmarks/*/*.c))
 BENCH_H := $(sort $(wildcard benchmarks/*/*.h))
 
-# The checked compiler also builds the extension. Warnings are errors only here: an installation may
-# use a compiler with newer warnings. All assertions are checked here as well.
+# The compiler that build/machine.stamp checks also builds the extension. Warnings are errors only
+# here, because an installation may use a compiler with newer warnings. All assertions are checked
+# here as well.
 STRICT_BUILD := CC="$(CC)" CFLAGS="$(CFLAGS) -Werror -DPG_ASSERT_ALL"
 STRICT   := -std=c11 -Wall -Wextra -Werror -pthread
 SANITIZE := -DPG_ASSERT_ALL -g -O1 -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=all
@@ -45,9 +46,9 @@ LINT      := $(patsubst %.c,build/lint/%.o,$(CORE_C) $(TESTS_C) $(GUEST_C) $(FUZ
 .DEFAULT_GOAL := help
 .PHONY: help build run report check test test-all test-aarch64 crash-test soak fuzz world world-bugs world-coverage mutants lint bench-core bench-purgatory bench-watchers bench-recovery bench-place-again bench-hostile bench-wal bench-pipeline bench-placement bench-metrics bench-idle bench-waiting bench-compare docs bench-commands site clean
 .DELETE_ON_ERROR:
-# If this variable were set, each of the many daemons of the tests would compile all modules.
+# If this variable were set, each of the many daemons in the tests would compile all Python modules.
 unexport PYTHONDONTWRITEBYTECODE
-# The files are kept between runs, so that only changed ones are compiled.
+# Keep intermediate files between runs, so that make compiles only changed files.
 .SECONDARY:
 
 help: ## list the targets
@@ -60,20 +61,20 @@ build: build/core.stamp ## make .venv, install the package in it, compile the C 
 run: build/core.stamp ## the main job: the flights of 2013 through the daemon (4 minutes at most)
 	$(BIN)/python -m examples.flights --keep build/run
 
-# If `make run` has left no files, a run without the load creates them.
-report: build/core.stamp ## ship and audit what make run left, with its ledgers, and make a page of it: build/report.html
+# If there are no files from `make run`, a shorter run (--day --year) creates them first.
+report: build/core.stamp ## ship and audit the WALs and ledgers of make run, and write a page about them: build/report.html
 	@test -d build/run/ledgers -a -d build/run/wal/year || $(BIN)/python -m examples.flights --day --year --keep build/run
 	@for name in live year; do $(BIN)/purgatoryd pipeline ship --name $$name --wal-dir build/run/wal --lake build/run/lake || exit 1; done
 	$(BIN)/purgatoryd pipeline report --wal-dir build/run/wal --ledger build/run/ledgers --lake build/run/lake --out build/report.html
 
 # ---- tests ----------------------------------------------------------------------------
 # docs/development.md describes the tiers. C tests, tests of Spark and all others run at the same
-# time; the output of the first two comes at their end. ABOVE=test leaves out what `make test`
+# time; the output of the first two appears when they end. ABOVE=test leaves out what `make test`
 # contains. ARGS="tests/test_wire.py -k round" runs pytest with these arguments instead.
 
 check: lint ## seconds: lint, C tests, models and parsing
-test: ## minutes: everything that guards a promise, once; contains make check's tests
-test-all: ## a quarter of an hour: contains make test; faults, containers, clusters, packaging, wide parameters
+test: ## minutes: each test that guards a promise, once; includes the tests of make check
+test-all: ## a quarter of an hour: make test, and faults, containers, clusters, packaging, wide parameters
 check: export HYPOTHESIS_PROFILE ?= quick
 check: build/core.stamp
 test test-all: build
@@ -101,7 +102,7 @@ tests-of-others:
 
 # C tests under ASan and UBSan, and each fuzz target with its corpus.
 .PHONY: $(SAN_TESTS:%=%.run) $(SAN_FUZZ:%=%.run)
-# A tenth of the simulated power cuts is enough between two edits.
+# For `make check`, which runs between two edits, a tenth of the simulated power cuts is enough.
 build/sanitize/tests/test_group_commit.run: SHORTER = $(if $(filter check,$(TIER)),30)
 $(SAN_TESTS:%=%.run): build/sanitize/tests/%.run: build/sanitize/tests/%
 	@echo $< && $< $(SHORTER)
@@ -117,7 +118,7 @@ test-aarch64: ## run the C tests as aarch64 programs, with aarch64-linux-gnu-gcc
 	@$(MAKE) --no-print-directory --jobs=$(CPUS) --output-sync=target $(AARCH64:%=%.run)
 
 # Findings stay in build/fuzz/corpus; failed cases stay in build/fuzz.
-fuzz: $(LIBFUZZER:%=%.run) build/fuzz/decoders.run ## look for inputs that break us: SECONDS=60 for each target, with clang
+fuzz: $(LIBFUZZER:%=%.run) build/fuzz/decoders.run ## look for inputs that make the code fail: SECONDS=60 for each target, with clang
 
 fuzzing = -max_total_time=$(SECONDS) -timeout=20 -max_len=1024 -print_final_stats=1 -verbosity=0 \
 	-artifact_prefix=build/fuzz/ build/fuzz/corpus/$(1) tests/fuzz/corpus/$(1)
@@ -131,13 +132,14 @@ build/fuzz/decoders.run: build $(VENV)/fuzz.stamp
 	@mkdir -p build/fuzz/corpus/decoders
 	$(BIN)/python tests/fuzz/guided.py $(call fuzzing,decoders)
 
-soak: build ## a daemon and its workers, killed at random for SECONDS=60, with a ledger; ARGS=--audit also audits its WAL
+soak: build ## kill a daemon and its workers at random for SECONDS=60, with a ledger; ARGS=--audit also audits the WAL
 	PYTHONPATH=tests/support $(BIN)/python tests/crash/soak.py $(SECONDS) $(ARGS)
 
-# ROUNDS: fixtures in which the harness kills each operation, times four shapes; ten times as many
-# if only stores are stepped. CUTS: seeds of five simulated power cuts each.
+# ROUNDS: number of fixtures in which the harness kills each operation, for each of four shapes; ten
+# times as many if the harness steps only stores. CUTS: number of seeds, with five simulated power
+# cuts each.
 crash-test: CUTS ?= 5000
-crash-test: build ## the long versions: a kill at any instruction, mutants; power cuts; every call of every function fails once (hours)
+crash-test: build ## the long tests: kills at every instruction, mutants, power cuts, a failure of every call of every function (hours)
 	$(BIN)/python tests/crash/record.py crash.json build/crash/crash $(ROUNDS) 1 30
 	$(BIN)/python tests/crash/record.py crash_stores.json build/crash/stores $(ROUNDS)0 1001 30
 	$(BIN)/python tests/crash/mutate.py --write
@@ -147,15 +149,16 @@ crash-test: build ## the long versions: a kill at any instruction, mutants; powe
 	CRASH_TEST=complete $(BIN)/python -m pytest --timeout=0 tests/test_faults.py $(ARGS)
 
 world: SEEDS ?= $(or $(SEED),1-1000)
-world: build ## simulated worlds: SEEDS=1-1000 or FAULTS=3000000 counts faults; SEED=7 replays one, STEPS=3,17 only these steps
+world: build ## run simulated worlds: SEEDS=1-1000, or until FAULTS=3000000 faults; SEED=7 replays one world, STEPS=3,17 only these steps
 ifdef FAULTS
 	$(BIN)/python tests/crash/record.py world.json env PYTHONPATH=tests $(BIN)/python -m world 1- --faults $(FAULTS) --json $(ARGS)
 else
 	PYTHONPATH=tests $(BIN)/python -m world $(SEEDS) $(if $(STEPS),--steps $(STEPS)) $(ARGS)
 endif
 
-# Finds each bug of tests/world/bugs in a copy of the tree, in an hour or more. NAMES="..." selects bugs.
-world-bugs: build/core.stamp ## bring known bugs into the tree, and find each from three seeds with simulated worlds
+# Find each bug of tests/world/bugs in a copy of the tree. This takes an hour or more. NAMES="..."
+# selects bugs.
+world-bugs: build/core.stamp ## put known bugs into a copy of the tree, and find each bug with simulated worlds, from three start seeds
 ifdef NAMES
 	PYTHONPATH=tests $(BIN)/python -m world.find_bugs $(ARGS) $(NAMES)
 else
@@ -163,11 +166,11 @@ else
 endif
 
 world-coverage: SEEDS ?= 1-1200
-world-coverage: build/core.stamp ## lines and branches that the worlds of SEEDS=1-1200 reach; writes benchmarks/results/world_coverage.json
+world-coverage: build/core.stamp ## measure which lines and branches the worlds of SEEDS=1-1200 reach; writes benchmarks/results/world_coverage.json
 	$(BIN)/python tests/crash/record.py world_coverage.json env PYTHONPATH=tests COVERAGE_CORE=ctrace $(BIN)/python -m world.coverage $(SEEDS)
 
-# The first command takes an hour. The second one continues where it was interrupted.
-mutants: build ## change sampled lines of the daemon and the clients: tests have to notice (hours)
+# The first command takes an hour. The second command continues where an earlier run of it stopped.
+mutants: build ## change sampled lines of the daemon and the clients, and check that tests notice each change (hours)
 	PYTHONPATH=tests $(BIN)/python tests/crash/mutants.py cover
 	PYTHONPATH=tests $(BIN)/python tests/crash/mutants.py try $(ARGS)
 
@@ -217,7 +220,7 @@ bench-commands: build ## measure how long add, get and cancel take; writes bench
 bench-pipeline: build ## measure the pipeline; writes benchmarks/results/pipeline.json
 	$(BIN)/python benchmarks/bench_pipeline.py $(ARGS)
 
-bench-compare: build ## compare with another checkout that is built: OTHER=DIRECTORY; writes benchmarks/results/compare.json
+bench-compare: build ## compare with the benchmarks of another, built checkout: OTHER=DIRECTORY; writes benchmarks/results/compare.json
 	$(BIN)/python benchmarks/compare.py --other $(OTHER) $(ARGS)
 
 bench-watchers: build ## measure one key with many watchers; writes benchmarks/results/watchers.json
@@ -241,14 +244,14 @@ build/machine.stamp:
 $(VENV)/bin/python: | build/machine.stamp
 	$(PYTHON) -m venv $(VENV)
 
-# The venv's own setuptools may be too old to build without isolation.
+# The setuptools that come with the venv may be too old to build without isolation.
 $(VENV)/tools.stamp: $(VENV)/bin/python
 	$(BIN)/pip install --quiet --upgrade "pip>=25.1" "setuptools>=77" "cffi>=1.17"
 	@touch $@
 
-# An editable install does not notice changed C, so compiling is a step of its own. The
-# locks are for two terminals that build at once. The warning about editable installs is
-# for folders named as the package; there is none.
+# An editable install does not notice changed C files, so compiling is a separate step. The locks
+# are for two terminals that build at the same time. The ignored warning about editable installs is
+# only relevant to a folder with the name of the package; there is no such folder.
 $(VENV)/install.stamp: pyproject.toml setup.py $(VENV)/tools.stamp
 	$(STRICT_BUILD) PYTHONWARNINGS=ignore flock build/lock \
 		$(BIN)/pip install --quiet --no-build-isolation --editable ".[demo,lake,spark,jre,metrics,web]" --group dev
@@ -272,7 +275,7 @@ build/sanitize/core.a: $(SAN_CORE)
 	@rm -f $@
 	$(AR) -rcs $@ $^
 
-# One object per file, so that an edit compiles only the edited file.
+# One object per test file, so that make compiles only the edited file.
 build/sanitize/tests/%.o: tests/c/%.c $(TESTS_H) $(CORE_H)
 	@mkdir -p $(@D)
 	$(CC) $(STRICT) $(SANITIZE) -Ishm_layout -c -o $@ $<
@@ -292,7 +295,7 @@ build/fuzz/%: tests/fuzz/%.c $(CORE_C) $(TESTS_H) $(CORE_H)
 	@mkdir -p $(@D)
 	$(CLANG) $(STRICT) $(SANITIZE) -fsanitize=fuzzer -Ishm_layout -o $@ $< $(CORE_C)
 
-# The core with the flags of the extension, whose instructions are stepped.
+# The core with the compiler flags of the extension. The harness steps its instructions.
 build/crash/core/%.o: shm_layout/core/%.c $(CORE_H)
 	@mkdir -p $(@D)
 	$(CC) $(STRICT) -O3 -fvisibility=hidden -Ishm_layout -c -o $@ $<
@@ -300,8 +303,8 @@ build/crash/core/%.o: shm_layout/core/%.c $(CORE_H)
 build/crash/crash: $(STEPS_C) $(CORE_C:shm_layout/core/%.c=build/crash/core/%.o) $(CRASH_H) $(TESTS_H) $(CORE_H)
 	$(CC) $(STRICT) -O3 -fvisibility=hidden -Ishm_layout -Itests/c -o $@ $(filter %.c %.o,$^)
 
-# The core with a call before each store, for stores.c and ThreadSanitizer's own use. The warning
-# that fences are not sanitized is of no interest.
+# The core with a call before each store, for stores.c and for the tests with ThreadSanitizer. -w
+# hides the warning that fences are not sanitized, which does not matter here.
 build/crash/seen/%.o: shm_layout/core/%.c $(CORE_H)
 	@mkdir -p $(@D)
 	$(CC) -std=c11 -w -O3 -fvisibility=hidden -fsanitize=thread -Ishm_layout -c -o $@ $<
@@ -309,8 +312,9 @@ build/crash/seen/%.o: shm_layout/core/%.c $(CORE_H)
 build/crash/stores: $(STORES_C) $(CORE_C:shm_layout/core/%.c=build/crash/seen/%.o) $(CRASH_H) $(TESTS_H)
 	$(CC) $(STRICT) -O3 -Ishm_layout -Itests/c -o $@ $(filter %.c %.o,$^)
 
-# The core and the scenarios with a call for each load, store and fence, to the memory model of
-# tests/orders. Calls of memcpy and its like stay calls. -no-pie: places are those of the file.
+# The core and the scenarios, compiled so that each load, store and fence calls the memory model of
+# tests/orders. Calls of memcpy and similar functions stay calls. With -no-pie, addresses at run
+# time are the addresses in the file.
 ORDERS_FLAGS := -std=c11 -w -g -O1 -fno-builtin -fsanitize=thread -Ishm_layout -Itests/c
 build/orders/core/%.o: shm_layout/core/%.c $(CORE_H)
 	@mkdir -p $(@D)

@@ -1,4 +1,5 @@
-"""Build settings beyond pyproject.toml: the C core, and one wheel for Python 3.11 and later."""
+"""Build settings that pyproject.toml cannot express: the C core, and one wheel for Python 3.11 and
+later."""
 
 import os
 import sys
@@ -13,10 +14,10 @@ if sys.platform != "linux":
 
 
 class BuildChanged(build_ext):
-    """Compiles on all CPUs, and only files that changed since their object was made."""
+    """Compile with all CPUs, and only files that have changed since their object file was made."""
 
     def build_extension(self, ext: Extension) -> None:
-        """Compile each file by itself, then link."""
+        """Compile each file separately, then link all object files."""
         shared = [
             Path("setup.py"),
             *(path for path in map(Path, ext.depends) if path.suffix == ".h"),

@@ -1,4 +1,5 @@
-"""Print in one sentence what this machine lacks to build purgatoryd; old Pythons can run this."""
+"""Print in one sentence what this machine lacks to build purgatoryd. Old versions of Python can run
+this file."""
 
 import os
 import shutil
@@ -7,7 +8,8 @@ import sysconfig
 
 
 def has_module(name):
-    """Return whether the module can be imported; Debian has venv in a separate package."""
+    """Return whether the module can be imported. Debian has the module venv in a separate
+    package."""
     try:
         __import__(name)
     except ImportError:

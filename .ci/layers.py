@@ -1,11 +1,12 @@
-"""Check that calls inside the C core point downward, and that files touch only their own rows.
+"""Check that calls inside the C core point downward, and that each file touches only its own rows.
 
-A file of shm_layout/core may call functions and include headers of its own storey and of those
-below it, and no chain of calls leads from a file back to it. `arena.h` stands above `base`: what is
-in there knows no arena. A lower part calls an upper one through a function pointer alone, whose
-type is declared in a header and listed in CALLBACKS.
+A file of shm_layout/core may call functions and include headers of its own storey and of lower
+storeys, and no chain of calls leads from a file back to the same file. `arena.h` is above the
+storey `base`, so the files of `base` know no arena. A lower storey calls a higher storey only
+through a function pointer, whose type is declared in a header and listed in CALLBACKS.
 
-Each region of the arena has a file, or a storey, that owns its rows. No other one touches them.
+Each region of the arena has one file, or one storey, that owns its rows. No other file touches
+these rows.
 
 Packages in Python import each other only as PACKAGES allows.
 """
@@ -19,13 +20,14 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 STOREYS = ("base", "wal", "state", "recover", "front")
-"""The storeys from the lowest to the highest one."""
+"""The storeys, from the lowest to the highest."""
 ABOVE_BASE = 0.5
 CALLBACKS = {
-    "wheel_due_fn": "base/wheel.h",  # front/loop.c expires what is due
-    "wheel_soon_fn": "base/wheel.h",  # front/loop.c fetches what is due next
+    "wheel_due_fn": "base/wheel.h",  # front/loop.c expires due timers
+    "wheel_soon_fn": "base/wheel.h",  # front/loop.c fetches timers that are due next
 }
-"""By type of a function pointer that a lower part calls: the header that declares it."""
+"""For each type of a function pointer that a lower storey calls: the header that declares the
+type."""
 INCLUDE = re.compile(r'^#include "core/([\w/]+\.h)"', re.MULTILINE)
 FUNCTION_POINTER = re.compile(r"\(\*(\w+)\)\(")
 NO_CODE = re.compile(r'/\*.*?\*/|"(?:\\.|[^"\\])*"', re.DOTALL)
@@ -49,9 +51,9 @@ OWNERS = {
     "bulk_load_bits": "state/bulk_loads.c", "sessions": "state/session.c",
     "replies": "state/session.c", "answers": "state/session.c",
 }  # fmt: skip
-"""By member of struct pg_arena: the file or the storey that owns its rows."""
+"""For each member of struct pg_arena: the file or the storey that owns its rows."""
 POINTING = r"(?! = region\(| = \((?:struct blob_pool|struct pg_\w+ \*|uint8_t \*)\))"
-"""Opening an arena sets the pointer and touches no row."""
+"""Code that sets a pointer when an arena is opened; it touches no row, so TOUCH leaves it out."""
 TOUCH = re.compile(
     r"\b(?:a|to|from)->(" + "|".join(map(re.escape, OWNERS)) + r")\b(?!\()" + POINTING
 )
@@ -63,7 +65,7 @@ PACKAGES = {
     "pipeline": {"clients", "shm_layout"},
     "cli": {"pipeline", "clients", "daemon", "shm_layout"},
 }
-"""By package: the packages that it may import."""
+"""For each package: the packages that it may import."""
 IMPORT = re.compile(
     r"^ *(?:from|import) purgatoryd\.(\w+)|^ *from purgatoryd import (\w+)|"
     r"import_module\(f?\"purgatoryd\.(\w+)",
@@ -71,7 +73,7 @@ IMPORT = re.compile(
 )
 
 Calls = dict[str, dict[str, set[str]]]
-"""Called functions, by calling file and called file."""
+"""Names of called functions, by calling file and then by called file."""
 
 
 def code_of(core: Path, pattern: str = "*/*.c") -> dict[str, str]:
@@ -83,7 +85,7 @@ def code_of(core: Path, pattern: str = "*/*.c") -> dict[str, str]:
 
 
 def includes_of(core: Path) -> dict[str, list[str]]:
-    """Return the headers of the core that each of its files includes, by `storey/file.c`."""
+    """Return the headers of the core that each file of the core includes, by `storey/file.c`."""
     return {
         path.relative_to(core).as_posix(): INCLUDE.findall(path.read_text())
         for path in sorted(core.glob("*/*.[ch]")) + sorted(core.glob("arena.h"))
@@ -91,7 +93,7 @@ def includes_of(core: Path) -> dict[str, list[str]]:
 
 
 def calls_of(texts: dict[str, str]) -> Calls:
-    """Return which functions of which other files each file calls."""
+    """For each file, return the functions of other files that it calls."""
     home: dict[str, str] = {}
     own: dict[str, set[str]] = {}
     for file, text in texts.items():
@@ -107,12 +109,12 @@ def calls_of(texts: dict[str, str]) -> Calls:
 
 
 def storey(file: str) -> float:
-    """Return the number of a file's storey, from below."""
+    """Return the number of a file's storey, counted from the lowest storey."""
     return ABOVE_BASE if file == "arena.h" else STOREYS.index(file.partition("/")[0])
 
 
 def upward(calls: Calls) -> list[str]:
-    """Describe each call of a function in a higher storey."""
+    """Return a message for each call of a function in a higher storey."""
     return [
         f"{file} calls {name}() of {callee}, which is above it"
         for file, callees in calls.items()
@@ -123,7 +125,7 @@ def upward(calls: Calls) -> list[str]:
 
 
 def included_upward(includes: dict[str, list[str]]) -> list[str]:
-    """Describe each header of a higher storey that a file includes."""
+    """Return a message for each header of a higher storey that a file includes."""
     return [
         f"{file} includes {header}, which is above it"
         for file, headers in includes.items()
@@ -133,7 +135,8 @@ def included_upward(includes: dict[str, list[str]]) -> list[str]:
 
 
 def callbacks(headers: dict[str, str]) -> list[str]:
-    """Describe each type of a function pointer that is declared and not listed, or listed only."""
+    """Return a message for each type of a function pointer that is declared but not listed, or
+    listed but not declared."""
     found = {
         name: file for file, text in headers.items() for name in FUNCTION_POINTER.findall(text)
     }
@@ -146,7 +149,8 @@ def callbacks(headers: dict[str, str]) -> list[str]:
 
 
 def cycle(calls: Calls) -> list[str]:
-    """Describe a chain of calls that leads back to where it began, if there is one."""
+    """Return a message about a chain of calls that leads back to its first file, if there is
+    one."""
     try:
         TopologicalSorter(calls).prepare()
     except CycleError as error:
@@ -156,7 +160,7 @@ def cycle(calls: Calls) -> list[str]:
 
 
 def foreign(texts: dict[str, str]) -> list[str]:
-    """Describe each region whose rows another file touches than the one that owns them."""
+    """Return a message for each region whose rows are touched by a file that does not own them."""
     return [
         f"{file} touches rows of {region}, which belong to {OWNERS[region]}"
         for file, text in texts.items()
@@ -166,7 +170,7 @@ def foreign(texts: dict[str, str]) -> list[str]:
 
 
 def imports_of(root: Path) -> dict[str, set[str]]:
-    """Return which other packages the files of each package import."""
+    """For each package, return the other packages that its files import."""
     return {
         package: {
             name
@@ -180,7 +184,7 @@ def imports_of(root: Path) -> dict[str, set[str]]:
 
 
 def forbidden(imports: dict[str, set[str]]) -> list[str]:
-    """Describe each import that PACKAGES does not allow."""
+    """Return a message for each import that PACKAGES does not allow."""
     return [
         f"{package}/ imports purgatoryd.{name}, which .ci/layers.py does not allow"
         for package, names in imports.items()
@@ -189,7 +193,7 @@ def forbidden(imports: dict[str, set[str]]) -> list[str]:
 
 
 def main() -> None:
-    """Print what is wrong. Exit with 1 if there is anything."""
+    """Print all messages. Exit with code 1 if there are any."""
     core = ROOT / "shm_layout" / "core"
     texts, headers = code_of(core), code_of(core, "*/*.h")
     calls = calls_of(texts)

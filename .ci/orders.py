@@ -1,9 +1,10 @@
-"""Check that the table of published words in docs/architecture.md is that of the code.
+"""Check that the table of published words in docs/architecture.md agrees with the code.
 
-A published word is one that a thread or process stores and another one loads without a lock, or
-that a recovery relies on. Each place of the C core that loads or stores one names it through a
-macro of base/common.h or a function of stdatomic.h. The table has a row for each word, with the
-orders of its stores and loads. Code that only readers run loads no such word in any other way.
+A published word is a word that one thread or process stores and another thread or process loads
+without a lock, or that a recovery relies on. Each place of the C core that loads or stores a
+published word names it in a macro of base/common.h or in a function of stdatomic.h. The table has a
+row for each word, with the memory orders of its stores and loads. Code that only readers run loads
+such words in no other way.
 """
 
 from __future__ import annotations
@@ -29,13 +30,13 @@ FUNCTION = re.compile(r"^[a-z_].*?\b(\w+)\([^;{]*\)\s*\{.*?^\}", re.MULTILINE | 
 ARROW = re.compile(r"(\w+(?:\((?:[^()]|\([^()]*\))*\))?(?:->\w+)*)->(\w+)\b(?!\()")
 ARGUMENTS = re.compile(r"\((?:[^()]|\([^()]*\))*\)")
 COPIED = {"pg_hot", "pg_cold", "pg_entry", "pg_watched"}
-"""Readers copy rows of these, and pass pointers to their copies on."""
+"""Structs whose rows readers copy; readers pass on pointers to these copies."""
 POINTERS = {
     ("front/batch.c", "value"): "pg_result.deadline_ns",
     ("front/batch.c", "intent[0]"): "pg_session.intent",
     ("state/bulk_loads.c", "word"): "bulk_load_bits",
 }
-"""Words that a place names through a pointer to them."""
+"""Published words that the code names through a pointer: by (file, pointer)."""
 READERS = {
     "front/scan.c": ".*",
     "front/notices.c": "notices_head",
@@ -46,13 +47,14 @@ READERS = {
     "wal/wal_buffer.c": "pg_wal_buffer_copy|wal_buffer_over|wal_stopped",
     "wal/group_commit.c": "clocks|pg_group_commit_iterate",
 }
-"""By file: the functions that load what others store meanwhile."""
+"""For each file: the functions (a regular expression) that load words while other threads store
+them."""
 OWN = {("wal/wal_buffer.c", "pg_wal_buffer.appended")}
-"""Words that such a function stores itself."""
+"""Published words that a function in READERS stores itself."""
 
 
 class Access(NamedTuple):
-    """A place that names a published word."""
+    """A place in the code that names a published word."""
 
     word: str
     """struct.member"""
@@ -62,15 +64,16 @@ class Access(NamedTuple):
 
 
 def code_of(path: Path) -> str:
-    """Return the text of a file with blanks for comments, so that places stay."""
+    """Return the text of a file with comments replaced by blanks, so that offsets and line numbers
+    stay the same."""
     return COMMENT.sub(lambda c: re.sub(r"[^\n]", " ", c[0]), path.read_text())
 
 
 class Types:
-    """Finds the struct that an expression points to."""
+    """Find the struct that an expression points to."""
 
     def __init__(self, texts: list[str]) -> None:
-        """Take the texts of all files."""
+        """Collect the declarations in the texts of all files."""
         self._members: dict[tuple[str, str], str] = {}
         self._returned: dict[str, str] = {}
         for text in texts:
@@ -80,7 +83,8 @@ class Types:
             self._returned |= dict(ROW.findall(text))
 
     def struct_of(self, expression: str, before: str) -> str | None:
-        """The struct that `expression` points to; `before`: its function's text up to it."""
+        """Return the struct that `expression` points to. `before` is the text of the function up to
+        the expression."""
         base, *members = ARGUMENTS.sub("()", expression).split("->")
         struct: str | None
         if base.endswith("()"):
@@ -95,12 +99,12 @@ class Types:
 
 
 def so_far(text: str, at: int) -> str:
-    """The text of the function around a place, up to that."""
+    """Return the text of the function around offset `at`, up to that offset."""
     return text[max(text.rfind("\n}\n", 0, at), 0) : at]
 
 
 def argument(text: str, at: int) -> str:
-    """The first argument of a call whose bracket opens before `at`."""
+    """Return the first argument of a call; `at` is the offset after the call's opening bracket."""
     deep = 0
     for end in range(at, len(text)):
         if (text[end] == "," and deep == 0) or (text[end] == ")" and deep == 0):
@@ -110,7 +114,7 @@ def argument(text: str, at: int) -> str:
 
 
 def word_of(file: str, text: str, at: int, types: Types) -> str:
-    """Name the word whose address is an argument at a place of the text."""
+    """Return the name of the word whose address is the argument at offset `at` of the text."""
     place = argument(text, at)
     if (file, place.lstrip("&")) in POINTERS:
         return POINTERS[file, place.lstrip("&")]
@@ -121,7 +125,8 @@ def word_of(file: str, text: str, at: int, types: Types) -> str:
 
 
 def accesses(folder: Path) -> list[Access]:
-    """All places below a folder that name a published word, but for the macros themselves."""
+    """Return all places below a folder that name a published word, except the definitions of the
+    macros."""
     paths = sorted(p for p in folder.rglob("*.[ch]") if "core" in p.parts)
     texts = {path: code_of(path) for path in [*paths, folder / "layout.h", folder / "api.h"]}
     types = Types(list(texts.values()))
@@ -144,7 +149,7 @@ def accesses(folder: Path) -> list[Access]:
 
 
 def table(page: str) -> dict[str, tuple[set[str], set[str]]]:
-    """Read the rows of the page: by word, the orders of its stores and of its loads."""
+    """Read the table of the page. Return (orders of the stores, orders of the loads) by word."""
     section = page.partition(HEADING)[2].partition("\n#")[0]
     rows: dict[str, tuple[set[str], set[str]]] = {}
     for line in section.splitlines():
@@ -158,7 +163,7 @@ def table(page: str) -> dict[str, tuple[set[str], set[str]]]:
 
 
 def differences(rows: dict[str, tuple[set[str], set[str]]], found: list[Access]) -> list[str]:
-    """Describe where the table differs from the code."""
+    """Return a message for each difference between the table and the code."""
     used: dict[str, tuple[set[str], set[str]]] = defaultdict(lambda: (set(), set()))
     wrong = []
     for a in found:
@@ -175,7 +180,8 @@ def differences(rows: dict[str, tuple[set[str], set[str]]], found: list[Access])
 
 
 def plain_loads(folder: Path, words: set[str]) -> list[str]:
-    """Describe where readers load a published word without naming an order."""
+    """Return a message for each place where readers load a published word without naming an
+    order."""
     paths = sorted((folder / "core").glob("*/*.[ch]")) + sorted((folder / "core").glob("*.h"))
     texts = {path: code_of(path) for path in [*paths, folder / "layout.h"]}
     types = Types(list(texts.values()))
@@ -199,7 +205,7 @@ def plain_loads(folder: Path, words: set[str]) -> list[str]:
 
 
 def main() -> None:
-    """Print what is wrong. Exit with 1 if there is anything."""
+    """Print all messages. Exit with code 1 if there are any."""
     rows = table(PAGE.read_text())
     found = differences(rows, accesses(LAYOUT)) + plain_loads(LAYOUT, set(rows))
     print(*found, sep="\n", end="\n" if found else "")

@@ -1,4 +1,5 @@
-"""The picture of docs/architecture.md: packages with their imports, and the storeys of the core.
+"""Draw the picture of docs/architecture.md: packages with their imports, and the storeys of the
+core.
 
 Packages, imports and files come from the code, through layers.py.
 """
@@ -19,7 +20,7 @@ PLACES = {
     "clients": (300, 240, 140, "for programs"),
     "shm_layout": (250, 350, 480, "layout.h, the core, its bindings, errors"),
 }
-"""By package: centre, top and width of its box, and what is in it."""
+"""For each package: centre, top and width of its box, and the text in it."""
 HEIGHT = 46
 STOREY_X, STOREY_WIDTH, LINE = 560, 400, 16
 _HEAD = """\
@@ -67,7 +68,8 @@ def packages(imports: dict[str, set[str]]) -> list[str]:
 
 
 def storeys(core: Path) -> tuple[list[str], int]:
-    """Return a box for each storey of the core from the highest one on, and where the last ends."""
+    """Return boxes for the storeys of the core, from the highest to the lowest, and the bottom of
+    the last box."""
     middle = STOREY_X + STOREY_WIDTH // 2
     parts, y = [], 60
     for storey in reversed(layers.STOREYS):

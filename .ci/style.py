@@ -5,9 +5,9 @@ Two kinds of findings:
 * A line holds a word that vocabulary.toml replaces.
 * A sentence of a comment, docstring, message or page has no subject or no main clause.
 
-style_exceptions.txt lists the sentences that are allowed to stay, one line each: path, hash of the
-sentence, first words. Entries without a finding are errors; `--shrink` removes them. Nothing adds
-entries, so the list can only shrink.
+style_exceptions.txt lists the sentences that are allowed to stay. Each line has the path, the hash
+of the sentence and its first words. Entries without a finding are errors; `--shrink` removes them.
+Nothing adds entries, so the list can only shrink.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ ROOT = Path(__file__).resolve().parents[1]
 WORDS = Path(__file__).with_name("vocabulary.toml")
 EXCEPTIONS = Path(__file__).with_name("style_exceptions.txt")
 STAMP = ROOT / "build" / "style.stamp"
-"""An empty file, whose modification time is the start of the last run without a finding."""
+"""An empty file; its modification time is the start of the last run without findings."""
 SKIPPED = (
     ".ci/vocabulary.toml", ".ci/style.py", ".ci/style_exceptions.txt", "LICENSE",
     "docs/img/*", "src/purgatoryd/*", "tests/fuzz/corpus/*", "tests/stored/*.xz",
@@ -40,7 +40,7 @@ SKIPPED = (
     "tests/world/bugs/*", "*.png", "*.svg",
 )  # fmt: skip
 MADE_OF_DOCSTRINGS = tuple(f"docs/reference/{name}.md" for name in ("api", "cli", "errors"))
-"""Pages whose sentences are looked at in the code."""
+"""Pages that consist of docstrings; their sentences are checked in the code."""
 
 
 class Prose(NamedTuple):
@@ -62,12 +62,12 @@ class Finding(NamedTuple):
 
     @property
     def entry(self) -> str:
-        """Path and hash, as in the list of exceptions."""
+        """Path and hash of the finding, as in the list of exceptions."""
         return f"{self.path} {hashlib.sha256(self.text.encode()).hexdigest()[:10]}"
 
     @property
     def listed(self) -> str:
-        """The whole line of the list of exceptions."""
+        """The whole line for the finding in the list of exceptions."""
         return f"{self.entry}  # {' '.join(self.text.split()[:8])}"
 
 
@@ -95,11 +95,11 @@ class Entry:
         return wanted and not any(fnmatch(path, pattern) for pattern in self._not_in)
 
     def may_be_in(self, text: str) -> bool:
-        """Return whether the word stands anywhere in a text, allowed contexts included."""
+        """Return whether the word occurs anywhere in a text, even in an allowed context."""
         return bool(self._found.search(text))
 
     def is_in(self, line: str) -> bool:
-        """Return whether the line holds the word outside of the allowed contexts."""
+        """Return whether the line contains the word outside of the allowed contexts."""
         if not self.may_be_in(line):
             return False
         for allowed in self._allowed:
@@ -108,12 +108,12 @@ class Entry:
 
 
 def entries() -> list[Entry]:
-    """Return all replaced words."""
+    """Return all entries of vocabulary.toml."""
     return [Entry(fields) for fields in tomllib.loads(WORDS.read_text())["word"]]
 
 
 def replaced_words(path: str, text: str, words: list[Entry]) -> Iterator[Finding]:
-    """Find replaced words in the name and in the lines of a file."""
+    """Find words that vocabulary.toml replaces, in the name and in the lines of a file."""
     concerned = [
         word for word in words if word.concerns(path) and word.may_be_in(f"{path}\n{text}")
     ]
@@ -168,7 +168,8 @@ def _messages(node: ast.AST) -> Iterator[ast.expr]:
 
 
 def _constant(node: ast.expr) -> str:
-    """Return the text of a string, with "X" for each inserted value; "" for other nodes."""
+    """Return the text of a string literal, with "X" for each inserted value; "" for any other
+    node."""
     if isinstance(node, ast.JoinedStr):
         return "".join(_constant(part) or "X" for part in node.values)
     if isinstance(node, ast.Constant) and isinstance(node.value, str):
@@ -177,7 +178,7 @@ def _constant(node: ast.expr) -> str:
 
 
 def _joined(comments: Iterator[tuple[int, int, str]]) -> Iterator[Prose]:
-    """Join comments of the same column on consecutive lines."""
+    """Join comments that are in the same column of consecutive lines."""
     first, last, column, parts = 0, -1, 0, list[str]()
     for line, start, said in comments:
         if (line, start) != (last + 1, column) and parts:
@@ -200,7 +201,8 @@ def c_prose(text: str) -> Iterator[Prose]:
 
 
 def hash_prose(text: str) -> Iterator[Prose]:
-    """Return the comments of a file whose comments start with "#", and the help of make targets."""
+    """Return the comments of a file in which comments start with "#", and the help texts of make
+    targets."""
     lines = list(enumerate(text.splitlines(), 1))
     comments = ((number, line) for number, line in lines if line.lstrip().startswith("#"))
     yield from _joined(
@@ -234,7 +236,7 @@ READERS: dict[str, Callable[[str], Iterator[Prose]]] = {
     ".service": hash_prose, ".toml": hash_prose, ".yml": hash_prose, "Makefile": hash_prose,
     "run": hash_prose,
 }  # fmt: skip
-"""By suffix, or by name for files without one."""
+"""The function that reads a file, by suffix or, for a file without a suffix, by name."""
 
 # ---- sentences ----
 
@@ -267,7 +269,7 @@ VERB = re.compile(
 
 
 def sentences(prose: Prose) -> Iterator[str]:
-    """Return the sentences of a piece of prose on one line each."""
+    """Return the sentences of a piece of prose, each on one line."""
     paragraphs = re.split(r"\n\s*\n|\n(?=\s*(?:[-*+]|\d+\.) )|\n(?=\s{8,})", prose.text)
     for paragraph in paragraphs:
         said = " ".join(paragraph.split())
@@ -277,12 +279,12 @@ def sentences(prose: Prose) -> Iterator[str]:
 
 
 def fault(sentence: str, is_first: bool) -> str:
-    """Return which rule a sentence breaks, or "".
+    """Return the rule that a sentence breaks, or "".
 
-    The rules look at the first words. A lower-case start counts only at the beginning of a comment
-    or message: elsewhere it is the rest of something that was cut.
+    The rules look at the first words. A sentence that starts in lower case is checked only at the
+    beginning of a comment or message. Elsewhere it is the rest of a sentence that was cut.
     """
-    said = sentence.lstrip("\"'(*[ ").removeprefix("What to do: ")  # how errors name the remedy
+    said = sentence.lstrip("\"'(*[ ").removeprefix("What to do: ")  # the remedy of an error
     start = said[:1].lower() + said[1:] if said[:1].isupper() or is_first else ""
     if said.rstrip("\"')* ").endswith("?"):
         return ""
@@ -313,7 +315,8 @@ def faulty_sentences(path: str, text: str) -> Iterator[Finding]:
 
 
 def texts(since_s: float = 0) -> Iterator[tuple[str, str]]:
-    """Return path and text of each tracked file that people read, if it changed since then."""
+    """Return (path, text) of each tracked file that people read, if the file has changed since
+    `since_s`."""
     listed = subprocess.run(
         ["git", "ls-files"], cwd=ROOT, check=True, capture_output=True, text=True
     ).stdout
@@ -325,7 +328,7 @@ def texts(since_s: float = 0) -> Iterator[tuple[str, str]]:
 
 
 def findings(files: Iterable[tuple[str, str]]) -> Iterator[Finding]:
-    """Return everything in these files that has to be rewritten, exceptions included."""
+    """Return everything in these files that has to be rewritten, including exceptions."""
     words = entries()
     for path, text in files:
         yield from replaced_words(path, text, words)
@@ -333,16 +336,17 @@ def findings(files: Iterable[tuple[str, str]]) -> Iterator[Finding]:
 
 
 def clean_since_s() -> float:
-    """Return when the last run without a finding began; 0 if the rules changed after it."""
+    """Return the time at which the last run without findings began; 0 if the rules have changed
+    since."""
     rules_s = max(path.stat().st_mtime for path in (Path(__file__), WORDS, EXCEPTIONS))
     clean_s = STAMP.stat().st_mtime if STAMP.exists() else 0
     return clean_s if rules_s < clean_s else 0
 
 
 def compare(found: list[Finding], listed: list[str]) -> tuple[list[Finding], list[str]]:
-    """Return the findings that are no exceptions, and the exceptions without a finding.
+    """Return the findings that are not exceptions, and the exceptions that have no finding.
 
-    An entry excuses one finding: a sentence that stands twice in a file needs two.
+    An entry excuses one finding. A sentence that occurs twice in a file needs two entries.
     """
     unused = Counter(line.partition("  #")[0] for line in listed)
     refused = []
@@ -361,7 +365,8 @@ def compare(found: list[Finding], listed: list[str]) -> tuple[list[Finding], lis
 
 
 def main() -> int:
-    """Look at the files that changed since a run without findings. Return 1 if there is any."""
+    """Check the files that have changed since the last run without findings. Return 1 if there are
+    findings."""
     began_s, files = time.time(), dict(texts(clean_since_s()))
     listed = EXCEPTIONS.read_text().splitlines()
     concerned = [

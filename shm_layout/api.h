@@ -1,19 +1,19 @@
-/* api.h - the functions of the core that Python calls. cffi parses it, so it has no guard, no
- * include and no inline function. It needs layout.h before it. A handle belongs to one process, and
- * to one thread at a time. A function that returns int returns 1 for yes or done and 0 for no,
- * unless its comment says otherwise. */
+/* api.h - the functions of the core that Python calls. cffi parses this file, so it has no include
+ * guard, no include and no inline function. layout.h has to come before it. A handle belongs to one
+ * process, and to one thread at a time. A function that returns int returns 1 for "yes" or "done"
+ * and 0 for "no", unless its comment says otherwise. */
 
 struct pg_fault {                 /* the first broken invariant, or the reason for a refusal */
-    char part[16];                /* part of the core that found it */
+    char part[16];                /* part of the core that found the fault */
     char detail[96];              /* the invariant or the limit, in words */
-    uint64_t where;               /* row, slot, position, LSN or offset concerned */
+    uint64_t where;               /* row, slot, position, LSN or offset of the fault */
     uint64_t expected;            /* expected value, or the limit */
     uint64_t found;               /* value found */
 };
 
 struct pg_config {                /* settings of a new arena */
     uint64_t layout_id;
-    uint64_t payload_bytes;       /* bytes of payload memory, rounded up to granules */
+    uint64_t payload_bytes;       /* size of the payload memory in bytes, rounded up to granules */
     uint64_t replay_bytes_max;
     int64_t tick_ns;
     int64_t now_ns;
@@ -25,90 +25,99 @@ struct pg_config {                /* settings of a new arena */
     uint8_t uuid[16];
     uint8_t boot_id[16];
     uint32_t capacity;
-    uint32_t replay_capacity;     /* entries of the replay buffer, a power of two */
+    uint32_t replay_capacity;     /* number of entries of the replay buffer, a power of two */
     uint32_t fanout;
     uint32_t namespaces;
     uint32_t topics;
     uint32_t sessions;
-    uint32_t watches;             /* watch records; an operation uses one per key */
+    uint32_t watches;             /* number of watch records; an operation uses one record per
+                                     key */
     uint32_t watermarks;          /* watch keys */
-    uint32_t accounts;            /* uids that may have sessions, timers or watch keys */
-    uint32_t bulk_loads;          /* bulk loads that the arena can remember; 0 = none */
-    uint32_t bulk_load_blocks;    /* blocks of PG_BULK_LOAD_BLOCK_ROWS rows for all bulk loads
-                                     together */
+    uint32_t accounts;            /* maximum number of uids that have sessions, timers or watch
+                                     keys */
+    uint32_t bulk_loads;          /* number of bulk loads that the arena can remember; 0 = none */
+    uint32_t bulk_load_blocks;    /* number of blocks of PG_BULK_LOAD_BLOCK_ROWS rows, shared by all
+                                     bulk loads */
     uint64_t watermark_ttl_ns;
     uint64_t inbox_max;
-    uint64_t wal_buffer_bytes;    /* bytes of the WAL buffer's ring, a power of two; 0 = no WAL */
+    uint64_t wal_buffer_bytes;    /* size of the WAL buffer's ring in bytes, a power of two; 0 = no
+                                     WAL */
     uint32_t page_size;
     uint32_t clock_kind;
     uint32_t shard;
-    uint32_t shards;              /* 0 counts as 1: no deployment */
+    uint32_t shards;              /* number of shards in the deployment; 0 and 1 = no deployment */
 };
 
-struct pg_arena;                  /* handle of a process; the caller provides pg_handle_bytes() of
-                                     memory */
+struct pg_arena;                  /* handle of a process; the caller provides memory of
+                                     pg_handle_bytes() bytes */
 
 /* ---- lifecycle of an arena (arena.c, migrate.c) --------------------------------------- */
 
 uint64_t pg_handle_bytes(void);
-/* Return the bytes of the arena file, or of the private arena file; 0 = a setting is out of
- * bounds. */
+/* Return the size of the arena file, or of the private arena file, in bytes; 0 = a setting is out
+ * of bounds. */
 uint64_t pg_arena_bytes(const struct pg_config *config);
 uint64_t pg_private_bytes(const struct pg_config *config);
-/* Create an arena. Both arena files must be zeroed memory of at least the sizes above. */
+/* Create an arena. `arena` and `secret` must be zeroed memory of at least the sizes that
+ * pg_arena_bytes and pg_private_bytes return. */
 int pg_create(struct pg_arena *a, void *arena, void *secret, const struct pg_config *config);
 /* Attach to an arena; secret = NULL attaches as a reader. Refuses an arena of another format, size
- * or layout; `why` then has both values. */
+ * or layout; `why` then has the expected value and the value found. */
 int pg_attach(struct pg_arena *a, void *arena, uint64_t arena_bytes, void *secret,
               uint64_t secret_bytes, uint64_t layout_id, struct pg_fault *why);
-/* Attach to an arena of an earlier minor ABI, which has this layout id. Only pg_convert may use the
- * handle. */
+/* Attach to an arena of an earlier minor ABI version, whose layout id is `layout_id`. Only
+ * pg_convert may use the handle. */
 int pg_attach_previous(struct pg_arena *a, void *arena, uint64_t arena_bytes, void *secret,
                        uint64_t secret_bytes, uint64_t layout_id, struct pg_fault *why);
-/* Rebuild all derived state; required after attach, before any change. now_ns is on the arena's
+/* Rebuild all derived state; required after pg_attach, before any change. now_ns is on the arena's
  * clock. Entries that fired but were not handed to the socket stay in the replay buffer. */
 int pg_rebuild(struct pg_arena *a, int64_t now_ns, struct pg_fault *why);
 /* Do what pg_rebuild does, with a second thread if the machine has a free CPU. */
 int pg_rebuild_threaded(struct pg_arena *a, int64_t now_ns, struct pg_fault *why);
 /* Copy all authoritative state of `from` into the fresh arena `to`, which has other sizes. Tickets,
- * sequences, sessions and LSNs are preserved; refuses if `to` lacks space, with both values in
- * `why`. Slots and rows get other numbers: frames from before the migration cannot be redone over a
- * snapshot from after it, nor the reverse. */
+ * sequences, sessions and LSNs are preserved. Refuses if `to` lacks space; `why` then has the
+ * needed and the available number. Slots and rows get other numbers. So frames from before the
+ * migration cannot be redone over a snapshot from after it, nor frames from after it over a
+ * snapshot from before it. */
 int pg_migrate(struct pg_arena *to, const struct pg_arena *from, struct pg_fault *why);
-/* Copy all authoritative state of `from`, an arena of an earlier minor ABI, unchanged into the
- * fresh arena `to` of the same sizes; pg_rebuild must follow. Refuses other sizes, with both values
- * in `why`. On success the frame in doubt is decided in `from` as well: all frames that `from`
- * appended are sound and may be committed to its WAL. */
+/* Copy all authoritative state of `from`, an arena of an earlier minor ABI version, unchanged into
+ * the fresh arena `to` of the same sizes; pg_rebuild must follow. Refuses if a size differs; `why`
+ * then has the two sizes. On success the frame that a kill left in doubt is decided in `from` as
+ * well: all frames that `from` appended are sound and may be committed to its WAL. */
 int pg_convert(struct pg_arena *to, struct pg_arena *from, struct pg_fault *why);
-/* Check all invariants. Returns 0 and the first broken one in `fault` if there is any. */
+/* Check all invariants. If one is broken, returns 0 and puts the first broken invariant into
+ * `fault`. */
 int pg_check(struct pg_arena *a, struct pg_fault *fault);
-/* Check those invariants that a reader can check on a live arena. */
+/* Check only the invariants that a reader can check while the daemon changes the arena. */
 int pg_check_live(const struct pg_arena *a, struct pg_fault *fault);
 
 /* ---- shards (merge.c, namespace_stats.c) -------------------------------------------------- */
 
-/* Return the partition of a key: CRC-32C of its bytes modulo `partitions`. */
+/* Return the number of the partition of a key: CRC-32C of its bytes modulo `partitions`. */
 uint32_t pg_partition(const void *key, uint64_t bytes, uint32_t partitions);
 
 struct pg_route {                 /* the shards that hold a namespace */
-    const uint32_t *shards;       /* shard of each partition of its keys */
+    const uint32_t *shards;       /* number of the shard of each partition of the namespace's
+                                     keys */
     uint32_t partitions;          /* 0 = no shard holds the namespace */
-    uint32_t fresh_topics;        /* 1 = the namespace comes from several arenas or goes to several.
-                                     Its topics then start over, and sent notices are not copied */
+    uint32_t fresh_topics;        /* 1 = the namespace comes from several arenas or goes to several
+                                     arenas. Its topics then start over, and sent notices are not
+                                     copied */
 };
-struct pg_source {                /* a source arena, attached with its private arena file and
-                                     rebuilt */
+struct pg_source {                /* a source arena, which is attached with its private arena file
+                                     and rebuilt */
     const struct pg_arena *arena;
-    const struct pg_route *routes;            /* routes of its namespaces, by row */
-    uint32_t *namespaces, *topics, *watermarks, *sessions, *bulk_loads;  /* scratch memory, by
-                                                                            row */
+    const struct pg_route *routes;            /* one route for each row of its namespaces */
+    uint32_t *namespaces, *topics, *watermarks, *sessions, *bulk_loads;  /* scratch memory, one
+                                                                            element per row */
     uint64_t next;                /* scratch memory */
 };
-/* Copy the state that belongs to the shard of the fresh arena `to` out of all source arenas;
- * pg_rebuild must follow. Tickets are preserved, and `to` continues behind the highest ticket of
- * all sources. Therefore all arenas of a deployment have to be among the sources, including those
- * that contribute nothing. A session keeps its nonce and its replies and gets another id. Counters
- * begin at 0. Refuses if `to` lacks space, with both values in `why`. */
+/* Copy the state that belongs to the shard of the fresh arena `to` from all source arenas;
+ * pg_rebuild must follow. Tickets are preserved, and new tickets in `to` start after the highest
+ * ticket of all sources. Therefore all arenas of a deployment have to be among the sources, even an
+ * arena that contributes nothing. A session keeps its nonce and its replies, but gets another id.
+ * Counters begin at 0. Refuses if `to` lacks space; `why` then has the needed and the available
+ * number. */
 int pg_merge(struct pg_arena *to, struct pg_source *sources, uint32_t count,
              struct pg_fault *why);
 
@@ -117,78 +126,82 @@ struct pg_namespace_stats {       /* statistics of a namespace in one arena */
     uint64_t notices;             /* unsent notices */
     uint64_t bulk_loads;
     uint64_t topics;
-    uint64_t digest;              /* digest of timers to notices; the sum over the arenas of a
-                                     deployment does not depend on the sharding */
+    uint64_t digest;              /* digest of everything that the fields `timers` to `notices`
+                                     count; the sum over the arenas of a deployment does not depend
+                                     on the sharding */
     uint64_t settings;            /* digest of the namespace's settings */
-    uint64_t streams;             /* digest of topics and bulk loads */
+    uint64_t streams;             /* digest of the namespace's topics and bulk loads */
 };
-/* Fill one row of statistics per namespace. Nobody may change the arena meanwhile. Refuses an
- * outcome whose namespace cannot be determined. */
+/* Fill one row of statistics per namespace. Nobody may change the arena during the call. Refuses if
+ * the namespace of an outcome cannot be determined. */
 int pg_namespace_stats(const struct pg_arena *a, struct pg_namespace_stats *rows,
                        struct pg_fault *why);
 
 /* ---- time (timers.c) --------------------------------------------------------------- */
 
 /* Fire due timers and expire due operations. Returns the number of timers fired or moved, at most
- * `budget`. *more = 1 if due work is left: the budget is used up, or the replay buffer waits for
- * pg_published. wall_offset_ns is the current wall time minus the arena's clock; a step of the wall
- * clock re-places wall timers over several bounded calls. */
+ * `budget`. *more = 1 if due work is left, because the budget is used up or the replay buffer waits
+ * for pg_published. wall_offset_ns is the current wall time minus the time of the arena's clock.
+ * After a step of the wall clock, several bounded calls move the timers with wall deadlines to
+ * their new places. */
 uint32_t pg_advance(struct pg_arena *a, int64_t now_ns, int64_t wall_offset_ns,
                     int64_t real_boot_ns, uint32_t budget, int *more);
 /* Hold operations after an outage of the caller that lasted from `after_ns` to `upto_ns` on the
- * arena's clock. They do not expire before pg_release_operations, so that triggers that were sent
- * in time are applied first. Exempt are operations due by `after_ns`, and operations armed after
- * `upto_ns` that come due after it. Timers fire as always. Another outage before the release
- * extends the hold.
+ * arena's clock. These operations do not expire before pg_release_operations, so that triggers that
+ * were sent in time are applied first. Not held are operations that were due by `after_ns`, and
+ * operations that were armed after `upto_ns` and come due after it. Timers fire as always. Another
+ * outage before the release extends the hold.
  *
- * Returns 0 if held operations are already waiting; the caller must then limit how often it defers
- * the release. If they wait after a release for their turn, nothing is held unless `again` is
- * set. */
+ * Returns 0 if operations held by an earlier call still wait; the caller must then limit how often
+ * it defers the release. If they have been released but have not expired yet, this call holds
+ * nothing unless `again` is set. */
 int pg_hold_operations(struct pg_arena *a, int64_t after_ns, int64_t upto_ns, int again);
 void pg_release_operations(struct pg_arena *a);
-/* Return when pg_advance has to be called next; <= now = at once, INT64_MAX = nothing is armed. */
+/* Return the time at which pg_advance has to be called next, on the arena's clock. A time that is
+ * not after now means at once; INT64_MAX means that nothing is armed. */
 int64_t pg_next_ns(const struct pg_arena *a);
 
 /* ---- commands (messages.c) ---------------------------------------------------------- */
 
 enum pg_handled {
-    PG_H_REPLY,                   /* send *reply_bytes of reply */
-    PG_H_AGAIN,                   /* the bounded work is used up; call again with the same
-                                     message */
+    PG_H_REPLY,                   /* send the first *reply_bytes bytes of `reply` */
+    PG_H_AGAIN,                   /* the work budget of this call is used up; call again with the
+                                     same message */
     PG_H_SILENT,                  /* send nothing */
     PG_H_WAIT                     /* the batch is for a later virtual time: advance to *wait_ns,
                                      then call again */
 };
-/* Decode, validate and apply one message of the command socket. Never fails: for bad bytes the
- * reply carries the error. Returns enum pg_handled. `reply` has PG_MESSAGE_MAX bytes. uid and pid
- * are the sender's, from the kernel. received_boot_ns (the message was taken from the socket) and
- * real_boot_ns (now) are CLOCK_BOOTTIME also under the virtual clock. */
+/* Decode, validate and apply one message of the command socket. Never fails: if the bytes are bad,
+ * the reply contains the error. Returns enum pg_handled. `reply` has space for PG_MESSAGE_MAX
+ * bytes. uid and pid are the sender's, from the kernel. received_boot_ns (when the message was
+ * taken from the socket) and real_boot_ns (now) are CLOCK_BOOTTIME even under the virtual clock. */
 int pg_handle(struct pg_arena *a, const void *message, uint64_t message_bytes, uint32_t uid,
               uint32_t pid, int64_t received_boot_ns, int64_t real_boot_ns, void *reply,
               uint64_t *reply_bytes, int64_t *wait_ns);
-/* Record in the WAL that the socket has the replies to `count` batches of a session, from
- * `sequence` on. The first reply was built at built_boot_ns; the socket took the last one at
- * handed_boot_ns. */
+/* Record in the WAL that the socket took the replies to `count` batches of a session, the first of
+ * which has number `sequence`. The first reply was built at built_boot_ns; the socket took the last
+ * reply at handed_boot_ns. */
 void pg_replied(struct pg_arena *a, uint64_t session, uint64_t sequence, uint32_t count,
                 int64_t built_boot_ns, int64_t handed_boot_ns);
 
 /* ---- owners and quotas (quotas.c, messages.c) ---------------------------------------------- */
 
-/* Set the quotas of every uid: timers, blob bytes, operations per second; 0 = no quota. */
+/* Set the quotas of each uid: number of timers, blob bytes, operations per second; 0 = no quota. */
 void pg_set_quotas(struct pg_arena *a, uint64_t timers, uint64_t bytes, uint64_t ops);
 /* Set the percentage of topics, namespaces, sessions, watch keys and watch records that one uid may
- * hold; 0 or 100 = no limit. Root and own_uid are exempt. Rows that a uid already holds stay. */
+ * hold; 0 or 100 = no limit. Root and own_uid have no limit. A uid keeps the rows that it already
+ * holds. */
 void pg_set_uid_share(struct pg_arena *a, uint32_t percent, uint32_t own_uid);
-/* Apply the body of a NAMESPACE message from `uid`. Returns enum pg_error with its figures in
+/* Apply the body of a NAMESPACE message from `uid`. Returns enum pg_error and stores its figures in
  * `detail`; *now = the settings of the namespace after the call. */
 int pg_set_namespace(struct pg_arena *a, const void *body, uint64_t bytes, uint32_t uid,
                      struct pg_namespace_set *now, uint64_t detail[2]);
 
 /* ---- bulk loads (bulk_loads.c, messages.c) ------------------------------------------------- */
 
-/* Apply the body of a BULK_LOAD message from an administrator: STATUS and FORGET are allowed for
- * any bulk load. Returns enum pg_error with its figures in `detail`; without an error `out`
- * (PG_MESSAGE_MAX bytes) has struct pg_bulk_load_info and its parts. */
+/* Apply the body of a BULK_LOAD message from an administrator, who may use STATUS and FORGET with
+ * any bulk load. Returns enum pg_error and stores its figures in `detail`. Without an error, `out`
+ * (PG_MESSAGE_MAX bytes) receives struct pg_bulk_load_info and its parts. */
 int pg_bulk_load_admin(struct pg_arena *a, const void *body, uint64_t bytes, void *out,
                        uint64_t *out_bytes, uint64_t detail[2]);
 /* Forget at most one bulk load that was last used more than ttl_ns ago. */
@@ -196,12 +209,12 @@ void pg_bulk_loads_sweep(struct pg_arena *a, int64_t real_boot_ns, int64_t ttl_n
 
 /* ---- notices without a timer (publish.c) ----------------------------------------------------- */
 
-/* Apply the body of a PUBLISH message from `uid`. Returns enum pg_error with its figures in
+/* Apply the body of a PUBLISH message from `uid`. Returns enum pg_error and stores its figures in
  * `detail`; *result = the answer. */
 int pg_publish(struct pg_arena *a, const void *body, uint64_t bytes, uint32_t uid,
                int64_t real_boot_ns, struct pg_result *result, uint64_t detail[2]);
 
-/* One timer without a message, for tests, imports and use inside one process. */
+/* A timer that is put without a message: for tests, imports and use inside one process. */
 struct pg_put {
     const char *namespace_name;
     const char *topic_name;
@@ -219,84 +232,91 @@ struct pg_put {
 void pg_put(struct pg_arena *a, const struct pg_put *put, struct pg_result *result);
 void pg_cancel(struct pg_arena *a, const struct pg_put *key, uint64_t ticket,
                struct pg_result *result);
-/* Write a struct pg_info with names, key and payload. Returns the bytes written. */
+/* Look up one timer and write a struct pg_info with names, key and payload. Returns the number of
+ * bytes written. */
 uint64_t pg_get(struct pg_arena *a, const struct pg_put *key, void *out, uint64_t out_bytes);
 
 /* ---- notices (notices.c) ----------------------------------------------------------- */
 
 struct pg_part {                  /* one message inside an output buffer */
-    uint64_t subject;             /* offset of the first frame */
-    uint64_t body;                /* offset of the second frame */
+    uint64_t subject;             /* offset of the message's first frame */
+    uint64_t body;                /* offset of the message's second frame */
     uint32_t subject_bytes;
     uint32_t body_bytes;
 };
-/* Write messages with entries that the socket does not have yet, one message per topic, in order.
- * Returns the number of messages; *upto = position to pass to pg_published once all are sent. */
+/* Write messages with the replay buffer entries that were not handed to the socket yet, one message
+ * per topic, in order. Returns the number of messages; *upto = position to pass to pg_published
+ * when all messages have been sent. */
 uint32_t pg_notices(struct pg_arena *a, void *out, uint64_t out_bytes, struct pg_part *parts,
                     uint32_t parts_max, uint64_t *upto);
-/* Mark the entries below `upto` as sent. On the real clock, their messages were built at
- * built_boot_ns and the socket took them at handed_boot_ns. */
+/* Mark the replay buffer entries below position `upto` as sent. Their messages were built at
+ * built_boot_ns, and the socket took the messages at handed_boot_ns, both on the real clock. */
 void pg_published(struct pg_arena *a, uint64_t upto, int64_t built_boot_ns,
                   int64_t handed_boot_ns);
-/* Write tail heartbeats of topics that changed since `since_boot_ns`, from row *cursor on. Returns
- * the number of messages. */
+/* Write tail heartbeats for topics that changed since `since_boot_ns`, starting at row *cursor of
+ * the topic table. Returns the number of messages. */
 uint32_t pg_tail_heartbeats(struct pg_arena *a, int64_t since_boot_ns, uint32_t *cursor, void *out,
                             uint64_t out_bytes, struct pg_part *parts, uint32_t parts_max);
 
 /* ---- inboxes (inbox.c) ----------------------------------------------------------------- */
 
-/* Write the next OUTCOMES message of a session with unsent outcomes or CHECKs. Returns its bytes
- * and names the session; 0 = no session has any. `out` is aligned to 8 bytes. */
+/* Write the next OUTCOMES message for a session that has unsent outcomes or CHECKs. Returns the
+ * length of the message in bytes and sets *session; 0 = no session has any. `out` is aligned to 8
+ * bytes. */
 uint64_t pg_inbox(struct pg_arena *a, uint64_t *session, void *out, uint64_t out_bytes);
 /* Send the whole inbox again to each session that has acknowledged nothing for a second. The
  * interval doubles with each repetition, up to 64 seconds. */
 void pg_inbox_again(struct pg_arena *a, int64_t real_boot_ns);
-/* The session's owner is connected, perhaps through another connection: send it all that it has not
- * acknowledged. */
+/* Note that the session's owner is connected, perhaps through a new connection: send it everything
+ * that it has not acknowledged. */
 void pg_inbox_to(struct pg_arena *a, uint64_t session);
-/* No client is connected to receive the session's inbox, until a message of the session arrives. */
+/* Note that no client is connected to receive the session's inbox. This holds until a message of
+ * the session arrives. */
 void pg_inbox_away(struct pg_arena *a, uint64_t session);
 
 /* ---- sessions (session.c) --------------------------------------------------------------- */
 
-/* Return how long the session outlives its client, ns; -1 = there is no such session. */
+/* Return the time in ns that the session outlives its client; -1 = there is no such session. */
 int64_t pg_session_grace_ns(const struct pg_arena *a, uint64_t session);
 /* End a session whose client is gone. Its replies and outcomes are freed; its armed operations stay
- * armed. Returns 1 if the session does not exist any more, 0 if the WAL buffer is full: call again
+ * armed. Returns 1 if the session no longer exists, 0 if the WAL buffer is full: call again
  * later. */
 int pg_session_end(struct pg_arena *a, uint64_t session, int64_t real_boot_ns);
 /* Write a struct pg_session_info for each session of a uid (PG_NIL = all uids), at most out_count.
- * Returns their number. */
+ * Returns the number of structs written. */
 uint32_t pg_sessions(const struct pg_arena *a, uint32_t uid, struct pg_session_info *out,
                      uint32_t out_count);
-/* Forget watch keys whose time to live has passed, looking at `budget` rows from *cursor on. */
+/* Forget watch keys whose time to live has passed. Looks at `budget` rows, starting at row
+ * *cursor. */
 void pg_sweep(struct pg_arena *a, int64_t real_boot_ns, uint32_t *cursor, uint32_t budget);
 
 /* ---- readers (scan.c): safe on a live arena ------------------------------------------ */
 
 struct pg_fill { uint32_t used, rows; };
-/* Return the used and all rows of a table of names. Neither figure counts the rows of reserved
- * namespaces, which timers cannot use. */
+/* Return the number of used rows and of all rows of a table of names. Neither number includes the
+ * rows of reserved namespaces, which timers cannot use. */
 struct pg_fill pg_namespace_fill(const struct pg_arena *a);
 struct pg_fill pg_topic_fill(const struct pg_arena *a);
 /* Return the row of a namespace or topic; PG_NIL = it does not exist. */
 uint32_t pg_find_namespace(const struct pg_arena *a, const char *name, uint32_t len);
 uint32_t pg_find_topic(const struct pg_arena *a, uint32_t namespace_row, const char *name,
                        uint32_t len);
-/* Write armed and parked timers and armed operations from slot *cursor on, as struct pg_info with
- * names, key and payload. Returns the bytes written; *cursor = capacity + 1 at the end. */
+/* Write armed and parked timers and armed operations, starting at slot *cursor, as struct pg_info
+ * with names, key and payload. Returns the number of bytes written; *cursor = capacity + 1 when all
+ * slots have been written. */
 uint64_t pg_scan(const struct pg_arena *a, uint32_t *cursor, uint32_t max, void *out,
                  uint64_t out_bytes);
-/* Count the parked timers that are already due, by looking at every slot. */
+/* Return the number of parked timers that are already due. Looks at every slot. */
 uint64_t pg_overdue(const struct pg_arena *a);
-/* Count the slots in use, by looking at every slot. */
+/* Count the slots that timers and operations use. Looks at every slot. */
 void pg_slots_in_use(const struct pg_arena *a, uint64_t *timers, uint64_t *operations);
-/* Return when the operation in a slot ended, on the arena's clock; INT64_MIN = the slot holds no
- * ended operation. */
+/* Return the time at which the operation in a slot ended, on the arena's clock; INT64_MIN = the
+ * slot holds no ended operation. */
 int64_t pg_outcome_ended_ns(const struct pg_arena *a, uint32_t slot);
-/* Write notices first..last of a topic as one body, oldest first, as many as fit. `positions` has
- * space for last - first + 1. *lost = highest sequence of the range that has left the replay buffer
- * (first - 1 = none), *got = highest sequence in the body. Returns the bytes written. */
+/* Write the notices with sequence numbers `first` to `last` of a topic as the body of one message,
+ * oldest first, as many as fit. `positions` has space for last - first + 1 elements. *lost =
+ * highest sequence number of the range that has left the replay buffer (first - 1 = none), *got =
+ * highest sequence number in the body. Returns the number of bytes written. */
 uint64_t pg_replay(const struct pg_arena *a, uint32_t topic, uint64_t first, uint64_t last,
                    uint64_t *positions, void *out, uint64_t out_bytes, uint64_t *lost,
                    uint64_t *got);
@@ -306,41 +326,42 @@ const struct pg_histogram *pg_histograms_of(const struct pg_arena *a);   /* an a
                                                                             PG_HISTOGRAMS */
 void pg_set_state(struct pg_arena *a, uint32_t state, uint32_t pid);
 void pg_set_placement(struct pg_arena *a, const struct pg_placement *placement);
-/* Set enum pg_daemon_state and the added bits of enum pg_degraded; since_boot_ns is
- * CLOCK_BOOTTIME. */
+/* Set the daemon's state (enum pg_daemon_state) and the sum of its reasons (enum pg_degraded);
+ * since_boot_ns is CLOCK_BOOTTIME. */
 void pg_set_daemon_state(struct pg_arena *a, uint32_t state, uint32_t why, int64_t since_boot_ns);
-/* draining = 1: arm nothing, answer PUT, WATCH and UNPARK with PG_ST_STOPPING. 0: arm again. */
+/* draining = 1: arm nothing, and answer PUT, WATCH and UNPARK with PG_ST_STOPPING. draining = 0:
+ * accept them again. */
 void pg_drain(struct pg_arena *a, int draining);
-/* nameless = 1: the arena files are unlinked, so PUT, WATCH and UNPARK get PG_ST_ARENA. */
+/* nameless = 1: the arena files are unlinked, so answer PUT, WATCH and UNPARK with PG_ST_ARENA. */
 void pg_set_nameless(struct pg_arena *a, int nameless);
-/* Let the handle use the same bytes at other addresses. No call and no group commit may be
- * running. */
+/* Set the addresses at which the handle's two arena files are mapped now. No other call and no
+ * group commit may be running. */
 void pg_move(struct pg_arena *a, void *arena, void *secret);
-/* From this call on only pg_set_namespace creates namespaces. Messages that name another one get
- * PG_ERR_WRONG_SHARD, and PUBLISH gets PG_ST_WRONG_SHARD. */
+/* After this call only pg_set_namespace creates namespaces. Messages that name a namespace that
+ * does not exist are refused with PG_ERR_WRONG_SHARD, and PUBLISH with PG_ST_WRONG_SHARD. */
 void pg_confine(struct pg_arena *a);
-/* Return whether nothing is armed, no outcome waits for its acknowledgement, and the socket has all
- * notices. */
+/* Return whether nothing is armed, no outcome waits for its acknowledgement, and all notices were
+ * handed to the socket. */
 int pg_drained(const struct pg_arena *a);
 void pg_start_epoch(struct pg_arena *a, const uint8_t boot_id[16]);
 void pg_heartbeat(struct pg_arena *a, int64_t real_boot_ns, uint64_t iterations, uint64_t wakeups,
                   uint64_t sent, uint64_t log_dropped);
-/* Show progress while the daemon starts or stops, when its loop does not iterate. */
+/* Write a heartbeat while the daemon starts or stops, because its loop does not iterate then. */
 void pg_progress(struct pg_arena *a, int64_t real_boot_ns);
 
 /* ---- how long things take (metrics.c) --------------------------------------------------- */
 
-/* Count a duration that only the caller knows in one of enum pg_histogram_id. */
+/* Add a duration that the caller has measured to a histogram (enum pg_histogram_id). */
 void pg_measure(struct pg_arena *a, uint32_t histogram, int64_t ns);
-/* Count a record's status if it refuses. Returns whether it does. */
+/* Count a record's status if the status is a refusal. Returns whether it is a refusal. */
 int pg_refused(struct pg_arena *a, uint32_t status);
-/* The last pg_handle returned at ended_boot_ns. Call this before the next pg_handle. */
+/* Note that the last pg_handle returned at ended_boot_ns. Call this before the next pg_handle. */
 void pg_served(struct pg_arena *a, int64_t ended_boot_ns);
-/* The message of the last pg_inbox was built at built_boot_ns, and the socket took it at
- * handed_boot_ns. Call this before any other function, and only if the message was sent. */
+/* Note that the message of the last pg_inbox was built at built_boot_ns, and that the socket took
+ * it at handed_boot_ns. Call this before any other function, and only if the message was sent. */
 void pg_notified(struct pg_arena *a, int64_t built_boot_ns, int64_t handed_boot_ns);
-/* The message of the last pg_inbox was not sent, so its outcomes wait for their owner and not for
- * the daemon. Call this instead of pg_notified. */
+/* Note that the message of the last pg_inbox was not sent, so that its outcomes now wait for their
+ * owner and not for the daemon. Call this instead of pg_notified. */
 void pg_untaken(struct pg_arena *a);
 /* Append a METRICS record if there is a WAL and its buffer has space. */
 void pg_wal_append_metrics(struct pg_arena *a, int64_t real_boot_ns);
@@ -348,111 +369,117 @@ void pg_wal_append_metrics(struct pg_arena *a, int64_t real_boot_ns);
 /* ---- the WAL buffer (wal_buffer.c) --------------------------------------------------- */
 
 /* Return the WAL buffer; NULL = the arena has no WAL. Only the group-commit thread writes the
- * fields marked "group commit"; everybody may read all fields. */
+ * fields marked "written by group commit"; every thread may read all fields. */
 struct pg_wal_buffer *pg_wal_buffer_of(const struct pg_arena *a);
-/* Return whether the WAL buffer is so full that cancels, fires and other ends have to wait; they
- * continue once `committed` has moved. */
+/* Return whether the WAL buffer is so full that cancelling, firing and other ends of timers have to
+ * wait until `committed` has moved. */
 int pg_wal_buffer_full(const struct pg_arena *a);
 /* Return the LSN that must be on disk before the reply of the last pg_handle may be sent; 0 = the
  * reply need not wait. */
 uint64_t pg_durable_lsn(const struct pg_arena *a);
 /* Copy whole frames from position `from` of the ring up to the tail, as many as fit, without PAD
- * frames and with crc and salt 0. Returns the bytes; *upto = the position behind them, *lsn = LSN
- * of the last one (unchanged if there is none). out_bytes is at least PG_WAL_FRAME_MAX. The
- * group-commit thread may call this while the daemon runs. */
+ * frames and with crc and salt 0. Returns the number of bytes copied; *upto = the position after
+ * the copied frames, *lsn = LSN of the last copied frame (unchanged if none was copied). out_bytes
+ * is at least PG_WAL_FRAME_MAX. The group-commit thread may call this while the daemon runs. */
 uint64_t pg_wal_buffer_copy(const struct pg_arena *a, uint64_t from, void *out, uint64_t out_bytes,
                             uint64_t *upto, uint64_t *lsn);
 
 /* ---- snapshots (snapshot.c): from a reader of a live arena ------------------------------ */
 
-struct pg_snapshot {              /* progress of a snapshot; zeros at the start, except `quiet` */
-    uint32_t quiet;               /* 1 = nobody changes the arena meanwhile, so the snapshot is
-                                     complete without a WAL */
+struct pg_snapshot {              /* progress of a snapshot; the caller sets `quiet`, and all other
+                                     fields to 0 */
+    uint32_t quiet;               /* 1 = nobody changes the arena during the snapshot, so the
+                                     snapshot is complete without a WAL */
     uint32_t done;                /* 1 = the LAST frame was written */
     uint64_t phase;
-    uint64_t next, end;           /* items of the phase */
-    uint64_t frames;              /* frames written */
+    uint64_t next, end;           /* next item, and end of the items, of the current phase */
+    uint64_t frames;              /* number of frames written */
     uint64_t start_lsn;           /* LSN from which the WAL has to be redone over the snapshot */
-    uint64_t end_lsn;             /* once done: LSN that the WAL must hold for the snapshot to be
+    uint64_t end_lsn;             /* when done: LSN that must be in the WAL before the snapshot is
                                      valid */
 };
-/* Write the next whole frames of all authoritative state except sessions, not sealed; their LSNs
- * count from 1. Returns the bytes written; call until `done`. out_bytes is at least
- * PG_WAL_FRAME_MAX. The arena may change meanwhile: the WAL holds every change after start_lsn. */
+/* Write the next whole frames of a snapshot, which has all authoritative state except sessions. The
+ * frames are not sealed; their LSNs count from 1. Returns the number of bytes written; call this
+ * until s->done. out_bytes is at least PG_WAL_FRAME_MAX. The arena may change between the calls,
+ * because the WAL has every change after start_lsn. */
 uint64_t pg_snapshot(const struct pg_arena *a, struct pg_snapshot *s, void *out,
                      uint64_t out_bytes);
 
 /* ---- the WAL's files (wal_segment.c, crc32c.c) -------------------------------------------- */
 
-/* Return the CRC-32C of earlier bytes followed by these bytes; `crc` is that of the earlier bytes
- * (none: 0). */
+/* Return the CRC-32C of earlier bytes followed by these bytes; `crc` is the CRC-32C of the earlier
+ * bytes, or 0 if there are none. */
 uint32_t pg_crc32c(uint32_t crc, const void *bytes, uint64_t count);
 
-/* State of a walk: under way, or behind the last whole commit group for the reason given. */
+/* State of a WAL reader (struct pg_walk): it is reading, or it stopped after the last whole commit
+ * group for the given reason. */
 enum pg_walk_state {
     PG_WALK_NONE,                 /* nothing has been read */
     PG_WALK_GROUPS,               /* another commit group may follow */
-    PG_WALK_SEALED,               /* the segment is complete, and the next one continues it */
+    PG_WALK_SEALED,               /* the segment is complete, and the next segment continues it */
     PG_WALK_END,                  /* only zeros follow */
-    PG_WALK_TORN,                 /* parts of the newest commit group follow; it was not
+    PG_WALK_TORN,                 /* parts of the newest commit group follow; this group was not
                                      committed */
-    PG_WALK_DAMAGED               /* committed frames follow and are lost */
+    PG_WALK_DAMAGED               /* damaged frames follow that had been committed; they are lost */
 };
 
-/* Reader of WAL segments in order. Each segment is whole in memory and aligned to 8 bytes; zeros at
- * the start. */
+/* Reader of WAL segments in order. The caller initialises the struct with zeros. Each segment is
+ * whole in memory and aligned to 8 bytes. */
 struct pg_walk {
     struct pg_wal_segment header; /* header of the current segment */
     const uint8_t *bytes;
     uint64_t size;
-    uint64_t at;                  /* byte behind the last whole commit group */
-    uint64_t next;                /* byte of the next frame; at most `at` */
+    uint64_t at;                  /* offset of the byte after the last whole commit group */
+    uint64_t next;                /* offset of the next frame; at most `at` */
     uint64_t lsn;                 /* LSN of the last frame of the last whole commit group */
     uint64_t group;               /* number of the last whole commit group */
-    int64_t boot_ns;              /* clocks of the last whole commit group, else of the header */
+    int64_t boot_ns;              /* boot_ns and wall_ns of the last whole commit group, or of the
+                                     header before the first group */
     int64_t wall_ns;
-    uint64_t bad_from;            /* TORN, DAMAGED: range of bytes that are not as they were
+    uint64_t bad_from;            /* TORN, DAMAGED: range of bytes that differ from those that were
                                      written */
     uint64_t bad_to;
     uint64_t lost_from;           /* DAMAGED: first lost LSN */
-    uint64_t lost_to;             /* DAMAGED: last lost LSN; lost_from - 1 = none */
+    uint64_t lost_to;             /* DAMAGED: last lost LSN; lost_from - 1 = no LSN is lost */
     uint32_t state;               /* enum pg_walk_state */
     uint32_t reserved;
 };
 
-/* Begin the next segment. Refuses a file that is no segment, a segment of another arena, and a
- * segment that does not continue where the walk ended; in the last case the walk is DAMAGED. */
+/* Begin the next segment. Refuses a file that is not a WAL segment, a segment of another arena, and
+ * a segment that does not continue where the reader stopped; in the last case the state is
+ * DAMAGED. */
 int pg_walk_segment(struct pg_walk *w, const void *bytes, uint64_t size, struct pg_fault *why);
-/* Return the next frame of a whole commit group, COMMIT_GROUP and SEAL left out. NULL = w->state
- * has the reason. */
+/* Return the next frame of a whole commit group, without COMMIT_GROUP and SEAL frames. NULL = there
+ * is none; w->state has the reason. */
 const struct pg_frame_head *pg_walk_next(struct pg_walk *w);
-/* Continue a DAMAGED walk at the next commit group or SEAL of the file, if all records lost in
- * between come before live_lsn. Returns 0, with the walk unchanged, if it cannot. */
+/* Continue to read in state DAMAGED, at the next commit group or SEAL of the file, if all records
+ * lost before it have LSNs below live_lsn. Otherwise returns 0 and changes nothing. */
 int pg_walk_skip(struct pg_walk *w, uint64_t live_lsn);
-/* Write the first PG_WAL_SEGMENT_HEAD bytes of a file from `fields`; major, minor and crc are
- * filled in. */
+/* Write the first PG_WAL_SEGMENT_HEAD bytes of a file from `fields`. The function fills in major,
+ * minor and crc. */
 void pg_wal_segment_begin(void *block, const struct pg_wal_segment *fields);
-/* Seal a commit group: PG_GROUP_HEAD bytes of space for the COMMIT_GROUP frame, then frames,
- * together `bytes`. Fills in the COMMIT_GROUP frame from `fields`, whose `bytes` it computes. */
+/* Seal a commit group of `bytes` bytes: PG_GROUP_HEAD bytes of space for the COMMIT_GROUP frame,
+ * then frames. Fills in the COMMIT_GROUP frame from `fields`, except fields->bytes, which is
+ * computed. */
 void pg_group_seal(void *group, uint64_t bytes, uint32_t salt, const struct pg_wal_group *fields);
 /* Write the SEAL frame that follows the last commit group of a file; `group` is the number of that
  * commit group, `lsn` the LSN of its last frame. */
 void pg_wal_segment_end(struct pg_frame_head *seal, uint32_t salt, uint64_t group, uint64_t lsn);
 
-/* Return the timestamps in a frame of a known type, and those of the timer that it replaces in
- * *replaced (else NULL). NULL = the frame has none, as in exports of arenas without a WAL. The
- * frame must come from a walk. */
+/* Return the timestamps in a frame of a known type. If the frame replaces a timer, *replaced = the
+ * timestamps of the replaced timer, else NULL. Returns NULL if the frame has no timestamps, as in
+ * exports of arenas without a WAL. The frame must come from pg_walk_next. */
 const struct pg_timestamps *pg_frame_timestamps(const struct pg_frame_head *frame,
                                                 const struct pg_timestamps **replaced);
-/* Return the request that ended the frame's timer; NULL = the frame has none. */
+/* Return the request that ended the frame's timer; NULL = the frame contains no such request. */
 const struct pg_asked *pg_frame_asked(const struct pg_frame_head *frame);
 
 /* ---- columns (columns.c): records as the columns of a table ------------------------------- */
 
-/* Columns have the names of the table's columns, in lower case. Columns of strings hold numbers
- * that index words: `kind` is the type of the record (0 = unknown), `namespace` and `topic` are
- * rows, the others are enums of layout.h. A record without a property has no value in its
- * column. */
+/* The columns of the table have the names of these constants, in lower case. Columns of strings
+ * hold numbers that stand for words: `kind` is the type of the record (0 = unknown), `namespace`
+ * and `topic` are row numbers, and the other columns of strings hold enums of layout.h. If a record
+ * lacks a property, the property's column has no value for it. */
 enum pg_long_column {
     PG_LC_LSN, PG_LC_AT,          /* AT: microseconds since 1970, UTC */
     PG_LC_AT_NS, PG_LC_TICKET, PG_LC_DEADLINE_NS, PG_LC_WALL_DEADLINE_NS, PG_LC_SENT_NS,
@@ -474,10 +501,11 @@ enum pg_int_column {
 enum pg_bytes_column { PG_BC_KEY, PG_BC_PAYLOAD, PG_BC_MISSING, PG_BC_BULK_LOAD, PG_BC_NAME,
                        PG_BYTES_COLUMNS };  /* NAME: name of a namespace, topic or worker */
 enum pg_cause_column { PG_CAUSE_ACKNOWLEDGED = 6, PG_CAUSE_DROPPED };  /* values of the cause column
-                                                                          for END, behind those of
-                                                                          enum pg_cause */
+                                                                          for END records; they
+                                                                          follow the values of enum
+                                                                          pg_cause */
 
-/* Bit n of `valid`: row n has a value. `count`: rows with a value. */
+/* Bit n of `valid` is set if row n has a value. `count` is the number of rows with a value. */
 struct pg_longs { int64_t *values; uint8_t *valid; uint32_t count; };
 struct pg_ints { int32_t *values; uint8_t *valid; uint32_t count; };
 struct pg_bytes { int32_t *offsets; uint8_t *bytes, *valid; uint32_t count, used; };
@@ -488,59 +516,63 @@ struct pg_watch_lists {
     uint32_t count, used;
 };
 
-/* The caller's memory for `capacity` rows and one more offset; `bytes_max` bytes for each column of
- * bytes, and a 32nd as many watch keys. At the start all bits and offsets[0] are zeros. */
+/* The caller provides the memory: for `capacity` rows, `capacity` + 1 offsets, `bytes_max` bytes in
+ * each column of bytes, and bytes_max / 32 watch keys. At the start all bits and offsets[0] are
+ * 0. */
 struct pg_columns {
     uint32_t rows;
     uint32_t capacity;
-    uint32_t bytes_max;           /* at least PG_WAL_FRAME_MAX */
+    uint32_t bytes_max;           /* bytes in each column of bytes; at least PG_WAL_FRAME_MAX */
     uint32_t payloads;            /* 0 = leave payloads out */
-    uint64_t kinds[32];           /* records of each type; [0] = of unknown types */
+    uint64_t kinds[32];           /* number of records of each type; [0] = records of unknown
+                                     types */
     struct pg_longs longs[35];
     struct pg_ints ints[17];
     struct pg_bytes bytes[5];
     struct pg_watch_lists watch;
 };
 
-/* Namespaces and topics whose names a walk has seen, by row; PG_NIL at the start, and carried over
- * from file to file. */
+/* Namespaces and topics whose names a WAL reader has seen, by row. All elements are PG_NIL at the
+ * start. The values are kept from file to file. */
 struct pg_births {
-    uint32_t namespaces[65536];   /* number of the row, once the namespace has a name */
-    uint32_t topics[65536];       /* row of the topic's namespace, once the topic has a name */
+    uint32_t namespaces[65536];   /* number of this row, after the name of the namespace was seen */
+    uint32_t topics[65536];       /* row of the topic's namespace, after the name of the topic was
+                                     seen */
 };
 
-/* Append records until the columns are full (returns 1) or the walk has no more frames (returns
- * 0). */
+/* Append records until the columns are full (returns 1) or the WAL reader has no more frames
+ * (returns 0). */
 int pg_columns_fill(struct pg_columns *c, struct pg_births *births, struct pg_walk *walk);
-/* Do what pg_columns_fill does, but only for records that name something, to learn the names. */
+/* Do what pg_columns_fill does, but only for records that contain the name of a new namespace,
+ * topic or session. */
 int pg_columns_names(struct pg_columns *c, struct pg_births *births, struct pg_walk *walk);
 
 /* ---- redo (redo.c): frames into a fresh arena ---------------------------------------------- */
 
-struct pg_redo {                  /* progress of a redo; zeros at the start */
-    uint64_t frames;              /* frames read from the snapshot */
-    uint64_t next_lsn;            /* next LSN of the WAL once the snapshot was read; 0 before */
-    uint64_t end_lsn;             /* LSN from the snapshot; the arena is complete once next_lsn is
-                                     past it */
+struct pg_redo {                  /* progress of a redo; the caller sets all fields to 0 */
+    uint64_t frames;              /* number of frames read from the snapshot */
+    uint64_t next_lsn;            /* next LSN of the WAL after the whole snapshot has been read; 0
+                                     before */
+    uint64_t end_lsn;             /* end_lsn of the snapshot; the arena is complete when next_lsn is
+                                     above end_lsn */
 };
 /* Read the settings of the new arena from the first frame of a snapshot. The caller has to set
  * layout_id, secret, sessions, page_size, stream_id and boot_id. */
 int pg_redo_config(const void *frame, uint64_t bytes, struct pg_config *config,
                    struct pg_fault *why);
-/* Apply a buffer of whole frames, aligned to 8 bytes: first the whole snapshot, then the WAL from
- * its start LSN on (older frames are skipped). Redo is idempotent. Refuses a frame that names an
- * object that does not exist, a gap in the LSNs, and a change without space: a snapshot covers
- * several moments, so its contents may need a larger arena, and a pg_migrate afterwards. why->where
- * is the LSN of the frame. */
+/* Apply a buffer of whole frames, aligned to 8 bytes. The first calls bring the whole snapshot, the
+ * others the WAL from the snapshot's start LSN on (older frames are skipped). Redo is idempotent.
+ * Refuses a frame that names an object that does not exist, a gap in the LSNs, and a change for
+ * which there is no space. Because a snapshot is written over a period of time, its contents may
+ * need a larger arena, and pg_migrate afterwards. why->where is the LSN of the refused frame. */
 int pg_redo(struct pg_arena *a, struct pg_redo *r, const void *frames, uint64_t bytes,
             struct pg_fault *why);
-/* Do what pg_redo does, with the frames of the file that a walk is in, until the walk has no
- * more. */
+/* Do what pg_redo does, with all remaining frames of the file that a WAL reader is reading. */
 int pg_redo_file(struct pg_arena *a, struct pg_redo *r, struct pg_walk *walk,
                  struct pg_fault *why);
 /* Finish after the last frame: add shift_ns to all times on the arena's clock, and skip tickets
  * that a power cut may have lost. A rebuild must follow. If the boot id differs, shift_ns = wall
- * offset then - wall offset now (of the boot clocks), else 0. */
+ * offset in the earlier boot - wall offset in this boot; else 0. */
 int pg_redo_end(struct pg_arena *a, const struct pg_redo *r, int64_t real_boot_ns,
                 int64_t shift_ns, int64_t wall_offset_ns, struct pg_fault *why);
 
@@ -550,7 +582,7 @@ int pg_redo_end(struct pg_arena *a, const struct pg_redo *r, int64_t real_boot_n
  * errno. Tests provide their own. */
 struct pg_storage {
     void *context;
-    int (*open)(void *context, int directory, const char *name, int flags); /* directory -1 =
+    int (*open)(void *context, int directory, const char *name, int flags); /* directory = -1 means
                                                                                none */
     int64_t (*pwrite)(void *context, int file, const void *bytes, uint64_t count, uint64_t at);
     int (*fallocate)(void *context, int file, uint64_t bytes);
@@ -563,64 +595,69 @@ struct pg_storage {
 
 struct pg_group_commit;
 uint64_t pg_group_commit_bytes(void);
-/* Open the WAL in `directory`. `end` is a walk that has read the newest segment to its end; that
- * segment is ended and the next one begun. In state NONE a new WAL begins behind the LSN and the
- * commit group in `end`. The bytes of the walk must still be there: those behind committed_lsn are
- * written again. When the function returns, all appended frames are on disk. wal_segment_bytes is
- * the size of new segments, a multiple of PG_WAL_SEGMENT_HEAD and at least PG_WAL_SEGMENT_MIN.
- * storage NULL = the system's calls. After a refusal nothing is open; if a call failed, `why` names
- * it, `where` is the LSN and `found` its errno. */
+/* Open the WAL in `directory`. `end` is a WAL reader that has read the newest segment to its end.
+ * The function completes that segment and begins the next segment. If `end` is in state NONE, a new
+ * WAL begins after the LSN and the commit group in `end`. The segment that `end` has read must
+ * still be in memory, because its bytes after committed_lsn are written again. When the function
+ * returns, all appended frames are on disk. wal_segment_bytes is the size of new segments, a
+ * multiple of PG_WAL_SEGMENT_HEAD and at least PG_WAL_SEGMENT_MIN. storage = NULL uses the system
+ * calls themselves. After a refusal nothing is open. If a system call failed, `why` names the call,
+ * why->where is the LSN and why->found is the errno. */
 int pg_group_commit_open(struct pg_group_commit *c, struct pg_arena *a, const char *directory,
                          uint64_t wal_segment_bytes, const struct pg_walk *end,
                          const struct pg_storage *storage, struct pg_fault *why);
-/* Write one commit group of appended frames to disk. Returns 0 if there were none. The thread calls
- * this in a loop. */
+/* Write one commit group of appended frames to disk. Returns 0 if no frames were appended. The
+ * group-commit thread calls this in a loop. */
 int pg_group_commit_iterate(struct pg_group_commit *c);
 int pg_group_commit_start(struct pg_group_commit *c, struct pg_fault *why);    /* starts the
                                                                                   thread */
-/* Wake the thread after something was appended; cheap while the thread is busy. */
+/* Wake the group-commit thread after a frame was appended; cheap while the thread is busy. */
 void pg_group_commit_kick(struct pg_group_commit *c);
-/* Return an eventfd, readable once committed_lsn has moved or the state is PG_WAL_STOPPED. */
+/* Return an eventfd that becomes readable when committed_lsn has moved or the state is
+ * PG_WAL_STOPPED. */
 int pg_group_commit_fd(const struct pg_group_commit *c);
-/* Pause the thread's work on arena and files. Returns 0 if it is still busy: call again once the
- * eventfd is readable. While it pauses, the arena may move. */
+/* Pause the group-commit thread, which then uses neither the arena nor its files. Returns 0 if the
+ * thread is still busy: call again when the eventfd is readable. While the thread pauses, the arena
+ * may move to other addresses. */
 int pg_group_commit_pause(struct pg_group_commit *c);
 void pg_group_commit_unpause(struct pg_group_commit *c);
-/* End the thread, which must not be paused, after it has committed all appended frames. */
+/* End the group-commit thread after it has committed all appended frames. The thread must not be
+ * paused. */
 void pg_group_commit_stop(struct pg_group_commit *c);
 void pg_group_commit_close(struct pg_group_commit *c);                         /* closes the
                                                                                   files */
 
 /* ---- where memory is (memory.c): system calls, without an arena ---------------------------- */
 
-#define PG_NODES_MAX 1024             /* one more than the highest number of a NUMA node */
+#define PG_NODES_MAX 1024             /* 1 + the highest possible number of a NUMA node */
 #define PG_MEMORY_SAMPLES 128
 
 /* These functions return 0 or an errno; ENOSYS = the kernel has no NUMA support. */
 
-/* Prefer that node for new memory of this thread and of threads that it starts. Memory that was
- * touched before stays where it is. */
+/* Prefer NUMA node `node` for new memory of this thread and of the threads that it starts. Memory
+ * that was touched before stays where it is. */
 int pg_memory_prefer(uint32_t node);
-/* Prefer that node for this memory, whole pages, whichever thread touches it. move: also move pages
- * that are on other nodes, as far as the kernel can. */
+/* Prefer NUMA node `node` for this memory, which consists of whole pages, whichever thread touches
+ * it. move = 1: also move pages from other nodes, as far as the kernel can. */
 int pg_memory_bind(void *memory, uint64_t bytes, uint32_t node, int move);
-/* Set *elsewhere to how many of PG_MEMORY_SAMPLES pages, evenly spread, are on other nodes. */
+/* Look up the nodes of PG_MEMORY_SAMPLES evenly spread pages, and set *elsewhere to the number of
+ * these pages that are not on `node`. */
 int pg_memory_elsewhere(const void *memory, uint64_t bytes, uint32_t node, uint32_t *elsewhere);
-/* Lock all memory that is mapped into RAM. */
+/* Lock all mapped memory of this process into RAM. */
 int pg_memory_lock(void);
 
 /* ---- a wheel in private memory (local.c) ------------------------------------------------- */
 
 struct pg_local;
 uint64_t pg_local_bytes(uint32_t capacity, int64_t tick_ns, uint32_t fanout);
-/* Create a wheel in `memory`: pg_local_bytes() bytes, aligned to 16. */
+/* Create a wheel in `memory`, which has pg_local_bytes() bytes and is aligned to 16 bytes. */
 struct pg_local *pg_local_create(void *memory, uint32_t capacity, int64_t tick_ns,
                                  uint32_t fanout, int64_t now_ns);
 /* Add a timer. Returns its slot, which pg_local_cancel takes; PG_NIL = all slots are in use. The
- * slot is free again once the timer was cancelled or returned as due. */
+ * slot is free again after the timer has been cancelled or returned as due. */
 uint32_t pg_local_add(struct pg_local *l, int64_t deadline_ns);
 void pg_local_cancel(struct pg_local *l, uint32_t slot);
-/* Write due slots to `due` and return their number; *more = 1: call again at once. */
+/* Write the slots of due timers to `due` and return their number; *more = 1: call again at once. */
 uint32_t pg_local_advance(struct pg_local *l, int64_t now_ns, uint32_t *due, uint32_t due_max,
                           int *more);
 int64_t pg_local_next_ns(const struct pg_local *l);

@@ -1,6 +1,6 @@
-"""The arena in Python: `Arena` for its one writer, `Reader` for everybody else.
+"""The arena in Python: `Arena` for the only writer, `Reader` for every other process.
 
-Python crosses into C once per batch, message or page, never once per timer.
+Python calls the C core once per batch, message or page, never once per timer.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ _NIL = 0xFFFFFFFF
 
 
 def arena_file_bytes(config: Mapping[str, Any]) -> tuple[int, int]:
-    """Return the sizes in bytes of the arena file and of the private arena file for `config`."""
+    """Return (size of the arena file, size of the private arena file) for `config`, in bytes."""
     struct = _config(config)
     return lib.pg_arena_bytes(struct), lib.pg_private_bytes(struct)
 
@@ -70,12 +70,12 @@ def _config(values: Mapping[str, Any]) -> Any:
 
 
 def text(chars: Any) -> str:
-    """Return a zero-terminated string of the core as str."""
+    """Return a zero-terminated C string as str."""
     return str(ffi.string(chars).decode())
 
 
 def parts_text(parts: PlacementPart) -> str | None:
-    """Return the names of the parts of a placement, comma-separated; None if there is none."""
+    """Return the names of `parts`, separated by commas; None if there are no parts."""
     return ", ".join(str(part.name).lower() for part in parts) or None
 
 
@@ -107,12 +107,13 @@ class Namespace:
     shard: int
     settings: NamespaceSettings
     created_uid: int
-    """Uid whose message created the namespace; PG_NIL = none."""
+    """Uid whose message created the namespace; PG_NIL = unknown."""
 
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """Usage of a uid over all namespaces: `live` timers, and its rows of the shared tables."""
+    """Usage of a uid over all namespaces: armed timers (`live`), bytes, and rows of the shared
+    tables."""
 
     uid: int
     live: int
@@ -143,7 +144,8 @@ class Watermark:
 
 @dataclass(frozen=True, slots=True)
 class KnownBulkLoad:
-    """A bulk load with `rows` rows done; `upto` is the highest row done + 1."""
+    """A bulk load, of which `rows` rows were done; `upto` is 1 + the highest row number that was
+    done."""
 
     id: bytes
     state: BulkLoadState
@@ -157,7 +159,7 @@ class KnownBulkLoad:
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """struct pg_placement with the kernel's numbers for CPUs and nodes; None = any."""
+    """struct pg_placement, with the kernel's numbers of CPUs and nodes; None = any."""
 
     mode: PlacementMode
     node: int | None
@@ -170,12 +172,13 @@ class Placed:
 
     @property
     def home(self) -> int | None:
-        """Node for processes that work with the daemon: the arena's, else that of its threads."""
+        """NUMA node for processes that work with the daemon: the node of the arena, or the node of
+        the daemon's threads if the arena has none."""
         return self.node if self.memory_node is None else self.memory_node
 
 
 class Handle:
-    """A mapped arena; for the writer, with the private arena file."""
+    """A mapped arena. The writer's handle also has the private arena file."""
 
     def __init__(self, arena: ArenaFile, private: ArenaFile | None) -> None:
         self.file = arena
@@ -204,18 +207,18 @@ class Handle:
             return ArenaMismatch(name, detail, self._fault.expected, self._fault.found)
         header = ffi.cast("struct pg_header *", self._base)
         found = (header.abi_major, header.abi_minor)
-        if found == ABI:  # a build that changed the layout but not its version
+        if found == ABI:  # another build: it has another layout and the same version
             return OtherAbi(name, "layout id", LAYOUT_ID, header.layout_id)
         return OtherAbi(name, "ABI", *(f"{major}.{minor}" for major, minor in (ABI, found)))
 
     @property
     def struct(self) -> Any:
-        """struct pg_arena, the argument of the core's functions."""
+        """struct pg_arena, which the functions of the core take as argument."""
         return self._a
 
     @property
     def wal_buffer(self) -> Any:
-        """struct pg_wal_buffer, live; None if the arena has no WAL."""
+        """struct pg_wal_buffer in the mapped arena file; None if the arena has no WAL."""
         wal_buffer = lib.pg_wal_buffer_of(self._a)
         return wal_buffer if wal_buffer != ffi.NULL else None
 
@@ -226,26 +229,26 @@ class Handle:
 
     @property
     def header(self) -> Any:
-        """struct pg_header, live."""
+        """struct pg_header in the mapped arena file."""
         return lib.pg_header_of(self._a)
 
     @property
     def metrics(self) -> Any:
-        """struct pg_metrics, live."""
+        """struct pg_metrics in the mapped arena file."""
         return lib.pg_metrics_of(self._a)
 
     @property
     def histograms(self) -> Any:
-        """struct pg_histogram[], live, in the order of enum pg_histogram_id."""
+        """struct pg_histogram[] in the mapped arena file, in the order of enum pg_histogram_id."""
         return lib.pg_histograms_of(self._a)
 
     @property
     def purgatory(self) -> Any:
-        """struct pg_purgatory, live."""
+        """struct pg_purgatory in the mapped arena file."""
         return self.rows(lib.PG_R_PURGATORY, "pg_purgatory")
 
     def watch_fill(self) -> dict[str, int]:
-        """Watch records and watch keys in use, and their limits."""
+        """Return the numbers of used watch records and watch keys, and their limits, by name."""
         regions, free = self.header.regions, self.purgatory
         records, keys = regions[lib.PG_R_WATCHES].count, regions[lib.PG_R_WATERMARKS].count
         return {
@@ -256,7 +259,7 @@ class Handle:
         }
 
     def rows(self, region: int, struct: str) -> Any:
-        """Return the elements of a region (PG_R_...), live."""
+        """Return a pointer to the elements of a region (PG_R_...) in the mapped arena file."""
         return ffi.cast(f"struct {struct} *", self._base + self.header.regions[region].offset)
 
     def _topic_row(self, namespace: str, topic: str) -> int:
@@ -277,12 +280,12 @@ class Handle:
             if length := t.name_len:
                 birth, name = t.incarnation, bytes(ffi.buffer(t.name, length - 1))
                 topic = (t.namespace_row, birth, t.sequence, t.live)
-                # else another topic took the row while it was read
+                # otherwise another topic has taken the row during the read
                 if (t.name_len, t.incarnation) == (length, birth):
                     yield Topic(name.decode(), *topic)
 
     def namespaces(self) -> dict[int, Namespace]:
-        """Return the namespaces in use by row number."""
+        """Return the namespaces that exist, by row number."""
         region = self.header.regions[lib.PG_R_NAMESPACES]
         rows = self.rows(lib.PG_R_NAMESPACES, "pg_namespace")
         used = (i for i in range(region.count) if rows[i].name_len)
@@ -302,18 +305,19 @@ class Handle:
         }  # fmt: skip
 
     def name_fills(self) -> tuple[tuple[int, int], tuple[int, int]]:
-        """Return (used, total) of the namespace table and of the topic table, without reserved
-        names."""
+        """Return (used rows, all rows) of the namespace table and of the topic table, without the
+        rows of reserved namespaces."""
         namespaces, topics = lib.pg_namespace_fill(self._a), lib.pg_topic_fill(self._a)
         return (namespaces.used, namespaces.rows), (topics.used, topics.rows)
 
     def namespaces_of_users(self) -> list[Namespace]:
-        """Return the namespaces in use, without those in which the daemon publishes its own
-        findings."""
+        """Return the namespaces that exist, except reserved namespaces, in which the daemon
+        publishes its own findings."""
         return [n for n in self.namespaces().values() if not is_reserved(n.name)]
 
     def accounts(self) -> Iterator[Account]:
-        """Yield the accounts of the uids that use the arena or used it last."""
+        """Yield the accounts of all uids that have or had an account row, or that created a name or
+        a bulk load."""
         topics = self._created(lib.PG_R_TOPICS, "pg_topic")
         namespaces = self._created(lib.PG_R_NAMESPACES, "pg_namespace")
         region = self.header.regions[lib.PG_R_ACCOUNTS]
@@ -332,7 +336,7 @@ class Handle:
             )
 
     def _bulk_loaded(self) -> tuple[Counter[int], Counter[int]]:
-        """Count the bulk loads, and the blocks of their rows, of each uid."""
+        """Count the bulk loads of each uid, and the blocks that their rows use."""
         bulk_loads: Counter[int] = Counter()
         blocks: Counter[int] = Counter()
         region = self.header.regions[lib.PG_R_BULK_LOADS]
@@ -344,7 +348,7 @@ class Handle:
         return bulk_loads, blocks
 
     def _created(self, region: int, struct: str) -> Counter[int]:
-        """Count the names of a table by the uid whose records created them."""
+        """Count the rows of a table of names by the uid whose records created them."""
         rows = self.rows(region, struct)
         count = self.header.regions[region].count
         return Counter(rows[i].created_uid for i in range(count) if rows[i].name_len)
@@ -371,18 +375,18 @@ class Handle:
         )  # fmt: skip
 
     def in_use(self) -> tuple[int, int]:
-        """Return how many slots timers and operations have; unacknowledged outcomes count as
-        operations.
+        """Return (number of slots with timers, number of slots with operations). An unacknowledged
+        outcome counts as an operation.
 
-        The slots themselves are counted, so the numbers are right even if a killed daemon left an
-        operation half done.
+        The function looks at every slot, so the numbers are right even if a killed daemon left a
+        change half done.
         """
         timers, operations = ffi.new("uint64_t *"), ffi.new("uint64_t *")
         lib.pg_slots_in_use(self._a, timers, operations)
         return int(timers[0]), int(operations[0])
 
     def close(self) -> None:
-        """Unmap the arena; the handle must not be used afterwards."""
+        """Unmap the arena. The handle must not be used afterwards."""
         ffi.release(self._base)
         self.file.close()
         if self._private:
@@ -391,7 +395,7 @@ class Handle:
 
 
 class Handled(enum.IntEnum):
-    """enum pg_handled: what the loop has to do after a message of the command socket."""
+    """enum pg_handled: the next action of the loop after a message of the command socket."""
 
     REPLY = lib.PG_H_REPLY
     AGAIN = lib.PG_H_AGAIN
@@ -401,14 +405,14 @@ class Handled(enum.IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Outgoing:
-    """One notice message: both frames, as views that the next call overwrites."""
+    """One notice message: its two frames, as views of a buffer that the next call overwrites."""
 
     subject: memoryview
     body: memoryview
 
 
 class _Owned(Handle):
-    """A handle with the private arena file, which only the daemon has."""
+    """A handle with the private arena file. Only the daemon has such a handle."""
 
     @property
     def private(self) -> ArenaFile:
@@ -418,21 +422,22 @@ class _Owned(Handle):
 
     @property
     def mappings(self) -> list[mmap.mmap]:
-        """Memory mappings of both arena files."""
+        """Memory mappings of the two arena files."""
         return [one.memory for one in (self.file, self._private) if one is not None]
 
     @property
     def session_rows(self) -> int:
-        """Number of session slots in the private arena file."""
+        """Number of rows of the session table in the private arena file."""
         return int(ffi.cast("struct pg_private *", self._secret).sessions)
 
 
 class Previous(_Owned):
-    """An arena of an earlier ABI, unchanged since its daemon ended, for `Arena.convert_from`."""
+    """An arena of an earlier ABI, for `Arena.convert_from`. It has not changed since its daemon
+    ended."""
 
     @classmethod
     def attach(cls, name: str, private_name: str) -> Previous | None:
-        """Map arena file `name`; None if this version does not convert its layout.
+        """Map arena file `name`. Return None if this version cannot convert the file's layout.
 
         Raises ArenaMissing, and ArenaMismatch if the file is not a valid arena.
         """
@@ -447,7 +452,8 @@ class Previous(_Owned):
 
 
 def _layout_of(arena: ArenaFile) -> int:
-    """Return the layout id in an arena file's header; 0 if there is none."""
+    """Return the layout id in the header of an arena file; 0 if the file is too short for a
+    header."""
     if arena.bytes < size_of("pg_header"):
         return 0
     with ffi.from_buffer(arena.memory) as base:
@@ -479,8 +485,8 @@ class Arena(_Owned):
     def create(cls, name: str, private_name: str, config: Mapping[str, Any]) -> Arena:
         """Create arena files for `config`, the fields of struct pg_config without layout_id.
 
-        The files have no names, and the private one is locked. Raises ArenaTooLarge with needed and
-        available bytes, ValueError for a config that the core does not accept.
+        The files have no names yet, and the private file is locked. Raises ArenaTooLarge with the
+        needed and the available bytes, and ValueError if the core does not accept `config`.
         """
         struct = _config(config)
         size, private_size = lib.pg_arena_bytes(struct), lib.pg_private_bytes(struct)
@@ -502,17 +508,19 @@ class Arena(_Owned):
 
     @classmethod
     def attach(cls, name: str, private_name: str) -> Arena:
-        """Map existing arena files; `rebuild` must follow. Raises ArenaMissing, ArenaMismatch."""
+        """Map existing arena files; a call of `rebuild` must follow. Raises ArenaMissing,
+        ArenaMismatch."""
         arena = ArenaFile.open(name, read_only=False)
-        Handle(arena, None)._attach()  # raises the error that describes a foreign file
+        Handle(arena, None)._attach()  # raises the error that describes a file that is not ours
         self = cls(arena, ArenaFile.open(private_name, read_only=False))
         self._attach()
         return self
 
     def copied(self, moved: Moved) -> tuple[ArenaFile, ArenaFile]:
-        """Copy both arena files. The copies have no names; the private one is locked.
+        """Copy both arena files. The copies have no names yet; the copy of the private file is
+        locked.
 
-        Calls `moved` after each portion. Raises ArenaTooLarge.
+        Calls `moved` after each portion that is copied. Raises ArenaTooLarge.
         """
         private = self.private.copy(PRIVATE_MODE, moved)
         try:
@@ -523,10 +531,10 @@ class Arena(_Owned):
             raise
 
     def move_to(self, arena: ArenaFile, private: ArenaFile, moved: Moved) -> None:
-        """Replace both mappings by copies of the files, whose originals the caller has set to
+        """Use copies of the arena files instead of the original files, which the caller has set to
         RETIRED.
 
-        Calls `moved` after each portion that is unmapped.
+        Calls `moved` after each portion of the old mappings that is unmapped.
         """
         old, bases = (self.file, self.private), (self._base, self._secret)
         self.file, self._private = arena, private
@@ -540,48 +548,52 @@ class Arena(_Owned):
 
     @property
     def has_names(self) -> bool:
-        """True if both files have their names."""
+        """True if both arena files still have their names."""
         try:
             return self.file.has_name and self.private.has_name
         except BadPath:
             return False
 
     def set_nameless(self, *, nameless: bool) -> None:
-        """Refuse new timers as ARENA while the arena files have no names."""
+        """Refuse new timers with status ARENA while the arena files have no names."""
         lib.pg_set_nameless(self._a, nameless)
 
     def rebuild(self, now_ns: int) -> None:
-        """Rebuild all derived state, in two threads. Raises ArenaBroken if authoritative state is
+        """Rebuild all derived state with two threads. Raises ArenaBroken if authoritative state is
         damaged."""
         if not lib.pg_rebuild_threaded(self._a, now_ns, self._fault):
             raise broken(self._fault)
 
     def migrate_from(self, old: Arena) -> None:
-        """Copy all authoritative state of `old`. Raises ArenaBroken, naming what has no space."""
+        """Copy all authoritative state of `old`. Raises ArenaBroken, which names the table that
+        lacks space."""
         if not lib.pg_migrate(self._a, old._a, self._fault):
             raise broken(self._fault)
 
     def redo_file(self, redo: Any, walk: Any) -> None:
-        """Apply the records of the file that `walk` has entered. Raises ArenaBroken."""
+        """Apply the records of the file that `walk` (struct pg_walk) is reading. Raises
+        ArenaBroken."""
         if not lib.pg_redo_file(self._a, redo, walk, self._fault):
             raise broken(self._fault)
 
     def redo_end(
         self, redo: Any, now_ns: int, real_boot_ns: int, shift_ns: int, wall_offset_ns: int
     ) -> None:
-        """Finish a redo: shift all times by `shift_ns` and rebuild derived state."""
+        """Finish a redo: add `shift_ns` to all times and rebuild derived state. Raises
+        ArenaBroken."""
         if not lib.pg_redo_end(self._a, redo, real_boot_ns, shift_ns, wall_offset_ns, self._fault):
             raise broken(self._fault)
         self.rebuild(now_ns)
 
     def convert_from(self, old: Previous) -> None:
-        """Copy all authoritative state of `old`, which has the same sizes; `rebuild` must
-        follow."""
+        """Copy all authoritative state of `old`, which has the same sizes. A call of `rebuild` must
+        follow. Raises ArenaBroken."""
         if not lib.pg_convert(self._a, old._a, self._fault):
             raise broken(self._fault)
 
     def start_epoch(self, boot_id: bytes) -> None:
-        """Count a start of the daemon; deadlines are on the boot clock of `boot_id`."""
+        """Count a start of the daemon. From now on, deadlines are on the boot clock of the boot
+        `boot_id`."""
         lib.pg_start_epoch(self._a, boot_id)
 
     def set_state(self, state: ArenaState, pid: int = 0) -> None:
@@ -596,16 +608,18 @@ class Arena(_Owned):
         lib.pg_set_placement(self._a, ffi.new("struct pg_placement *", list(map(int, fields))))
 
     def set_daemon_state(self, state: DaemonState, why: Degraded, since_boot_ns: int) -> None:
-        """Publish the daemon's state, the reasons if it is degraded, and the time of the last
-        change."""
+        """Publish the daemon's state, the reasons if it is degraded (`why`), and the time of the
+        last change."""
         lib.pg_set_daemon_state(self._a, state, why, since_boot_ns)
 
     def drain(self, *, draining: bool) -> None:
-        """Start or stop draining: while draining, adds and watches are refused as STOPPING."""
+        """Start or stop draining. While the daemon drains, it refuses adds and watches with status
+        STOPPING."""
         lib.pg_drain(self._a, draining)
 
     def confine(self) -> None:
-        """Let only set_namespace() create namespaces; messages for unknown ones get WRONG_SHARD."""
+        """Let only set_namespace() create namespaces. Messages for an unknown namespace are then
+        refused with WRONG_SHARD."""
         lib.pg_confine(self._a)
 
     @property
@@ -616,8 +630,8 @@ class Arena(_Owned):
     def set_durable(self, namespace: str) -> None:
         """Make a namespace durable, and create it if it does not exist.
 
-        Its changes are answered once they are on disk. Raises InvalidName, and InvalidSetting if
-        there is no free slot for another namespace.
+        The daemon answers changes of a durable namespace after they are on disk. Raises
+        InvalidName, and InvalidSetting if there is no free slot for another namespace.
         """
         change = wire.encode_namespace_set(0, wire.encode_namespace(namespace), {"durability": 1})
         error, detail, _ = self.set_namespace(change[wire.FRAME.size :], os.geteuid())
@@ -626,12 +640,11 @@ class Arena(_Owned):
 
     @property
     def wal_buffer_full(self) -> bool:
-        """True while timers that are due and changes of timers have to wait for space in the WAL
-        buffer."""
+        """True while due timers and changes of timers have to wait for space in the WAL buffer."""
         return bool(lib.pg_wal_buffer_full(self._a))
 
     def measure(self, histogram: Measured, span_ns: int) -> None:
-        """Add a span that the caller measured to a histogram."""
+        """Add a duration that the caller has measured to a histogram."""
         lib.pg_measure(self._a, histogram, span_ns)
 
     def served(self, ended_boot_ns: int) -> None:
@@ -644,7 +657,7 @@ class Arena(_Owned):
         lib.pg_notified(self._a, built_boot_ns, handed_boot_ns)
 
     def untaken(self) -> None:
-        """Record that the message of the last `inbox` was not sent because its owner is not
+        """Record that the message of the last `inbox` was not sent, because its receiver is not
         connected."""
         lib.pg_untaken(self._a)
 
@@ -663,23 +676,25 @@ class Arena(_Owned):
         lib.pg_progress(self._a, real_boot_ns)
 
     def check(self) -> None:
-        """Check the whole arena. Raises ArenaBroken with the first broken invariant."""
+        """Check all invariants of the arena. Raises ArenaBroken for the first broken invariant."""
         if not lib.pg_check(self._a, self._fault):
             raise broken(self._fault)
 
     # ---- time ----
 
     def advance(self, now_ns: int, wall_offset_ns: int, real_boot_ns: int, budget: int) -> bool:
-        """Fire timers that are due at `now_ns` (arena clock), at most `budget` units of work.
-        Return whether due work is left."""
+        """Fire timers that are due at `now_ns` (arena clock), with at most `budget` timers fired or
+        moved. Return whether due work is left."""
         lib.pg_advance(self._a, now_ns, wall_offset_ns, real_boot_ns, budget, self._more)
         return bool(self._more[0])
 
     def hold_operations(self, after_ns: int, upto_ns: int, *, again: bool) -> bool:
-        """Delay expiry after an outage from `after_ns` to `upto_ns` (arena clock): operations that
-        came due in it, or were armed before its end, do not expire until release_operations().
+        """Delay the expiry of operations after an outage from `after_ns` to `upto_ns` (arena
+        clock). Operations that came due during the outage, or were armed before its end, do not
+        expire until release_operations().
 
-        Released operations are delayed again only with `again`. False if some wait already.
+        Operations that were released, but have not expired yet, are delayed again only with
+        `again`. Return False if delayed operations already wait.
         """
         return bool(lib.pg_hold_operations(self._a, after_ns, upto_ns, again))
 
@@ -689,7 +704,8 @@ class Arena(_Owned):
 
     @property
     def next_ns(self) -> int:
-        """Time of the next necessary `advance`; NONE_NS if nothing is armed."""
+        """Time at which `advance` has to be called next (arena clock); NONE_NS if nothing is
+        armed."""
         return int(lib.pg_next_ns(self._a))
 
     # ---- commands ----
@@ -697,11 +713,12 @@ class Arena(_Owned):
     def handle(
         self, message: Any, uid: int, pid: int, received_boot_ns: int, real_boot_ns: int
     ) -> tuple[Handled, memoryview]:
-        """Apply one message of the command socket (any buffer) that was received at the given time.
+        """Apply one message of the command socket (any buffer) that was received at
+        `received_boot_ns`.
 
-        Returns the next action and the reply, if there is one: a view that the next call
-        overwrites. After AGAIN, the same call continues the message; so it does after WAIT, once
-        the arena's time is `wait_ns`.
+        Returns (next action, reply). The reply is a view that the next call overwrites; it is empty
+        if there is no reply. After AGAIN, repeat the same call to continue with the message. After
+        WAIT, repeat it when the arena's time has reached `wait_ns`.
         """
         state = lib.pg_handle(
             self._a, ffi.from_buffer(message), len(message), uid, pid, received_boot_ns,
@@ -710,8 +727,8 @@ class Arena(_Owned):
         return Handled(state), memoryview(self._reply)[: self._reply_bytes[0]]
 
     def set_namespace(self, body: Any, uid: int) -> tuple[WireError, tuple[int, int], bytes]:
-        """Apply the body of a NAMESPACE message of this uid. Return error, its figures, and the
-        settings in force."""
+        """Apply the body of a NAMESPACE message from `uid`. Return (error, figures of the error,
+        settings in effect as struct pg_namespace_set)."""
         now = ffi.new("struct pg_namespace_set *")
         detail = ffi.new("uint64_t[2]")
         error = lib.pg_set_namespace(self._a, ffi.from_buffer(body), len(body), uid, now, detail)
@@ -720,7 +737,8 @@ class Arena(_Owned):
     def publish(
         self, body: Any, uid: int, real_boot_ns: int
     ) -> tuple[WireError, tuple[int, int], bytes]:
-        """Apply the body of a PUBLISH message. Return error, its figures, and struct pg_result."""
+        """Apply the body of a PUBLISH message. Return (error, figures of the error, struct
+        pg_result)."""
         result, detail = ffi.new("struct pg_result *"), ffi.new("uint64_t[2]")
         error = lib.pg_publish(
             self._a, ffi.from_buffer(body), len(body), uid, real_boot_ns, result, detail
@@ -728,17 +746,17 @@ class Arena(_Owned):
         return WireError(error), (detail[0], detail[1]), bytes(ffi.buffer(result))
 
     def set_quotas(self, timers: int, byte_count: int, ops: int) -> None:
-        """Set the quotas of every uid: timers, bytes, operations per second; 0 = none."""
+        """Set the quotas of each uid: timers, bytes, operations per second; 0 = no quota."""
         lib.pg_set_quotas(self._a, timers, byte_count, ops)
 
     def set_uid_share(self, percent: int) -> None:
-        """Set how many percent of each shared table one uid may hold; root and the daemon are
-        exempt."""
+        """Set the percentage of each shared table that one uid may hold. Root and the daemon's own
+        uid have no limit."""
         lib.pg_set_uid_share(self._a, percent, os.geteuid())
 
     def bulk_load(self, body: Any) -> tuple[WireError, tuple[int, int], bytes]:
-        """Apply the body of an administrator's BULK_LOAD message. Return error, its figures, and
-        answer."""
+        """Apply the body of an administrator's BULK_LOAD message. Return (error, figures of the
+        error, answer)."""
         detail = ffi.new("uint64_t[2]")
         error = lib.pg_bulk_load_admin(
             self._a, ffi.from_buffer(body), len(body), self._reply_base, self._reply_bytes, detail
@@ -752,31 +770,34 @@ class Arena(_Owned):
 
     @property
     def durable_lsn(self) -> int:
-        """LSN that must be on disk before the last reply is sent; 0 = none."""
+        """LSN that must be on disk before the last reply may be sent; 0 = the reply need not
+        wait."""
         return int(lib.pg_durable_lsn(self._a))
 
     @property
     def wait_ns(self) -> int:
-        """The virtual time that the last message waits for."""
+        """The virtual time for which the last message waits, in ns."""
         return int(self._wait_ns[0])
 
     # ---- inboxes ----
 
     def inbox(self) -> tuple[int, memoryview]:
-        """Return the next OUTCOMES message (a view) and its session; session 0 = there is none."""
+        """Return (session, next OUTCOMES message as a view); session 0 = there is no message."""
         used = lib.pg_inbox(self._a, self._session, self._out_base, len(self._out))
         return int(self._session[0]), memoryview(self._out)[:used]
 
     def inbox_again(self, real_boot_ns: int) -> None:
-        """Repeat unacknowledged outcomes of sessions, at growing intervals."""
+        """Send the unacknowledged outcomes of all sessions again, at intervals that grow."""
         lib.pg_inbox_again(self._a, real_boot_ns)
 
     def inbox_to(self, session: int) -> None:
-        """Record that the session's owner is connected: it gets all unacknowledged outcomes."""
+        """Record that the session's owner is connected, so that all unacknowledged outcomes are
+        sent to it."""
         lib.pg_inbox_to(self._a, session)
 
     def inbox_away(self, session: int) -> None:
-        """Record that the session's inbox has no connection until the session sends a message."""
+        """Record that nobody is connected to receive the session's inbox, until the session sends a
+        message."""
         lib.pg_inbox_away(self._a, session)
 
     # ---- sessions ----
@@ -787,16 +808,17 @@ class Arena(_Owned):
         return grace_ns if grace_ns >= 0 else None
 
     def end_session(self, session: int, real_boot_ns: int) -> bool:
-        """End a session and free its outcomes. False = the WAL has no space; call again."""
+        """End a session and free its outcomes. Return False if the WAL has no space: call again
+        later."""
         return bool(lib.pg_session_end(self._a, session, real_boot_ns))
 
     def sessions(self, uid: int | None = None) -> bytes:
-        """Return struct pg_session_info of each session of `uid`; None = of all uids."""
+        """Return struct pg_session_info of each session of `uid`; None = sessions of all uids."""
         rows, count = self._sessions(uid)
         return bytes(ffi.buffer(rows))[: count * size_of("pg_session_info")]
 
     def session_ids(self, uid: int | None = None) -> list[int]:
-        """Return the open sessions of `uid`; None = of all uids."""
+        """Return the ids of the open sessions of `uid`; None = sessions of all uids."""
         rows, count = self._sessions(uid)
         return [int(rows[i].session) for i in range(count)]
 
@@ -807,12 +829,13 @@ class Arena(_Owned):
 
     @property
     def watermarks_to_sweep(self) -> int:
-        """Number of rows of watch keys to sweep; 0 if none is in use."""
+        """Number of rows in the table of watch keys, all of which have to be swept; 0 if no row is
+        in use."""
         rows = int(self.header.regions[lib.PG_R_WATERMARKS].count)
         return rows if self.purgatory.free_watermarks < rows else 0
 
     def sweep(self, real_boot_ns: int, budget: int) -> None:
-        """Remove expired watch keys among the next `budget` rows."""
+        """Look at the next `budget` rows of watch keys, and remove expired keys."""
         lib.pg_sweep(self._a, real_boot_ns, self._sweep_cursor, budget)
 
     # ---- notices ----
@@ -828,29 +851,31 @@ class Arena(_Owned):
         ]
 
     def notices(self) -> tuple[list[Outgoing], int]:
-        """Return the messages of a window of unsent notices, and the position after the last of
-        them."""
+        """Return (messages, position). The messages contain the next unsent notices, as many as
+        fit; position is the replay buffer position after these notices."""
         count = lib.pg_notices(
             self._a, self._out_base, len(self._out), self._parts, self.PARTS, self._upto
         )
         return self._outgoing(count), int(self._upto[0])
 
     def published(self, upto: int, built_boot_ns: int, handed_boot_ns: int) -> None:
-        """Record that all entries below position `upto` were given to the socket, and when."""
+        """Record that all replay buffer entries below position `upto` were handed to the socket,
+        and when."""
         lib.pg_published(self._a, upto, built_boot_ns, handed_boot_ns)
 
     def replied(
         self, session: int, sequence: int, count: int, built_boot_ns: int, handed_boot_ns: int
     ) -> None:
-        """Record in the WAL that answers to `count` batches, from `sequence` on, were sent.
+        """Record in the WAL that the answers to `count` batches of a session were sent; `sequence`
+        is the number of the first batch.
 
-        The times are those at which the first answer was built and the socket accepted the last
-        one.
+        The first answer was built at `built_boot_ns`, and the socket accepted the last answer at
+        `handed_boot_ns`.
         """
         lib.pg_replied(self._a, session, sequence, count, built_boot_ns, handed_boot_ns)
 
     def tail_heartbeats(self, since_boot_ns: int) -> Iterator[Outgoing]:
-        """Yield tail heartbeats of the topics that changed since `since_boot_ns` (real boot
+        """Yield tail heartbeats for the topics that changed since `since_boot_ns` (real boot
         clock)."""
         cursor = ffi.new("uint32_t *")
         while count := lib.pg_tail_heartbeats(
@@ -860,7 +885,8 @@ class Arena(_Owned):
 
 
 class Reader(Handle):
-    """A read-only view of an arena, valid while the daemon writes, hangs or is gone."""
+    """A read-only view of an arena. It can be used while the daemon writes, while it hangs, and
+    after its end."""
 
     def __init__(self, arena: ArenaFile) -> None:
         super().__init__(arena, None)
@@ -871,8 +897,8 @@ class Reader(Handle):
     def attach(cls, paths: Paths) -> Reader:
         """Map the arena of a daemon.
 
-        Raises ArenaMissing, ArenaMismatch (another build or a foreign file) and ArenaNotReady while
-        the arena is being rebuilt or after it was retired.
+        Raises ArenaMissing, ArenaMismatch (the file is from another build, or is not an arena), and
+        ArenaNotReady (the arena is being rebuilt, or was retired).
         """
         self = cls(ArenaFile.open(paths.arena, read_only=True))
         if self.state != ArenaState.READY:
@@ -886,12 +912,12 @@ class Reader(Handle):
 
     @property
     def retired(self) -> bool:
-        """True if another arena file has replaced this one: attach again."""
+        """True if another arena file has replaced this file; readers have to attach again."""
         return self.state == ArenaState.RETIRED
 
     @property
     def stream_id(self) -> int:
-        """Identity of the stream of notices; a change means that notices were lost."""
+        """Identity of the notice streams; if it has changed, notices may have been lost."""
         return int(self.header.stream_id)
 
     @property
@@ -902,7 +928,8 @@ class Reader(Handle):
     # ---- topics ----
 
     def newest_sequences(self, namespace: str) -> dict[str, tuple[int, int]]:
-        """Return incarnation and newest sequence of each topic of the namespace."""
+        """Return (incarnation, newest sequence) by name of topic, for all topics of the
+        namespace."""
         row = self._namespace_row(namespace)
         return {
             topic.name: (topic.incarnation, topic.sequence)
@@ -913,8 +940,9 @@ class Reader(Handle):
     def replay(self, namespace: str, topic: str, first: int, last: int) -> tuple[int, list[bytes]]:
         """Return notices `first`..`last` of a topic from the replay buffer, oldest first.
 
-        The result is (lost_until, bodies): `lost_until` is the highest sequence of the range that
-        was dropped, first - 1 if none; each body is a second frame as on the notice socket.
+        The result is (lost_until, bodies). `lost_until` is the highest sequence of the range that
+        the replay buffer has dropped; `first` - 1 if none was dropped. Each body has the form of
+        the second frame of a notice message.
         """
         row = self._topic_row(namespace, topic)
         if row == _NIL:
@@ -946,27 +974,27 @@ class Reader(Handle):
                 identity = (length, row.hash, row.namespace_row)
                 key = wire.decode_key(row.key_type, self._watch_key(row.key, length))
                 state = (row.watermark, row.error, row.root != _NIL, row.touched_s == _NIL)
-                # else the row was reused while it was read
+                # otherwise another key has taken the row during the read
                 if (row.key_len, row.hash, row.namespace_row) == identity:
                     yield Watermark(names[identity[2]].name, key, *state)
 
     def _watch_key(self, bytes_or_blob: Any, length: int) -> bytes:
-        """Return the bytes of a watch key. A key of more than 16 bytes is in a blob, given by its
-        granule."""
+        """Return the bytes of a watch key. If the key has more than 16 bytes, `bytes_or_blob` holds
+        the granule of a blob with the key."""
         if length <= len(bytes_or_blob):
             return bytes(ffi.buffer(bytes_or_blob, length))
         region = self.header.regions[lib.PG_R_BLOBS]
         at = int.from_bytes(ffi.buffer(bytes_or_blob, 4), "little") * lib.PG_GRANULE
         if at + length > region.length:
-            return b""  # the row was reused for another key
+            return b""  # another key has taken the row
         key = ffi.cast("char *", self._base + region.offset + at)
         return bytes(ffi.buffer(key, length))
 
     # ---- timers ----
 
     def scan(self) -> Iterator[bytes]:
-        """Yield all armed timers, as pages of struct pg_info with names, key and payload behind
-        each."""
+        """Yield all armed and parked timers and armed operations, as pages. A page has several
+        struct pg_info, each followed by names, key and payload."""
         cursor, out = ffi.new("uint32_t *"), bytearray(_PAGE_BYTES)
         base, slots = ffi.from_buffer(out), self.header.capacity + 1
         while cursor[0] < slots:
@@ -974,8 +1002,8 @@ class Reader(Handle):
             yield bytes(memoryview(out)[:used])
 
     def check(self) -> None:
-        """Check the invariants that hold on a live arena. Raises ArenaBroken with the first broken
-        one."""
+        """Check the invariants that a reader can check while the daemon works. Raises ArenaBroken
+        for the first broken invariant."""
         if not lib.pg_check_live(self._a, self._fault):
             raise broken(self._fault)
 
@@ -1033,9 +1061,11 @@ class Reader(Handle):
 
 
 class HeaderView:
-    """The figures of an arena header that suffice to stop its daemon; for any minor ABI version.
+    """The fields of an arena header that a command needs to stop the daemon, in any minor ABI
+    version.
 
-    Raises ArenaMissing, and OtherAbi or ArenaMismatch if the file has no such header.
+    Raises ArenaMissing if there is no file, OtherAbi if it has another major ABI version, and
+    ArenaMismatch if it has no arena header.
     """
 
     def __init__(self, name: str) -> None:
@@ -1057,17 +1087,17 @@ class HeaderView:
 
     @property
     def heartbeat_boot_ns(self) -> int:
-        """Time of the last heartbeat of the daemon's loop."""
+        """Time of the last heartbeat of the daemon's loop (CLOCK_BOOTTIME)."""
         return int(self._header.heartbeat_boot_ns)
 
     @property
     def retired(self) -> bool:
-        """True if another arena file has replaced this one: attach again."""
+        """True if another arena file has replaced this file; readers have to attach again."""
         return bool(self._header.state == ArenaState.RETIRED)
 
     @property
     def stream_id(self) -> int:
-        """Identity of the stream of notices, as of Reader."""
+        """Identity of the notice streams, as in Reader."""
         return int(self._header.stream_id)
 
     @property
@@ -1090,7 +1120,8 @@ class HeaderView:
 
 
 def retire(name: str) -> None:
-    """Set the state of arena file `name` to RETIRED: its readers attach to its successor."""
+    """Set the state of arena file `name` to RETIRED, so that its readers attach to the arena that
+    replaces it."""
     arena = ArenaFile.open(name, read_only=False)
     if arena.bytes >= size_of("pg_header"):
         with ffi.from_buffer(arena.memory, require_writable=True) as base:

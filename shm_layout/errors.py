@@ -1,83 +1,83 @@
 """The error tree of purgatoryd. Every error keeps its figures as attributes.
 
 PurgatorydError
-+-- InvalidArgument (ValueError)     the caller's argument; nothing was sent
++-- InvalidArgument (ValueError)     an argument of the call is invalid; nothing was sent
 |   +-- InvalidKey                   1..255 bytes of str, bytes or UUID
 |   +-- InvalidName                  daemon, namespace or topic
 |   +-- InvalidPayload               0..65536 bytes
 |   +-- InvalidTime                  delay or deadline
-|   +-- InvalidRows                  columns of a bulk call
+|   +-- InvalidRows                  rows or columns of a bulk call
 |   +-- InvalidCondition             keys, watermarks or threshold of an operation
 |   +-- InvalidSetting               a setting or an option is out of bounds
-|   +-- UnknownSetting               a setting or an option of another name
-|   +-- Partitioned                  not with a namespace that has several partitions
+|   +-- UnknownSetting               a setting or an option that does not exist
+|   +-- Partitioned                  not possible in a namespace with several partitions
 +-- Refused                          the daemon refused one timer; the arena is unchanged
-|   +-- Exists                       mode="error" and the key is armed
-|   +-- Full                         slots, payload bytes, namespaces, topics or tickets
+|   +-- Exists                       mode="error", but the key is armed
+|   +-- Full                         no free slots, payload bytes, namespaces, topics or tickets
 |   +-- TooFar                       the deadline is past 2^63 - 1 ns
-|   +-- DuplicateWatchKey            a watch key twice in one operation
-|   +-- WatermarkOverflow            a watermark past 2^63 - 1
-|   +-- Stopping                     the daemon waits for what is armed, and then stops
+|   +-- DuplicateWatchKey            an operation names a watch key twice
+|   +-- WatermarkOverflow            a watermark would exceed 2^63 - 1
+|   +-- Stopping                     the daemon stops when nothing is armed, and arms nothing new
 |   +-- Denied                       the namespace has another owner
-|   +-- QuotaExceeded                of a namespace or a uid: timers, bytes, operations per second;
-|   |                                of a uid: its share of a table
+|   +-- QuotaExceeded                a quota of a namespace or uid (timers, bytes, operations per
+|   |                                second), or a uid's share of a table, is used up
 |   +-- Fenced                       a newer run of the bulk load has begun
 |   +-- BulkLoadClosed               the bulk load takes no more rows
 |   +-- WrongShard
-|   +-- Busy                         the daemon or the key is busy until the call's timeout
-|   |   +-- InboxFull                the owner has --inbox operations
+|   +-- Busy                         the daemon answered BUSY until the call timed out
+|   |   +-- InboxFull                the owner already has as many operations as --inbox
 |   +-- WalStopped                   the daemon's disk failed or is full
 |   +-- ArenaLost                    the daemon's arena file is gone
-+-- BatchError                       refusals of packed calls that nobody collected
-+-- DaemonError                      the conversation with the daemon failed
++-- BatchError                       packed calls were refused, and nobody collected their results
++-- DaemonError                      the communication with the daemon failed
 |   +-- DaemonUnreachable (ConnectionError)
-|   |   +-- DaemonFrozen             its process exists, and its loop does not move
+|   |   +-- DaemonFrozen             its process exists, but its loop does not move
 |   +-- CallTimeout (TimeoutError)   connected, but no answer in time
 |   +-- QueueFull (TimeoutError)     the bounded send queue stayed full
-|   +-- ShardUnavailable (ConnectionError)   a shard failed often; it is not asked for a while
-|   +-- SessionExpired               the outcome of what was in flight is unknown
+|   +-- ShardUnavailable (ConnectionError)   a shard failed often; nothing is sent to it for a while
+|   +-- SessionExpired               the outcome of the calls in flight is unknown
 |   +-- MessageRefused               the daemon refused a whole message
-|   |   +-- NoWal                    durable=True, and the daemon keeps no WAL
-|   |   +-- SessionTableFull         as many sessions are open as --sessions
-|   |   +-- UidShareExceeded         the uid holds its share of the sessions or namespaces
-|   +-- NotDurable                   applied, but the WAL stopped before it was on disk
-|   +-- ProtocolError                bytes that break docs/protocol.md
-+-- Lagged                           a subscriber was overtaken by the replay buffer
+|   |   +-- NoWal                    durable=True, but the daemon has no WAL
+|   |   +-- SessionTableFull         as many sessions are open as --sessions allows
+|   |   +-- UidShareExceeded         the uid holds its whole share of sessions or namespaces
+|   +-- NotDurable                   applied, but the WAL stopped before the change was on disk
+|   +-- ProtocolError                received bytes break docs/protocol.md
++-- Lagged                           the replay buffer dropped notices before a subscriber read them
 +-- Closed                           the client or subscriber was closed
 +-- ForkedProcess                    a client or subscriber was used after fork
-+-- ArenaError                       the arena file
++-- ArenaError                       the arena file cannot be used
 |   +-- ArenaMissing
-|   +-- ArenaMismatch                a header field differs: both values
-|   |   +-- OtherAbi                 of another version of purgatoryd
-|   +-- ArenaNotReady                blank, rebuilding, retired, or not there yet
+|   +-- ArenaMismatch                a field of the header differs
+|   |   +-- OtherAbi                 a version with another ABI made the arena
+|   +-- ArenaNotReady                blank, rebuilding, retired, or not created yet
 |   +-- ArenaBroken                  check() found a broken invariant
-|   +-- ArenaTooLarge                needed and available bytes
-|   +-- ArenaTooSmall                below what lives in it
-|   +-- ArenaInUse                   an import would replace what lives in it
-+-- TableBroken                      the file that says which shard holds what
+|   +-- ArenaTooLarge                more bytes are needed than are available
+|   +-- ArenaTooSmall                a size is too small for the contents
+|   +-- ArenaInUse                   an import would replace the contents
++-- TableBroken                      a routing table or a status file cannot be read
 +-- PermissionDenied                 this user may not read a daemon's file
-+-- SystemFailure                    the machine refused the daemon memory, a file, a descriptor
-+-- ExtraMissing                     a part of the installation that was not asked for
-+-- LakeBroken                       a file of the lake is not what was written
-+-- LakeInUse                        another process writes there
-+-- LakeMismatch                     a lake of another format
++-- SystemFailure                    the system refused the daemon memory, a file or a descriptor
++-- ExtraMissing                     an optional part of the installation is missing
++-- LakeBroken                       a file of the lake is missing or damaged
++-- LakeInUse                        another process writes to this part of the lake
++-- LakeMismatch                     the lake has another format
 +-- BulkLoadRefused                  the daemon refused rows of a bulk load
-+-- ParkedElsewhere                  nothing says that the daemon has a cold tier's parked timers
-+-- WindowElsewhere                  a cold tier's timers are another daemon's
-+-- WindowTaken                      a newer run brings this window of a cold tier
++-- ParkedElsewhere                  another arena parked the timers of a cold tier
++-- WindowElsewhere                  the timers of a cold tier belong to another daemon
++-- WindowTaken                      a newer run promotes this window of a cold tier
 +-- StartError                       the daemon cannot start
     +-- AlreadyRunning
     +-- ShardFailed                  a shard of a deployment does not start
-    +-- Unplaceable                  a namespace that cannot be divided among other shards
-    +-- BadPath                      not a directory, foreign owner, not writable, too long
-    +-- Unsupported                  this machine cannot run it
-    +-- WalError                     the files of the WAL
-        +-- WalInUse                 another daemon writes it
+    +-- Unplaceable                  a namespace cannot be distributed over another number of shards
+    +-- BadPath                      no directory, not writable, too long, or of another owner
+    +-- Unsupported                  this machine lacks something
+    +-- WalError                     the files of a WAL cannot be used
+        +-- WalInUse                 another daemon writes this WAL
         +-- WalCopied                the WAL is a copy of another one
-        +-- WalMismatch              it is not this arena's, or not of this version
-        +-- WalDamaged               bytes that were on disk are not what was written
-        +-- WalUnwritable            a full disk, an error of the device
-        +-- WalNeeded                an arena or a namespace needs one, and none was given
+        +-- WalMismatch              the WAL belongs to another arena, or to another version
+        +-- WalDamaged               bytes on disk differ from those that were written
+        +-- WalUnwritable            the disk is full, or the device failed
+        +-- WalNeeded                an arena or a namespace needs a WAL, but none was given
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ from typing import Any, ClassVar, TypeVar, cast, dataclass_transform
 
 
 class PurgatorydError(Exception):
-    """Every error that purgatoryd raises on purpose is one of these; catch it to catch all.
+    """The base class of all errors that purgatoryd raises on purpose; catch it to catch them all.
 
     What to do: See the subclass.
     """
@@ -112,7 +112,8 @@ class PurgatorydError(Exception):
         return f"{type(self).__name__}({retained})" if self.figures else super().__repr__()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # BaseException pickles positional arguments only; these errors take keywords.
+        # BaseException pickles only positional arguments, but these errors also take keyword
+        # arguments.
         return type(self), tuple(getattr(self, n) for n in self.figures) or self.args
 
 
@@ -121,7 +122,8 @@ _Error = TypeVar("_Error", bound=type[PurgatorydError])
 
 @dataclass_transform(eq_default=False)
 def keeps_figures(error: _Error) -> _Error:
-    """Make the annotations of an error class its arguments, after those of its base class.
+    """Make the annotated attributes of an error class its arguments, after the arguments of its
+    base class.
 
     This works like a dataclass, but generates no code, which would delay each import.
     """
@@ -130,7 +132,7 @@ def keeps_figures(error: _Error) -> _Error:
 
 
 class InvalidArgument(PurgatorydError, ValueError):
-    """A call gets an argument that is out of bounds.
+    """A call is made with an argument that is out of bounds.
 
     Nothing was sent and nothing changed.
 
@@ -140,11 +142,11 @@ class InvalidArgument(PurgatorydError, ValueError):
 
 @keeps_figures
 class InvalidKey(InvalidArgument):
-    """A call gets a key of a wrong type or length.
+    """A call is made with a key of a wrong type or length.
 
-    `length` is in bytes (UTF-8 for str); 0 if the type is wrong.
+    `length` is the key's length in bytes (UTF-8 for str); 0 if the type is wrong.
 
-    What to do: Use 1 to 255 bytes of str, bytes or UUID.
+    What to do: Use a str, bytes or UUID with 1 to 255 bytes.
     """
 
     reason: str
@@ -157,9 +159,9 @@ class InvalidKey(InvalidArgument):
 
 @keeps_figures
 class InvalidName(InvalidArgument):
-    """A call or a command gets a name that a daemon, namespace or topic may not have.
+    """A call or a command is given a name that a daemon, namespace or topic may not have.
 
-    `kind` is "daemon", "namespace" or "topic"; `length` and `limit` are bytes.
+    `kind` is "daemon", "namespace" or "topic"; `length` and `limit` are in bytes.
 
     What to do: Use a name that the rule in the message allows.
     """
@@ -179,9 +181,9 @@ class InvalidName(InvalidArgument):
 
 @keeps_figures
 class InvalidPayload(InvalidArgument):
-    """A call gets a payload of a wrong type, or one that is too long.
+    """A call is made with a payload that has a wrong type or is too long.
 
-    `length` and `limit` are bytes; the length is 0 if the type is wrong.
+    `length` and `limit` are in bytes; `length` is 0 if the type is wrong.
 
     What to do: Use bytes of at most `limit`, or store the data elsewhere and send
     a reference.
@@ -197,9 +199,9 @@ class InvalidPayload(InvalidArgument):
 
 @keeps_figures
 class InvalidTime(InvalidArgument):
-    """A call gets a delay or a deadline that is no time or is too far off.
+    """A call is made with a delay or a deadline that is not a time or is too far in the future.
 
-    `value` is the argument; `limit_ns` is the largest deadline, in nanoseconds.
+    `value` is the argument; `limit_ns` is the largest possible deadline, in nanoseconds.
 
     What to do: Use a number of seconds, a timedelta or an aware datetime below the limit.
     """
@@ -219,7 +221,7 @@ class InvalidTime(InvalidArgument):
 class InvalidRows(InvalidArgument):
     """A bulk call, or a DataFrame that becomes timers, has a row or column that cannot be used.
 
-    `row` is the first bad row, -1 if a column is at fault.
+    `row` is the number of the first bad row; -1 if a whole column is wrong.
 
     What to do: Correct the row or the column that the error names; nothing was sent.
     """
@@ -233,9 +235,9 @@ class InvalidRows(InvalidArgument):
 
 @keeps_figures
 class InvalidCondition(InvalidArgument):
-    """An operation is added with a condition that breaks a bound.
+    """An operation is added with a condition that violates a limit.
 
-    `reason` names the bound that `value` breaks.
+    `reason` states the limit that `value` violates.
 
     What to do: Correct the condition; see the guide to the purgatory.
     """
@@ -269,7 +271,7 @@ class InvalidSetting(InvalidArgument):
 class UnknownSetting(InvalidArgument):
     """A configuration file, the environment or a Spark option names a setting that does not exist.
 
-    `known` are the settings that exist.
+    `known` lists the settings that exist.
 
     What to do: Use one of the known settings.
     """
@@ -300,10 +302,10 @@ class Partitioned(InvalidArgument):
 
 @keeps_figures
 class Refused(PurgatorydError):
-    """The daemon answers a call with a status that refuses it.
+    """The daemon answers a call with a status that means a refusal.
 
-    `status` is its number in enum pg_status. Statuses that need a reaction of their own have
-    a subclass.
+    `status` is the number of this status in enum pg_status. Statuses to which callers react
+    differently have a subclass.
 
     What to do: See the subclass; the call changed nothing.
     """
@@ -321,7 +323,7 @@ class Refused(PurgatorydError):
 class Exists(Refused):
     """A timer is added with mode="error", and its key is armed.
 
-    `ticket` and `deadline_boot_ns` are those of the armed timer.
+    `ticket` and `deadline_boot_ns` belong to the armed timer.
 
     What to do: Use another mode: replace, keep or extend.
     """
@@ -347,18 +349,18 @@ _SETTING_OF = {
     "blocks of 4096 rows of bulk loads": "--bulk-load-rows",
     "operations": "--capacity",
 }
-"""Setting that limits each resource of Full. Tickets have none."""
+"""For each resource of Full, the setting that limits it. No setting limits tickets."""
 
 
 @keeps_figures
 class Full(Refused):
     """A call needs a resource of the daemon that is used up.
 
-    `resource` is slots, space for key and payload, namespaces, topics, tickets, watch keys, watch
-    records, accounts, or free slots for bulk loads and their rows.
+    `resource` is "slots", "space for key and payload", "namespaces", "topics", "tickets", "watch
+    keys", "watch records", "accounts", or "free slots for bulk loads and their rows".
 
-    What to do: Raise the setting that the error names and restart, or remove what is not
-    needed.
+    What to do: Raise the setting that the error names and restart the daemon, or remove objects
+    that are not needed.
     """
 
     resource: str
@@ -373,7 +375,7 @@ class Full(Refused):
 class TooFar(Refused):
     """A timer is added or extended to a deadline that the daemon's clock cannot represent.
 
-    `limit_ns` is the largest deadline.
+    `limit_ns` is the largest possible deadline, in nanoseconds.
 
     What to do: Use an earlier deadline.
     """
@@ -394,7 +396,7 @@ class DuplicateWatchKey(Refused):
 
 
 class Stopping(Refused):
-    """A timer is added while `purgatoryd stop --drain` waits for the armed ones.
+    """A timer is added while `purgatoryd stop --drain` waits for the armed timers.
 
     What to do: Repeat the call after the restart, or cancel the drain with `purgatoryd stop
     --resume`.
@@ -415,7 +417,7 @@ class WatermarkOverflow(Refused):
 
 
 class Denied(Refused):
-    """A call does something in a namespace that the sender's uid may not do there.
+    """A call requests an action that the sender's uid may not perform in the namespace.
 
     What to do: Ask the owner of the namespace or an administrator: `purgatoryd namespace ls`
     shows the owner.
@@ -425,7 +427,7 @@ class Denied(Refused):
 
 
 class Fenced(Refused):
-    """A row is added by a run of a bulk load after a newer run of it has begun.
+    """A run of a bulk load adds a row after a newer run of the same bulk load has begun.
 
     What to do: Stop this run; the newer one continues the bulk load.
     """
@@ -444,12 +446,12 @@ class BulkLoadClosed(Refused):
 
 @keeps_figures
 class Busy(Refused):
-    """The daemon refuses a call as BUSY until the call times out.
+    """The daemon answers a call with BUSY until the call times out.
 
-    The WAL buffer is too full, or the owner has too many unacknowledged outcomes. The call was
-    not done, and the client does not send it again. For a bulk call `rows` are the numbers of all
-    rows that were not done, `in_doubt` is the number of other rows without an answer, and `result`
-    is the BulkResult.
+    The WAL buffer is too full, or the owner has too many unacknowledged outcomes. The call was not
+    done, and the client does not send it again. For a bulk call, `rows` has the numbers of all rows
+    that were not done, `in_doubt` counts the other rows without an answer, and `result` is the
+    BulkResult.
 
     What to do: Repeat the call later; check the disk of the WAL, and acknowledge outcomes.
     """
@@ -457,7 +459,7 @@ class Busy(Refused):
     rows: tuple[int, ...] = ()
     in_doubt: int = 0
 
-    result = cast(Any, None)  # no figure: it is not pickled
+    result = cast(Any, None)  # not a figure, so it is not pickled
     why = "was refused because the daemon is busy"
 
     def __str__(self) -> str:
@@ -468,21 +470,22 @@ class Busy(Refused):
 
 
 class ArenaLost(Refused):
-    """A call arms a timer or operation, and the daemon's arena file was removed or replaced.
+    """A call arms a timer or operation after the daemon's arena file was removed or replaced.
 
-    /dev/shm has no space for a copy, or another file has the name. Armed timers still fire.
+    The daemon cannot create the file again, because /dev/shm has no space for a copy or another
+    file has its name. Armed timers still fire.
 
     What to do: Free space in /dev/shm, or remove the file in the arena's place.
     """
 
     why = (
-        "was refused because the daemon's arena file was removed and cannot be made again; "
-        "free space in /dev/shm, or remove the file that has its name: the daemon's log says which"
+        "was refused because the daemon's arena file was removed and cannot be created again; "
+        "free space in /dev/shm, or remove the file that has its name: the daemon's log says why"
     )
 
 
 class WalStopped(Refused):
-    """A call comes after the daemon's WAL failed, such as on a full disk.
+    """A call arrives after the daemon's WAL has failed, for example on a full disk.
 
     The daemon accepts nothing new.
 
@@ -494,9 +497,10 @@ class WalStopped(Refused):
 
 @keeps_figures
 class InboxFull(Busy):
-    """A client that owns the maximum number of operations calls watch.
+    """A client that already owns the maximum number of operations calls `watch`.
 
-    `limit` counts armed operations and those with an unacknowledged outcome.
+    `limit` is this maximum: armed operations and operations with an unacknowledged outcome
+    together.
 
     What to do: Acknowledge outcomes, or raise --inbox.
     """
@@ -520,13 +524,15 @@ def _share_exceeded(uid: int, used: int, limit: int, resource: str) -> str:
 
 @keeps_figures
 class QuotaExceeded(Refused):
-    """A call exceeds the quota of its namespace or of its uid (`whose`), or its uid's share.
+    """A call exceeds the quota of its namespace or of its uid (`whose`), or the share of its uid.
 
-    `resource` is "timers" or "bytes", of which `used` of `limit` are in use, or "operations per
-    second": then `used` is None, and `retry_boot_ns` says when the next one is allowed
-    (CLOCK_BOOTTIME). Or it is "topics", "namespaces", "watch keys", "watch records", "operations",
-    armed or with an unacknowledged outcome, "bulk loads" or "blocks of 4096 rows of bulk loads":
-    the uid `uid` holds `used` of the `limit` that one uid may hold (`--uid-share`).
+    For a quota, `resource` is "timers" or "bytes", and `used` of `limit` are in use. Or `resource`
+    is "operations per second"; then `used` is None, and the next operation is allowed at
+    `retry_boot_ns` (CLOCK_BOOTTIME).
+
+    For a share (`--uid-share`), `resource` is "topics", "namespaces", "watch keys", "watch
+    records", "operations" (armed or with an unacknowledged outcome), "bulk loads" or "blocks of
+    4096 rows of bulk loads". The uid `uid` holds `used` of them, and one uid may hold `limit`.
 
     What to do: Wait until `retry_boot_ns`, remove timers, or raise the quota or --uid-share.
     """
@@ -557,13 +563,14 @@ class WrongShard(Refused):
 
 @keeps_figures
 class BatchError(PurgatorydError):
-    """A client made calls with wait=False, did not collect their results, and some were refused.
+    """A client made calls with wait=False and did not collect their results, and some calls were
+    refused.
 
-    `refusals` holds (key, status) pairs of the first ones, with status 0 where the whole
-    message was refused; `count` says how many there were, `lost` how many calls have an
-    unknown outcome because their session expired.
+    `refusals` has a (key, status) pair for each of the first refused calls; status is 0 if the
+    whole message was refused. `count` is the number of refused calls. `lost` is the number of calls
+    with an unknown outcome, because their session expired.
 
-    What to do: Collect the results of calls with `wait=False`, and repeat the refused ones.
+    What to do: Collect the results of calls with `wait=False`, and repeat the refused calls.
     """
 
     refusals: tuple[tuple[object, int], ...]
@@ -579,7 +586,7 @@ class BatchError(PurgatorydError):
 
 
 class DaemonError(PurgatorydError):
-    """A call failed because the conversation with the daemon did.
+    """A call failed because the communication with the daemon failed.
 
     What to do: See the subclass.
     """
@@ -587,7 +594,7 @@ class DaemonError(PurgatorydError):
 
 @keeps_figures
 class DaemonUnreachable(DaemonError, ConnectionError):
-    """A call or a command finds no daemon of that name, or none that answers.
+    """A call or a command finds no daemon of that name, or the daemon does not answer.
 
     `endpoint` was tried for `waited_s` seconds. `in_doubt` calls were handed to the socket: they
     may or may not have been applied. `shut` is the folder or socket that this user may not
@@ -614,7 +621,7 @@ class DaemonUnreachable(DaemonError, ConnectionError):
 class DaemonFrozen(DaemonUnreachable):
     """A command finds the process `pid` of a daemon whose loop has not moved for `still_ns`.
 
-    What to do: `purgatoryd status` shows for how long; systemd's watchdog restarts it.
+    What to do: See `purgatoryd status` for how long; systemd's watchdog restarts the daemon.
     """
 
     pid: int = 0
@@ -629,10 +636,11 @@ class DaemonFrozen(DaemonUnreachable):
 
 @keeps_figures
 class CallTimeout(DaemonError, TimeoutError):
-    """A call gets no answer in time from a daemon that is connected.
+    """A daemon is connected, but does not answer a call in time.
 
-    `waited_s` is in seconds. The call stays in flight: it may still be applied, once. The daemon
-    refused `busy` calls of this client as BUSY; the client goes on sending them again.
+    `waited_s` is in seconds. The call stays in flight: the daemon may still apply it, once. The
+    daemon answered BUSY to `busy` calls of this client, and the client continues to send these
+    calls again.
 
     What to do: Wait for the handle, or repeat the call with a longer timeout.
     """
@@ -650,9 +658,10 @@ class CallTimeout(DaemonError, TimeoutError):
 
 @keeps_figures
 class QueueFull(DaemonError, TimeoutError):
-    """A call is made while as many calls wait as the client may queue.
+    """A call is made while the client's queue of calls is full.
 
-    The call was not queued. `queued` of `limit` calls wait; `waited_s` is in seconds.
+    The call was not queued. The queue holds `queued` calls and may hold `limit`; `waited_s` is in
+    seconds.
 
     What to do: Wait for results of earlier calls, or raise `queue_limit`.
     """
@@ -670,10 +679,10 @@ class QueueFull(DaemonError, TimeoutError):
 
 @keeps_figures
 class ShardUnavailable(DaemonError, ConnectionError):
-    """A call is for a shard that did not answer the last calls, and nothing was sent.
+    """A call is for a shard that did not answer the last calls, so nothing was sent.
 
-    `failures` calls in a row failed since `since_boot_ns`; the shard is not asked before
-    `retry_boot_ns` (CLOCK_BOOTTIME).
+    `failures` calls in a row have failed since `since_boot_ns`. The client sends nothing to the
+    shard before `retry_boot_ns`. Both times are CLOCK_BOOTTIME.
 
     What to do: Repeat the call after `retry_boot_ns`; `purgatoryd status` shows the shard.
     """
@@ -692,7 +701,7 @@ class ShardUnavailable(DaemonError, ConnectionError):
 class SessionExpired(DaemonError):
     """The daemon has forgotten a client's session while calls were in flight.
 
-    Each of the `in_doubt` calls was applied once or not at all, which is unknown.
+    Each of the `in_doubt` calls was applied once or not at all; the client does not know which.
 
     What to do: Check with `get` which of the calls took effect.
     """
@@ -703,7 +712,7 @@ class SessionExpired(DaemonError):
     def __str__(self) -> str:
         return (
             f"session {self.session:#x} expired; {self.in_doubt} calls in flight were "
-            "applied once or not at all, which is unknown"
+            "each applied once or not at all; it is unknown which"
         )
 
 
@@ -711,9 +720,10 @@ class SessionExpired(DaemonError):
 class MessageRefused(DaemonError):
     """The daemon refuses a whole message and applies none of its records.
 
-    `error` is its number in enum pg_error, `name` its name, `detail` its two figures.
+    `error` is the number of the error in enum pg_error, `name` is its name there, and `detail` has
+    its two figures.
 
-    What to do: See `name` in the protocol; the message changed nothing.
+    What to do: Look up `name` in the protocol; the message changed nothing.
     """
 
     error: int
@@ -727,7 +737,7 @@ class MessageRefused(DaemonError):
 
 
 class NoWal(MessageRefused):
-    """A call asks for durability, and the daemon keeps no WAL.
+    """A call asks for durability, but the daemon has no WAL.
 
     Nothing was applied.
 
@@ -741,7 +751,8 @@ class NoWal(MessageRefused):
 class SessionTableFull(MessageRefused):
     """All sessions of the daemon are open.
 
-    `detail`: the number of sessions, and the ns since the most idle one sent a message.
+    `detail` has the number of sessions, and the time in ns since the longest idle session sent its
+    last message.
 
     What to do: Close idle clients, drop sessions with `purgatoryd session drop`, or raise
     --sessions.
@@ -757,10 +768,11 @@ class SessionTableFull(MessageRefused):
 
 @keeps_figures
 class UidShareExceeded(MessageRefused):
-    """The uid of a client holds its share (`--uid-share`) of the daemon's sessions, namespaces or
-    bulk loads.
+    """The uid of a client already holds its whole share (`--uid-share`) of the daemon's sessions,
+    namespaces or bulk loads.
 
-    `uid` holds `used` rows of `resource`, and one uid may hold `limit`. Other uids are served.
+    `uid` holds `used` rows of `resource`, and one uid may hold `limit`. The daemon still serves
+    other uids.
 
     What to do: Close sessions of this uid, or raise --uid-share.
     """
@@ -778,10 +790,10 @@ class UidShareExceeded(MessageRefused):
 class NotDurable(DaemonError):
     """A durable call was applied, but the WAL stopped before the change was on disk.
 
-    It holds until a reboot. `committed_lsn` is the last record that is on disk; `errno` says
-    why no later one is.
+    The change is safe only until the host reboots. `committed_lsn` is the LSN of the last record
+    that is on disk; `errno` says why later records are not on disk.
 
-    What to do: Free space or replace the disk, then restart: the start writes what was applied.
+    What to do: Free space or replace the disk, then restart: the start writes the applied changes.
     """
 
     committed_lsn: int
@@ -798,7 +810,8 @@ class NotDurable(DaemonError):
 class ProtocolError(DaemonError):
     """A client or the daemon receives bytes that break docs/protocol.md.
 
-    `offset` says where, `expected` and `found` the values.
+    `offset` is their position in bytes; `expected` and `found` are the expected and the received
+    value.
 
     What to do: Use matching versions; otherwise report a bug.
     """
@@ -817,8 +830,8 @@ class Lagged(PurgatorydError):
     """A subscriber asks for notices that the replay buffer has dropped.
 
     Notices `first_lost` to `last_lost` of the topic are lost. With `last_lost` = 0 the stream
-    itself changed (another arena or incarnation) and the range is unknown; `first_lost` is then
-    the first sequence that was not seen.
+    itself changed (another arena or incarnation) and the range is unknown; `first_lost` is then the
+    first sequence that the subscriber has not seen.
 
     What to do: Read the missing state from your own database; raise --replay-buffer or
     subscribe faster.
@@ -831,10 +844,10 @@ class Lagged(PurgatorydError):
 
     def __str__(self) -> str:
         if self.last_lost == 0:
-            return f"{self.namespace}/{self.topic}: the stream changed at {self.first_lost}"
+            return f"{self.namespace}/{self.topic}: the stream changed at notice {self.first_lost}"
         return (
             f"{self.namespace}/{self.topic}: notices {self.first_lost} to {self.last_lost} "
-            "were overtaken in the replay buffer"
+            "are lost: the replay buffer has dropped them"
         )
 
 
@@ -855,7 +868,7 @@ class Closed(PurgatorydError):
 class ForkedProcess(PurgatorydError):
     """A client or subscriber (`subject`) is used in a child of the process that made it.
 
-    `owner_pid` made it, `pid` is the child.
+    `owner_pid` is the process that made the object, `pid` is the child.
 
     What to do: Create clients and subscribers after the fork.
     """
@@ -880,7 +893,7 @@ class ArenaError(PurgatorydError):
 
 @keeps_figures
 class ArenaMissing(ArenaError):
-    """A command reads the arena of a daemon, and there is none of that name.
+    """A command reads the arena of a daemon, but no arena of that name exists.
 
     What to do: Start the daemon; a reboot removes the arena.
     """
@@ -893,9 +906,10 @@ class ArenaMissing(ArenaError):
 
 @keeps_figures
 class ArenaMismatch(ArenaError):
-    """A start or a command meets an arena whose header differs from what it expects.
+    """A start or a command finds an arena whose header differs from the expected header.
 
-    `field` of the header differs: `expected` and `found` are both values.
+    `field` is the header field that differs; `expected` and `found` are its expected and its actual
+    value.
 
     What to do: Use the settings and the version that made the arena.
     """
@@ -910,7 +924,7 @@ class ArenaMismatch(ArenaError):
 
 
 class OtherAbi(ArenaMismatch):
-    """A command, a client or a start meets an arena of a version with another ABI.
+    """A command, a client or a start finds an arena of a purgatoryd version with another ABI.
 
     `expected` is the ABI of this version.
 
@@ -922,7 +936,8 @@ class OtherAbi(ArenaMismatch):
 class ArenaNotReady(ArenaError):
     """An arena is read before its daemon has created or recovered it, or after it was replaced.
 
-    `state` is blank, rebuilding, retired, or not there yet and why.
+    `state` is "blank", "rebuilding", "retired", or a text that says why the arena does not exist
+    yet.
 
     What to do: Wait until the daemon is ready: `purgatoryd status`.
     """
@@ -938,9 +953,10 @@ class ArenaNotReady(ArenaError):
 class ArenaBroken(ArenaError):
     """`purgatoryd check`, or a start, finds an arena whose contents contradict each other.
 
-    It is the first broken invariant: in `part`, at `where`.
+    The figures describe the first broken invariant. `part` is the part of the core that found it,
+    and `where` is the row, slot or offset.
 
-    What to do: Keep the arena files and report a bug; with a WAL, remove them and start.
+    What to do: Copy the arena files and report a bug; with a WAL, then remove them and start.
     """
 
     part: str
@@ -960,7 +976,7 @@ class ArenaBroken(ArenaError):
 class ArenaTooLarge(ArenaError):
     """A daemon starts with sizes for which there is not enough memory.
 
-    `needed` and `available` are bytes in `where`.
+    `needed` and `available` are numbers of bytes in the file system `where`.
 
     What to do: Free space, enlarge /dev/shm, or lower --capacity or --payload-memory.
     """
@@ -980,9 +996,9 @@ class ArenaTooLarge(ArenaError):
 class ArenaTooSmall(ArenaError):
     """A daemon starts with sizes that are too small for the contents of its arena.
 
-    `resource` was asked to be `asked`, and holds `needed`.
+    The start asks for `asked` of `resource`, but the arena already holds `needed`.
 
-    What to do: Raise the setting to what the arena holds.
+    What to do: Raise the setting to at least the number that the arena holds.
     """
 
     resource: str
@@ -997,7 +1013,7 @@ class ArenaTooSmall(ArenaError):
 class ArenaInUse(ArenaError):
     """`run --import` starts a daemon whose arena is not empty.
 
-    `arena_file` holds `timers` armed timers, `operations`, and `notices` that were not sent.
+    `arena_file` holds `timers` armed timers, `operations` operations and `notices` unsent notices.
 
     What to do: Import under another name, or drain the daemon first.
     """
@@ -1018,10 +1034,10 @@ class ArenaInUse(ArenaError):
 class TableBroken(PurgatorydError):
     """A client, a command or a start cannot read a deployment's routing table or status file.
 
-    `path` is the file, `reason` what is wrong with it.
+    `path` is the file, and `reason` says what is wrong with it.
 
-    What to do: Copy the intact routing table, of the socket directory or of the WAL directory, over
-    the broken one. A start writes a status file again.
+    What to do: The socket directory and the WAL directory each have a routing table: copy the
+    intact table over the broken table. A start writes a new status file.
     """
 
     path: str
@@ -1033,7 +1049,7 @@ class TableBroken(PurgatorydError):
 
 @keeps_figures
 class PermissionDenied(PurgatorydError):
-    """A command or a client reads an arena or a file of a deployment without the rights for it.
+    """A command or a client reads an arena or a file of a deployment without permission.
 
     `path` is that file.
 
@@ -1051,12 +1067,12 @@ class PermissionDenied(PurgatorydError):
 
 @keeps_figures
 class SystemFailure(PurgatorydError):
-    """The machine refuses the daemon memory, a file or a descriptor, and the daemon ends.
+    """The system refuses the daemon memory, a file or a descriptor, and the daemon ends.
 
-    `number` is the errno (0: not known) of the system call, on `path` if any. What the daemon
-    had acknowledged is in its arena, for the next start.
+    `number` is the errno of the failed system call (0 = unknown); `path` is its file, if it has
+    one. Everything that the daemon acknowledged is still in its arena for the next start.
 
-    What to do: Give the daemon what the message names, and start it again.
+    What to do: Provide the resource that the message names, and start the daemon again.
     """
 
     number: int
@@ -1064,7 +1080,7 @@ class SystemFailure(PurgatorydError):
     path: str = ""
 
     def __str__(self) -> str:
-        text = f"the daemon cannot go on: {self.reason}"
+        text = f"the daemon cannot continue: {self.reason}"
         text += f" (errno {self.number})" if self.number else ""
         return f"{self.path}: {text}" if self.path else text
 
@@ -1073,7 +1089,7 @@ class SystemFailure(PurgatorydError):
 class ExtraMissing(PurgatorydError):
     """A command needs an optional part of the installation that is missing.
 
-    `subject` is needed; `install` says how to get it.
+    `subject` is the missing part; `install` says how to install it.
 
     What to do: Run the command that the error shows.
     """
@@ -1089,9 +1105,9 @@ class ExtraMissing(PurgatorydError):
 class LakeBroken(PurgatorydError):
     """A command of the pipeline finds a file of the lake that is missing or damaged.
 
-    `path` is the file, `detail` is wrong with it.
+    `path` is the file, and `detail` says what is wrong with it.
 
-    What to do: Restore the file; or ship it again if the WAL still has it.
+    What to do: Restore the file, or ship its data again if the WAL still has them.
     """
 
     path: str
@@ -1105,7 +1121,7 @@ class LakeBroken(PurgatorydError):
 class LakeInUse(PurgatorydError):
     """A command would write to a part of the lake where another process writes.
 
-    `path` is the lock that it holds.
+    `path` is the lock file that the other process holds.
 
     What to do: Wait for the other process.
     """
@@ -1120,7 +1136,8 @@ class LakeInUse(PurgatorydError):
 class LakeMismatch(PurgatorydError):
     """A lake or cold tier has a format that this version of purgatoryd does not read.
 
-    `path` is its file, `found` the format number there (None if it has none), `expected` ours.
+    `path` is the file with the format number and `found` is that number (None if the file has
+    none). `expected` is the number that this version reads.
 
     What to do: Read the lake with the version that wrote it.
     """
@@ -1139,10 +1156,10 @@ class LakeMismatch(PurgatorydError):
 
 @keeps_figures
 class BulkLoadRefused(PurgatorydError):
-    """A bulk load ends, and the daemon refused some of its rows.
+    """A bulk load has ended, and the daemon refused some of its rows.
 
-    The daemon refused `refused` rows of `subject` and did the others. `counts`: rows by status;
-    `samples`: some refusals, as (namespace, key, status).
+    The daemon refused `refused` rows of `subject` and accepted all other rows. `counts` has the
+    number of rows by status, and `samples` has some refusals as (namespace, key, status).
 
     What to do: Resolve the reasons in `counts`, and run the same bulk load again.
     """
@@ -1155,15 +1172,16 @@ class BulkLoadRefused(PurgatorydError):
     def __str__(self) -> str:
         counts = ", ".join(f"{n} {status}" for status, n in sorted(self.counts.items()))
         some = ", ".join(f"{key!r} in {space!r}: {why}" for space, key, why in self.samples)
-        return f"{self.subject}: {self.refused} rows were refused ({counts}); such as {some}"
+        return f"{self.subject}: {self.refused} rows were refused ({counts}); for example {some}"
 
 
 @keeps_figures
 class ParkedElsewhere(PurgatorydError):
-    """A cold tier has timers of an arena, and no record says that the daemon's arena replaced it.
+    """A cold tier has timers of one arena, and no record says that the daemon's arena replaced that
+    arena.
 
-    `rows` timers were parked by the arena `parked_by`, and they are asked of `daemon`. Both are
-    uuids in hex.
+    The arena `parked_by` parked `rows` timers, which a command requests from the arena `daemon`.
+    `parked_by` and `daemon` are uuids in hex.
 
     What to do: Ship the WAL, or use --wal-dir.
     """
@@ -1182,9 +1200,9 @@ class ParkedElsewhere(PurgatorydError):
 
 @keeps_figures
 class WindowElsewhere(PurgatorydError):
-    """A command of the cold tier names another daemon than the one that its timers belong to.
+    """A command of the cold tier names a daemon to which the tier's timers do not belong.
 
-    The tier is of the daemon `daemon`: nothing goes to `other`.
+    The timers belong to the daemon `daemon`, so nothing was sent to `other`.
 
     What to do: Name the daemon to which the tier belongs.
     """
@@ -1195,7 +1213,7 @@ class WindowElsewhere(PurgatorydError):
     def __str__(self) -> str:
         return (
             f"this tier has windows or parked timers of the daemon {self.daemon!r}: all its "
-            f"windows and cancels go there, none to {self.other!r}"
+            f"windows and cancels go to that daemon, none to {self.other!r}"
         )
 
 
@@ -1203,7 +1221,7 @@ class WindowElsewhere(PurgatorydError):
 class WindowTaken(PurgatorydError):
     """`cold promote` finds that a newer run has taken over its window.
 
-    Run `fencing_token` of `window` adds nothing more.
+    The run with `fencing_token` adds no more timers of `window`.
 
     What to do: Nothing: the newer run continues the window.
     """
@@ -1213,8 +1231,8 @@ class WindowTaken(PurgatorydError):
 
     def __str__(self) -> str:
         return (
-            f"a newer run than {self.fencing_token} brings window {self.window}: "
-            "this one adds no more"
+            f"a run newer than {self.fencing_token} promotes window {self.window}: "
+            "this run adds no more timers"
         )
 
 
@@ -1229,7 +1247,8 @@ class StartError(PurgatorydError):
 class AlreadyRunning(StartError):
     """A daemon is started with the name or the arena of a running daemon.
 
-    `pid` is its process, 0 if it cannot be seen from here. It has locked the file `path`.
+    `pid` is the pid of the running daemon; 0 if its process is not visible from here. The running
+    daemon has locked the file `path`.
 
     What to do: Stop the other process, or use another name.
     """
@@ -1245,9 +1264,10 @@ class AlreadyRunning(StartError):
 
 @keeps_figures
 class ShardFailed(StartError):
-    """A deployment is started, and one of its shards ends before it is ready.
+    """A deployment is started, and one of its shards ends before the shard is ready.
 
-    `daemon` is the shard and `code` its exit code; its own error stands above.
+    `daemon` is the name of the shard and `code` is its exit code. The shard's own error is printed
+    above this error.
 
     What to do: See the shard's own error above this one.
     """
@@ -1261,7 +1281,7 @@ class ShardFailed(StartError):
 
 @keeps_figures
 class Unplaceable(StartError):
-    """A deployment is started with another number of shards, and a namespace cannot be resharded.
+    """A deployment is started with another number of shards, but a namespace cannot be resharded.
 
     `reason` says why.
 
@@ -1295,7 +1315,7 @@ class BadPath(StartError):
 class Unsupported(StartError):
     """`purgatoryd install` needs something that this machine lacks.
 
-    `subject` is a sentence about it.
+    `subject` is a sentence about the missing part.
 
     What to do: Install what the sentence names.
     """
@@ -1307,7 +1327,7 @@ class Unsupported(StartError):
 
 
 class WalError(StartError):
-    """A daemon starts, or a command reads a WAL, and its files cannot be used.
+    """A daemon that starts, or a command that reads a WAL, cannot use the files of the WAL.
 
     What to do: See the subclass.
     """
@@ -1317,7 +1337,7 @@ class WalError(StartError):
 class WalInUse(WalError):
     """A daemon is started with the WAL of another running daemon.
 
-    `pid` is its process, 0 if unknown.
+    `pid` is the pid of the other daemon; 0 = unknown.
 
     What to do: Stop the other daemon.
     """
@@ -1333,7 +1353,8 @@ class WalInUse(WalError):
 class WalCopied(WalError):
     """A daemon is started with a copy of a WAL, whose original may fire the same timers.
 
-    The original's birth was `recorded`; the file that records it in the folder `path` has `found`.
+    A file in the folder `path` records its own inode number and birth time. It records `recorded`,
+    but actually has `found`.
 
     What to do: Make sure that no daemon uses the original, then start with --as-restored.
     """
@@ -1344,7 +1365,7 @@ class WalCopied(WalError):
 
     def __str__(self) -> str:
         return (
-            f"{self.path}: this WAL is a copy: its birth has {self.recorded}, the copy has "
+            f"{self.path}: this WAL is a copy: its birth file records {self.recorded}, but has "
             f"{self.found}; make sure that no daemon runs with the original, and start with "
             "--as-restored"
         )
@@ -1354,7 +1375,7 @@ class WalCopied(WalError):
 class WalMismatch(WalError):
     """A file belongs to another WAL, or another version wrote it.
 
-    `field` differs: `expected` and `found` are both values.
+    `field` is the field that differs; `expected` and `found` are its expected and its actual value.
 
     What to do: Use the WAL of this daemon, and the version that wrote it.
     """
@@ -1372,8 +1393,8 @@ class WalMismatch(WalError):
 class WalDamaged(WalError):
     """A start or a reader finds damaged bytes in a WAL.
 
-    Bytes `first_byte` to `last_byte` of `path` are damaged: records `first_lsn` to `last_lsn` are
-    lost or in doubt; 0 = unknown.
+    Bytes `first_byte` to `last_byte` of `path` are damaged. Records `first_lsn` to `last_lsn` are
+    lost or in doubt. A figure of 0 means unknown.
 
     What to do: Restore the files, or accept the loss with --force-wal.
     """
@@ -1387,7 +1408,7 @@ class WalDamaged(WalError):
 
     @property
     def place(self) -> str:
-        """File, bytes and records of the damage, without advice."""
+        """The damaged file, bytes and records as text, without advice."""
         damaged = f"{self.path}: {self.detail}"
         if self.last_byte:
             damaged += f": bytes {self.first_byte} to {self.last_byte}"
@@ -1396,9 +1417,9 @@ class WalDamaged(WalError):
         return damaged
 
     def __str__(self) -> str:
-        if not self.path.endswith(".wal"):  # a snapshot has no records before the damage
+        if not self.path.endswith(".wal"):  # no start can use the first part of a snapshot
             return self.place
-        return f"{self.place}; --force-wal goes on with what is before"
+        return f"{self.place}; --force-wal starts with the records before the damage"
 
 
 @keeps_figures
@@ -1421,8 +1442,8 @@ class WalUnwritable(WalError):
 class WalNeeded(WalError):
     """A daemon is started without the WAL that its arena or a namespace needs.
 
-    The arena `arena_file` has a WAL; without it, its records would go nowhere. Or it is
-    imported, and its `namespace` is durable, which nothing is without a WAL.
+    The arena `arena_file` has a WAL, and without it changes would not be recorded. Or, if
+    `namespace` is not None, an import brings this durable namespace, and durability needs a WAL.
 
     What to do: Start with --wal-dir, or export and import without a WAL.
     """
@@ -1433,10 +1454,10 @@ class WalNeeded(WalError):
     def __str__(self) -> str:
         if self.namespace is not None:
             return (
-                f"namespace {self.namespace!r} is durable: import it with --wal-dir; to go on "
-                "without, set its durability to memory before the export"
+                f"namespace {self.namespace!r} is durable: import it with --wal-dir; to import it "
+                "without a WAL, set its durability to memory before the export"
             )
         return (
-            f"{self.arena_file} has a WAL: start it with --wal-dir; to go on without, "
+            f"{self.arena_file} has a WAL: start it with --wal-dir; to start without a WAL, "
             "stop it with --export FILE, and import that into another name"
         )

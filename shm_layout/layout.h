@@ -4,28 +4,29 @@
  * of the wire derive their formats from it. It therefore uses only what cffi parses: literal
  * #defines, enums, fixed-width fields and explicit padding, with no include guard and no include.
  *
- * Rules of change. Arena: moving a field or changing its meaning raises PG_ABI_MAJOR. Appending a
- * field to a struct, a region or an extension kind raises PG_ABI_MINOR, and pg_convert fills what
- * an earlier minor lacks with zeros. pg_convert copies the rows of regions, so a struct inside
- * another struct or inside a blob cannot grow: new data there needs a region or an extension kind
- * of its own. WAL: new record types and new parts behind a record raise PG_WAL_MINOR; every other
- * change raises PG_WAL_MAJOR. Wire: messages, flags and statuses may be added; every other change
- * raises PG_WIRE_VERSION. A reader accepts its own version and earlier minors and refuses all
- * others. The layout id in the header is computed from all sizes and offsets below, so two builds
- * that disagree refuse each other even if no number was raised.
+ * Rules for changes. Arena: moving a field or changing its meaning raises PG_ABI_MAJOR. Appending a
+ * field to a struct, or adding a region or an extension kind, raises PG_ABI_MINOR; pg_convert fills
+ * the fields and regions that an earlier minor version lacks with zeros. pg_convert copies regions
+ * row by row, so a struct inside another struct or inside a blob cannot grow: new data there needs
+ * its own region or extension kind. WAL: new record types and new parts behind a record raise
+ * PG_WAL_MINOR; every other change raises PG_WAL_MAJOR. Wire: messages, flags and statuses may be
+ * added; every other change raises PG_WIRE_VERSION. A reader accepts its own version and earlier
+ * minor versions, and refuses every other version. The layout id in the header is computed from all
+ * sizes and offsets below. So two builds with different layouts refuse each other even if no
+ * version number was raised.
  *
- * Numbers and fields marked "for" a feature are reserved: they are 0 or absent until that feature
- * uses them. Fields named pad are 0 and align the fields behind them.
+ * A comment that begins with "for" and a feature marks a reserved number or field, which is 0 or
+ * absent until that feature exists. Fields named pad are 0 and align the fields after them.
  *
- * Byte order is that of the host, which must be little endian; the magic number proves it. Times
+ * The byte order is the host's, which must be little endian; the magic number verifies this. Times
  * are int64 nanoseconds. *_wall_ns is CLOCK_REALTIME. *_boot_ns is CLOCK_BOOTTIME, or virtual time
- * under the virtual clock; a field marked "real clock" is CLOCK_BOOTTIME also under the virtual
+ * under the virtual clock; a field marked "real clock" is CLOCK_BOOTTIME even under the virtual
  * clock. Offsets are bytes from the start of the arena file.
  *
- * Two arena files. Only the daemon writes the ARENA (its group-commit thread writes its own fields
- * of the WAL buffer), and clients map it read-only. The PRIVATE arena file (sessions, replies, hash
- * secret) belongs to the daemon. "Authoritative" state survives a crash; "derived" state is rebuilt
- * from authoritative state at every attach. */
+ * There are two arena files. Only the daemon writes the ARENA, and clients map it read-only. (The
+ * daemon's group-commit thread writes its own fields of the WAL buffer.) The PRIVATE arena file
+ * (sessions, replies, hash secret) belongs to the daemon. "Authoritative" state survives a crash;
+ * "derived" state is rebuilt from authoritative state at every attach. */
 
 #define PG_MAGIC 0x31414e4552414750u     /* "PGARENA1" read as little endian */
 #define PG_PRIVATE_MAGIC 0x3156495250474750u
@@ -34,38 +35,38 @@
 
 /* ---- limits -------------------------------------------------------------------- */
 
-#define PG_KEY_MAX 255                   /* bytes of a key */
-#define PG_PAYLOAD_MAX 65536             /* bytes of a payload */
-#define PG_NAMESPACE_MAX 63              /* bytes of a namespace's name */
-#define PG_TOPIC_MAX 127                 /* bytes of a topic's name */
-#define PG_CAPACITY_MAX 134217728u       /* slots; index entries keep >= 4 tag bits */
+#define PG_KEY_MAX 255                   /* maximum length of a key in bytes */
+#define PG_PAYLOAD_MAX 65536             /* maximum length of a payload in bytes */
+#define PG_NAMESPACE_MAX 63              /* maximum length of a namespace's name in bytes */
+#define PG_TOPIC_MAX 127                 /* maximum length of a topic's name in bytes */
+#define PG_CAPACITY_MAX 134217728u       /* slots; leaves 4 or more tag bits per index entry */
 #define PG_TICKET_MAX 72057594037927935u /* 2^56 - 1 */
-#define PG_TICKET_SHARD 281474976710656u /* 2^48; ticket = shard * 2^48 + number, from 1 on */
-#define PG_SHARDS_MAX 64                 /* shards of a deployment */
+#define PG_TICKET_SHARD 281474976710656u /* 2^48; ticket = shard * 2^48 + number, number >= 1 */
+#define PG_SHARDS_MAX 64                 /* maximum number of shards of a deployment */
 #define PG_GRANULE 16                    /* bytes; unit of blob references */
-#define PG_NIL 4294967295u               /* no slot, no chunk, no blob, no uid */
-#define PG_BATCH_RECORDS 1024            /* records in one batch */
-#define PG_BATCH_NAMES 256               /* distinct namespace/topic pairs in one batch */
-#define PG_MESSAGE_MAX 8388608           /* bytes of one request or reply */
-#define PG_WINDOW 4                      /* unanswered batches of one session */
-#define PG_WORKER_MAX 63                 /* bytes of the name that a client gives itself */
+#define PG_NIL 4294967295u               /* means: no slot, no chunk, no blob or no uid */
+#define PG_BATCH_RECORDS 1024            /* maximum number of records in one batch */
+#define PG_BATCH_NAMES 256               /* limit of distinct namespace/topic pairs in one batch */
+#define PG_MESSAGE_MAX 8388608           /* maximum length of a request or reply in bytes */
+#define PG_WINDOW 4                      /* maximum number of unanswered batches of one session */
+#define PG_WORKER_MAX 63                 /* maximum length of a client's own name in bytes */
 #define PG_GRACE_MAX_NS 86400000000000   /* longest time a session outlives its client: 1 day */
 #define PG_QUOTA_MAX 281474976710655u    /* largest quota of timers or bytes: 2^48 - 1 */
 #define PG_QUOTA_OPS_MAX 1000000000u     /* largest quota of operations per second */
 #define PG_BULK_LOAD_ROW_MAX 9223372036854775807u /* highest row number in a bulk load */
-#define PG_RESERVED 95                   /* '_': only PUBLISH may use names that begin with it */
+#define PG_RESERVED 95                   /* '_': only PUBLISH may use names that begin with '_' */
 
 /* ---- the arena header ----------------------------------------------------------- */
 
-#define PG_REGION_ALIGN 4096             /* bytes; alignment of regions, unit of payload memory */
+#define PG_REGION_ALIGN 4096             /* bytes; alignment of a region, unit of payload memory */
 
 enum pg_region_id {
     PG_R_HOT, PG_R_COLD, PG_R_FREE_SLOTS, PG_R_WHEEL, PG_R_BUCKETS, PG_R_CHUNKS,
     PG_R_FREE_CHUNKS, PG_R_INDEX, PG_R_BLOB_HEAP, PG_R_BLOB_MAP, PG_R_BLOBS,
     PG_R_NAMESPACES, PG_R_TOPICS, PG_R_NAME_INDEX, PG_R_ACCOUNTS, PG_R_REPLAY_BUFFER,
     PG_R_METRICS, PG_R_PURGATORY, PG_R_WATCHES, PG_R_WATERMARKS, PG_R_WATERMARK_INDEX,
-    PG_R_WAL_BUFFER,              /* length 0 in an arena without a WAL */
-    PG_R_TIMESTAMPS,              /* length 0 in an arena without a WAL */
+    PG_R_WAL_BUFFER,              /* has length 0 in an arena without a WAL */
+    PG_R_TIMESTAMPS,              /* has length 0 in an arena without a WAL */
     PG_R_BULK_LOADS, PG_R_BULK_LOAD_BLOCKS, PG_R_BULK_LOAD_BITS, PG_R_BULK_LOAD_INDEX,
     PG_R_HISTOGRAMS,
     PG_R_CONSUMER_GROUPS,         /* for consumer groups: members, budgets, retry policy */
@@ -78,39 +79,41 @@ enum pg_region_id {
 enum pg_arena_state { PG_BLANK, PG_REBUILDING, PG_READY, PG_RETIRED };
 enum pg_clock_kind {
     PG_CLOCK_BOOT,                /* CLOCK_BOOTTIME of the host */
-    PG_CLOCK_VIRTUAL              /* virtual time; only ADVANCE and at_ns move it */
+    PG_CLOCK_VIRTUAL              /* virtual time, which only ADVANCE and the field at_ns of a BATCH
+                                     move */
 };
 
-/* Phase of the daemon, independent of whether its arena can be read. A killed daemon leaves the
- * phase in which it died. */
+/* Phase of the daemon, independent of whether its arena can be read. A daemon that is killed leaves
+ * its last phase in the header. */
 enum pg_daemon_state {
-    PG_D_STOPPED,                 /* has stopped serving; a clean end */
+    PG_D_STOPPED,                 /* has stopped cleanly and serves no requests */
     PG_D_STARTING,                /* takes its lock and binds its sockets */
     PG_D_RECOVERING,              /* attaches, rebuilds or creates the arena */
     PG_D_READY,                   /* serves requests, and nothing is degraded */
-    PG_D_DEGRADED,                /* serves requests with a restriction; daemon_why holds the bits
-                                     of enum pg_degraded */
-    PG_D_DRAINING                 /* arms nothing and waits until no timer is armed */
+    PG_D_DEGRADED,                /* serves requests with restrictions; daemon_why has the reasons
+                                     as bits of enum pg_degraded */
+    PG_D_DRAINING                 /* refuses new timers and waits until no timer is armed */
 };
-/* Reasons for PG_D_DEGRADED, added up. A draining daemon sets them as well. */
+/* Reasons for PG_D_DEGRADED; daemon_why is their sum. A draining daemon sets daemon_why as well. */
 enum pg_degraded {
     PG_WHY_WAL = 1,               /* the WAL has stopped; nothing can be armed */
     PG_WHY_WAL_BUFFER = 2,        /* the disk is too slow; due timers wait for space in the WAL
                                      buffer */
-    PG_WHY_LATE = 4,              /* the loop is behind; due timers wait for it */
+    PG_WHY_LATE = 4,              /* the loop is late; due timers wait for it */
     PG_WHY_TIMERS = 8,            /* nearly all timer slots are in use */
     PG_WHY_PAYLOADS = 16,         /* the payload memory is nearly full */
     PG_WHY_ARENA = 32             /* the arena files were unlinked; nothing can be armed */
 };
 
 struct pg_region {
-    uint64_t offset;              /* bytes from the start of the arena file */
-    uint64_t length;      /* bytes; 0 = this arena has no such region */
-    uint32_t stride;      /* bytes of one element */
-    uint32_t count;       /* elements */
+    uint64_t offset;              /* offset in bytes from the start of the arena file */
+    uint64_t length;      /* length in bytes; 0 = this arena has no such region */
+    uint32_t stride;      /* size of one element in bytes */
+    uint32_t count;       /* number of elements */
 };
 
-/* Parts of a placement. A bit set of them says which are in force or which were refused. */
+/* Parts of a placement. The fields `applied` and `clamped` of struct pg_placement are sums of
+ * these. */
 enum pg_placement_part {
     PG_PL_CPUS = 1,               /* the daemon's threads are bound to CPUs */
     PG_PL_MEMORY = 2,             /* the arena is on one NUMA node */
@@ -118,76 +121,83 @@ enum pg_placement_part {
     PG_PL_LOCK = 8,               /* memory is locked into RAM */
     PG_PL_HUGE = 16,              /* the arena uses huge pages */
     PG_PL_SPIN = 32,              /* the loop spins instead of sleeping shortly before a deadline */
-    PG_PL_CORE = 64               /* the daemon chose the core of its loop, and moves to a better
-                                     one if there is one */
+    PG_PL_CORE = 64               /* the daemon chose the CPU core of its loop, and moves the loop
+                                     if it finds a better core */
 };
 enum pg_placement_mode { PG_PLACE_NONE, PG_PLACE_AUTO, PG_PLACE_EXPLICIT, PG_PLACE_MODES };
 
-/* Placement of the daemon. Nodes and CPUs are the kernel's numbers + 1; 0 = any. */
+/* Placement of the daemon. Nodes and CPUs are stored as 1 + the kernel's number; 0 = any. */
 struct pg_placement {
     uint32_t mode;                /* enum pg_placement_mode */
-    uint32_t node;                /* NUMA node of the threads */
-    uint32_t memory_node;         /* NUMA node of the arena; a client with numa_local=True runs
-                                     there */
-    uint32_t reaper_cpu;          /* CPU of the loop; a client with numa_local=True keeps off its
-                                     core */
-    uint32_t applied;             /* parts in force, bits of enum pg_placement_part */
-    uint32_t clamped;             /* parts that were requested and refused at least in part, bits of
-                                     the same enum */
-    uint32_t pages_sampled;       /* arena pages whose node was looked up */
-    uint32_t pages_elsewhere;     /* sampled pages on nodes other than memory_node */
+    uint32_t node;                /* NUMA node of the daemon's threads */
+    uint32_t memory_node;         /* NUMA node of the arena; a client with numa_local=True runs on
+                                     this node */
+    uint32_t reaper_cpu;          /* CPU of the loop; a client with numa_local=True avoids the core
+                                     of this CPU */
+    uint32_t applied;             /* parts in effect, bits of enum pg_placement_part */
+    uint32_t clamped;             /* requested parts that were refused or only partly applied, bits
+                                     of enum pg_placement_part */
+    uint32_t pages_sampled;       /* number of arena pages whose NUMA node was looked up */
+    uint32_t pages_elsewhere;     /* number of sampled pages on nodes other than memory_node */
 };
 
-/* The daemon writes the header, everybody reads it. Fields are fixed at creation unless marked
- * "moving". */
+/* The daemon writes the header, and every process may read it. Fields do not change after the start
+ * of the daemon unless marked "moving", "authoritative" or "derived". */
 struct pg_header {
     uint64_t magic;
     uint32_t abi_major;
     uint32_t abi_minor;
     uint64_t layout_id;
-    uint64_t length;              /* bytes of the arena file */
+    uint64_t length;              /* length of the arena file in bytes */
     uint32_t page_size;
     uint32_t clock_kind;          /* enum pg_clock_kind */
     uint8_t  uuid[16];            /* identity of this arena; the private arena file and the WAL
-                                     repeat it */
-    uint8_t  boot_id[16];         /* boot whose CLOCK_BOOTTIME the deadlines use */
-    uint64_t stream_id;           /* changes only if the continuity of notices is lost */
+                                     contain it as well */
+    uint8_t  boot_id[16];         /* id of the boot whose CLOCK_BOOTTIME the deadlines use */
+    uint64_t stream_id;           /* identity of the notice streams; changes only if their
+                                     continuity is lost */
     uint64_t epoch;               /* number of daemon starts */
     uint32_t shard;               /* number of this shard in the deployment; 0 without shards */
-    uint32_t shards;              /* shards of the deployment; 1 without shards */
+    uint32_t shards;              /* number of shards in the deployment; 1 without shards */
     uint32_t capacity;            /* slots */
-    uint32_t replay_capacity;     /* entries of the replay buffer, a power of two */
-    uint64_t payload_bytes;       /* bytes of the blob region */
-    uint64_t replay_bytes_max;    /* most blob bytes that notices may keep in the replay buffer */
+    uint32_t replay_capacity;     /* number of entries of the replay buffer, a power of two */
+    uint64_t payload_bytes;       /* length of the blob region in bytes */
+    uint64_t replay_bytes_max;    /* maximum number of blob bytes that notices may keep in the
+                                     replay buffer */
     uint64_t tick_ns;             /* length of a tick of the wheel */
     uint32_t fanout;              /* ratio of the bucket widths of two neighbouring rings of the
                                      wheel */
-    uint32_t levels;              /* levels of the wheel */
+    uint32_t levels;              /* number of levels of the wheel */
     int64_t  created_wall_ns;
     int64_t  wall_origin_ns;      /* virtual clock: wall time at virtual time 0 */
-    uint32_t daemon_pid;          /* moving: pid set at start; 0 after a clean stop */
+    uint32_t daemon_pid;          /* moving: pid of the daemon since its start; 0 after a clean
+                                     stop */
     uint32_t state;               /* moving, store-release: enum pg_arena_state */
     int64_t  heartbeat_boot_ns;   /* moving, real clock: time of the last heartbeat */
-    uint64_t loop_iterations;     /* moving: counts loop iterations; it rises as long as the daemon
-                                     makes progress */
-    int64_t  now_ns;              /* moving: time of the last advance, on the arena's clock */
+    uint64_t loop_iterations;     /* moving: number of loop iterations; it rises as long as the
+                                     daemon makes progress */
+    int64_t  now_ns;              /* moving: time of the last advance of the wheel, on the arena's
+                                     clock */
     int64_t  next_deadline_ns;    /* moving: lower bound of the next deadline; INT64_MAX = nothing
-                                     armed */
+                                     is armed */
     int64_t  wall_offset_ns;      /* moving: wall time = the arena's clock + this offset */
     uint64_t next_ticket;         /* authoritative: next ticket of this shard; a ticket is never
                                      reused */
-    uint64_t replay_tail;         /* authoritative, store-release: position behind the newest
-                                     entry */
-    uint64_t replay_head;         /* authoritative: oldest position that has not been withdrawn */
-    uint64_t published;           /* authoritative: the socket has all entries below this
-                                     position */
-    uint64_t replay_bytes;        /* derived: blob bytes that entries keep */
-    uint64_t next_incarnation;    /* authoritative: next incarnation of a topic */
-    uint64_t quota_timers;        /* moving: timers that each uid may arm, from the daemon's
-                                     settings; 0 = no quota */
-    uint64_t quota_bytes;         /* moving: blob bytes of the armed timers of each uid; 0 = no
+    uint64_t replay_tail;         /* authoritative, store-release: replay buffer position after the
+                                     newest entry */
+    uint64_t replay_head;         /* authoritative: replay buffer position of the oldest entry that
+                                     has not been withdrawn */
+    uint64_t published;           /* authoritative: all replay buffer entries below this position
+                                     were handed to the socket */
+    uint64_t replay_bytes;        /* derived: number of blob bytes that replay buffer entries
+                                     keep */
+    uint64_t next_incarnation;    /* authoritative: incarnation that the next new topic gets */
+    uint64_t quota_timers;        /* moving: number of timers that each uid may have armed, from the
+                                     daemon's settings; 0 = no quota */
+    uint64_t quota_bytes;         /* moving: number of blob bytes that the armed timers of each uid
+                                     may use; 0 = no quota */
+    uint64_t quota_ops;           /* moving: operations per second that each uid may request; 0 = no
                                      quota */
-    uint64_t quota_ops;           /* moving: operations per second of each uid; 0 = no quota */
     uint32_t uid_share;           /* moving: percentage of each shared table that one uid may hold;
                                      0 or 100 = no limit */
     uint32_t own_uid;             /* moving: uid of the daemon, which uid_share does not limit */
@@ -195,29 +205,29 @@ struct pg_header {
     uint32_t daemon_state;        /* moving, store-release: enum pg_daemon_state */
     uint32_t daemon_why;          /* moving: bits of enum pg_degraded; written before
                                      daemon_state */
-    int64_t  daemon_since_boot_ns; /* moving, real clock: time of the change to daemon_state;
+    int64_t  daemon_since_boot_ns; /* moving, real clock: time of the last change of daemon_state;
                                       written before daemon_state */
     uint64_t term;                /* for replication: the leader's term; 0 without replication */
-    struct pg_region regions[40]; /* the first PG_R_COUNT are in use, the others are for later
-                                     minors */
+    struct pg_region regions[40]; /* the first PG_R_COUNT elements are in use; the others are for
+                                     later minor versions */
     uint64_t version;             /* PG_MAGIC; written last at creation, when the arena is
                                      complete */
 };
 
-/* Counters since the creation of the arena. Only those marked "derived" are rebuilt. The daemon
- * writes them, everybody reads them. */
+/* Counters since the creation of the arena. Only counters marked "derived" are rebuilt at an
+ * attach. The daemon writes the counters, and every process may read them. */
 struct pg_metrics {
     uint64_t adds;                /* timers armed, replacements included */
-    uint64_t replaces;            /* timers that replaced an armed one */
+    uint64_t replaces;            /* timers that replaced an armed timer */
     uint64_t extends;             /* timers moved to a later deadline */
-    uint64_t cancels;             /* CANCEL of an armed timer */
-    uint64_t cancels_fired;       /* CANCEL of a timer that had fired */
-    uint64_t cancels_unknown;     /* CANCEL of a key without a timer */
+    uint64_t cancels;             /* CANCELs of an armed timer */
+    uint64_t cancels_fired;       /* CANCELs of a timer that had fired before */
+    uint64_t cancels_unknown;     /* CANCELs of a key without a timer */
     uint64_t expiries;            /* timers that fired */
     uint64_t notices_withdrawn;   /* entries removed from the replay buffer to make space */
-    uint64_t refused_full;        /* no free slot */
-    uint64_t refused_payload;     /* no space for the blob */
-    uint64_t refused_names;       /* no free row for a namespace or a topic */
+    uint64_t refused_full;        /* refusals: no free slot */
+    uint64_t refused_payload;     /* refusals: no space for the blob */
+    uint64_t refused_names;       /* refusals: no free row for a namespace or a topic */
     uint64_t refused_other;       /* refusals that no other counter counts */
     uint64_t batches;             /* batches applied */
     uint64_t batches_repeated;    /* batches sent again and answered from the reply memory */
@@ -233,59 +243,68 @@ struct pg_metrics {
     uint64_t messages_sent;       /* notice messages handed to the socket */
     uint64_t watches;             /* operations armed */
     uint64_t operations;          /* derived: armed operations */
-    uint64_t outcomes;            /* derived: ended operations whose outcome is not acknowledged */
+    uint64_t outcomes;            /* derived: ended operations whose outcome has not been
+                                     acknowledged */
     uint64_t satisfied;           /* operations whose condition came true */
-    uint64_t expired;             /* operations that timed out; `expiries` counts timers */
-    uint64_t failed;              /* operations that failed with a key */
-    uint64_t cancelled;           /* operations cancelled by their own key or by CANCEL_FOR_KEY */
+    uint64_t expired;             /* operations that timed out; timers count in `expiries` */
+    uint64_t failed;              /* operations that failed because a watch key failed */
+    uint64_t cancelled;           /* operations cancelled by CANCEL with their own key, or by
+                                     CANCEL_FOR_KEY */
     uint64_t already_true;        /* operations whose condition was found true only at their
                                      deadline */
-    uint64_t checks;              /* CHECKs sent to owners of CLIENT conditions */
-    uint64_t advances;            /* watermarks that rose */
+    uint64_t checks;              /* CHECKs sent to owners of operations with condition CLIENT */
+    uint64_t advances;            /* times that a watermark rose */
     uint64_t visits;              /* watchers visited by advances, failures and cancels of watch
                                      keys */
-    uint64_t refused_busy;        /* the owner's inbox is full, or the replay buffer is full of
-                                     unsent notices */
-    uint64_t refused_keys;        /* no free row for a watch key or a watch record */
-    uint64_t refused_denied;      /* the namespace has another owner, or the name is reserved */
-    uint64_t refused_quota;       /* a quota or share is used up, or no account row is free */
-    uint64_t refused_wal;         /* the WAL buffer was too full, or the WAL has stopped */
+    uint64_t refused_busy;        /* refusals: the owner's inbox is full, or the replay buffer is
+                                     full of unsent notices */
+    uint64_t refused_keys;        /* refusals: no free row for a watch key or a watch record */
+    uint64_t refused_denied;      /* refusals: the namespace has another owner, or the name is
+                                     reserved */
+    uint64_t refused_quota;       /* refusals: a quota or share is used up, or no account row is
+                                     free */
+    uint64_t refused_wal;         /* refusals: the WAL buffer was too full, or the WAL has
+                                     stopped */
     uint64_t bulk_loads;          /* derived: bulk loads that the arena remembers */
     uint64_t bulk_load_blocks;    /* derived: blocks of bulk load rows in use */
     uint64_t bulk_load_rows;      /* bulk load rows that were done */
     uint64_t bulk_load_rows_repeated; /* bulk load rows that were sent again */
-    uint64_t refused_bulk_loads;  /* no free row for a bulk load, or no free block for its rows */
-    uint64_t refused_fenced;      /* rows of a closed bulk load, or of an older run */
-    uint64_t parked;              /* derived: parked timers, whose payload is only in the WAL */
-    uint64_t parks;               /* timers parked when they were put */
-    uint64_t unparks;             /* parked timers armed with their payload */
-    uint64_t iterations;          /* advances of the wheel */
-    uint64_t iterations_full;     /* advances that used up their budget */
-    uint64_t outcomes_repeated;   /* outcomes and CHECKs that were sent again without an
-                                     acknowledgement */
+    uint64_t refused_bulk_loads;  /* refusals: no free row for a bulk load, or no free block for its
+                                     rows */
+    uint64_t refused_fenced;      /* refusals: rows of a closed bulk load, or of a run that is not
+                                     the newest run */
+    uint64_t parked;              /* derived: parked timers; only the WAL has their payloads */
+    uint64_t parks;               /* timers that were parked when they were added */
+    uint64_t unparks;             /* parked timers that UNPARK armed with their payload */
+    uint64_t iterations;          /* number of advances of the wheel */
+    uint64_t iterations_full;     /* advances of the wheel that used up their budget */
+    uint64_t outcomes_repeated;   /* outcomes and CHECKs that were sent again because no
+                                     acknowledgement came */
     uint64_t records_redone;      /* WAL records redone when the arena was recovered */
-    uint64_t refused_exists;      /* PUT with mode ERROR, or WATCH, of an armed key */
-    uint64_t refused_stopping;    /* PUT or WATCH while the daemon drains */
-    uint64_t iteration_work;      /* timers moved or fired by advances that had work */
-    uint64_t iteration_budget;    /* sum of the budgets of advances that had work */
+    uint64_t refused_exists;      /* refusals: PUT with mode ERROR, or WATCH, with a key that is
+                                     armed */
+    uint64_t refused_stopping;    /* refusals: PUT or WATCH while the daemon drains */
+    uint64_t iteration_work;      /* timers moved or fired by advances of the wheel that had work */
+    uint64_t iteration_budget;    /* sum of the budgets of advances of the wheel that had work */
     uint64_t log_dropped;         /* log messages that were discarded */
     uint64_t outcomes_dropped;    /* outcomes freed because their owner's session had ended */
 };
 
 /* ---- histograms ----------------------------------------------------------------- */
 
-/* Histograms, each of durations in nanoseconds. */
+/* Histograms of durations in nanoseconds. */
 enum pg_histogram_id {
     PG_HG_STRUCTURAL_LATENESS,    /* from the deadline of a timer or an operation until it fires */
     PG_HG_WAKEUP_LATENESS,        /* from the time at which the loop had to wake up until it ran */
     PG_HG_BATCH_SERVICE,          /* from the start of a batch's application until its reply is
                                      built */
     PG_HG_REQUEST_QUEUE,          /* from the receipt of a batch until its application starts */
-    PG_HG_LOCAL,                  /* time that the loop worked on a batch, over all calls */
+    PG_HG_LOCAL,                  /* time that the loop worked on a batch, summed over all its calls
+                                     of pg_handle */
     PG_HG_REMOTE,                 /* from the arming of a timer or an operation until it ends */
-    PG_HG_RESPONSE_QUEUE,         /* from the end of a timer or an operation, from the publication
-                                     of a notice, or from the reply to a message, until its sending
-                                     starts */
+    PG_HG_RESPONSE_QUEUE,         /* from the end of a timer or an operation, the publication of a
+                                     notice, or the building of a reply, until the sending of the
+                                     message starts */
     PG_HG_SEND,                   /* from the start of sending until the socket took the message */
     PG_HISTOGRAMS
 };
@@ -293,13 +312,13 @@ enum pg_histogram_id {
 /* Bucket b < 16 counts the value b. Above that, each power of two has eight buckets: with s = b / 8
  * - 1 and m = b - 8 * s, bucket b counts the values from m << s to ((m + 1) << s) - 1. So the end
  * of a bucket is at most an eighth above any of its values. */
-#define PG_HISTOGRAM_BUCKETS 488         /* buckets; the last one ends at 2^63 - 1 */
+#define PG_HISTOGRAM_BUCKETS 488         /* number of buckets; the last bucket ends at 2^63 - 1 */
 
-/* Counts since the creation of the arena; nothing can rebuild them. The daemon writes them,
- * everybody reads them, without any memory order between the fields. */
+/* Counts since the creation of the arena; they cannot be rebuilt. The daemon writes the fields and
+ * every process may read them. There is no memory order between the fields. */
 struct pg_histogram {
-    uint64_t sum_ns;              /* sum of all values, modulo 2^64 */
-    uint64_t sum_high;            /* sum of all values, divided by 2^64 */
+    uint64_t sum_ns;              /* low half of the sum of all values: the sum modulo 2^64 */
+    uint64_t sum_high;            /* high half of the sum of all values: the sum divided by 2^64 */
     uint64_t max_ns;              /* largest value */
     uint64_t counts[488];
 };
@@ -324,48 +343,51 @@ enum pg_slot_flag {
     PG_F_BULK_LOADED = 8          /* the timer was put as a row of a bulk load */
 };
 
-/* 32 bytes, two to a cache line; a seqlock with `ctl` as its counter. The daemon writes the fields
- * first and ctl last (store-release). Readers read ctl with acquire order, copy the slot, and trust
- * the copy only if ctl has not changed. */
+/* The first part of a slot: 32 bytes, two per cache line. It is a seqlock with `ctl` as its
+ * counter. The daemon writes the other fields first and ctl last (store-release). Readers read ctl
+ * with acquire order, copy the slot, and trust the copy only if ctl has not changed. */
 struct pg_hot {
-    uint64_t ctl;                 /* ticket << 8 | enum pg_slot_state */
+    uint64_t ctl;                 /* control word: ticket << 8 | enum pg_slot_state */
     int64_t  deadline_ns;         /* deadline on the arena's clock */
-    uint32_t where;               /* derived: place in the wheel, chunk * 16 + cell */
+    uint32_t where;               /* derived: place in the wheel: chunk * 16 + cell */
     uint16_t bucket;              /* derived: bucket in the wheel */
     uint16_t flags;               /* enum pg_slot_flag */
     uint32_t hash;                /* keyed hash of namespace, key type and key */
-    uint16_t topic;               /* row of the topic table, which names the namespace */
+    uint16_t topic;               /* row of the topic; that row names the namespace */
     uint16_t wait_low;            /* low half of the timer's wait, see struct pg_cold */
 };
 
-/* 16 bytes at the same index as pg_hot; written before hot.ctl. wait_high and wait_low are the
- * halves of a float: the nanoseconds from the arming of a timer to its deadline, from which readers
- * compute when it was armed. Every bit pattern is valid. */
+/* The second part of a slot: 16 bytes at the same index as pg_hot, written before hot.ctl.
+ * wait_high and wait_low are the halves of a float: the nanoseconds from the arming of the timer to
+ * its deadline. Readers compute the time of arming from it. Every bit pattern is valid. */
 struct pg_cold {
     uint32_t blob;                /* first granule of the blob, which holds extension, key and
                                      payload */
-    uint32_t payload_len;         /* bytes of the payload, 0..65536 */
-    uint8_t  key_len;             /* bytes of the key, 1..255 */
+    uint32_t payload_len;         /* length of the payload in bytes, 0..65536 */
+    uint8_t  key_len;             /* length of the key in bytes, 1..255 */
     uint8_t  key_type;            /* enum pg_key_type */
-    uint16_t ext_len;             /* bytes of the extension, a multiple of 16 */
-    uint16_t account;             /* row of the account that the slot counts for, + 1; 0 = none */
+    uint16_t ext_len;             /* length of the extension in bytes, a multiple of 16 */
+    uint16_t account;             /* 1 + row of the account to which the slot is charged; 0 =
+                                     none */
     uint16_t wait_high;           /* high half of the timer's wait */
 };
 
-/* Authoritative, only in an arena with a WAL: origin of an armed timer or operation, which the
- * record of its end repeats. Stored at the slot's index, written before hot.ctl. The records of
- * arming and ending carry it as their last part. 56 bytes. */
+/* Origin of an armed timer or operation. Authoritative; only in an arena with a WAL. Stored at the
+ * slot's index and written before hot.ctl. The WAL records of the arming and of the end both
+ * contain it as their last part. 56 bytes. */
 struct pg_timestamps {
     uint64_t add_lsn;             /* LSN of its ARM or WATCH record; 0 = unknown */
-    uint64_t session;             /* session that armed it; 0 = it came without a message */
-    int64_t  sent_boot_ns;        /* the client packed the batch, on the client's clock; 0 = not
-                                     reported */
-    int64_t  received_boot_ns;    /* real clock: the daemon took the batch from the socket; 0 = no
+    uint64_t session;             /* session that armed it; 0 = no message armed it */
+    int64_t  sent_boot_ns;        /* time at which the client packed the batch, on the client's
+                                     clock; 0 = not reported */
+    int64_t  received_boot_ns;    /* real clock: time at which the daemon took the batch from the
+                                     socket; 0 = no batch */
+    int64_t  applied_boot_ns;     /* real clock: time at which the daemon began to apply the
                                      batch */
-    int64_t  applied_boot_ns;     /* real clock: the daemon began to apply the batch */
     int64_t  armed_ns;            /* time of arming, on the arena's clock */
-    int64_t  done_boot_ns;        /* real clock: the call that armed it returned; 0 = unknown, as in
-                                     the record of the arming. Only metrics use it */
+    int64_t  done_boot_ns;        /* real clock: time at which the call that armed it returned; 0 =
+                                     unknown, as always in the record of the arming. Only for
+                                     metrics */
 };
 
 enum pg_key_type {
@@ -392,11 +414,11 @@ struct pg_ext {
 /* ---- the wheel (derived) -------------------------------------------------------- */
 
 #define PG_WHEEL_LEVELS 64
-#define PG_DUE_BUCKETS 3         /* buckets of due timers, behind all rings */
+#define PG_DUE_BUCKETS 3         /* number of buckets for due timers, after all rings */
 #define PG_CHUNK_CELLS 15
 
 struct pg_chunk {                 /* one cache line; a bucket is a chain of chunks */
-    uint32_t previous;            /* chunk that was the bucket's tail before this one; PG_NIL =
+    uint32_t previous;            /* chunk that was the bucket's tail before this chunk; PG_NIL =
                                      none */
     uint32_t slots[15];
 };
@@ -407,40 +429,40 @@ struct pg_bucket {
     uint32_t count;               /* members */
 };
 
-/* A ring of 2 x fanout buckets, each `width` ticks wide: the block of buckets that contains the
- * clock, and the next block. The buckets of level 0 are one tick wide. */
+/* A ring of 2 x fanout buckets, each `width` ticks wide. One half is the block of buckets that
+ * contains the clock; the other half is the next block. In level 0 a bucket is one tick wide. */
 struct pg_level {
-    uint64_t limit;               /* first deadline tick beyond this level */
-    uint64_t origin;              /* tick of position 0 of the ring that contains the clock */
-    uint64_t start;               /* first tick of the clock's bucket */
-    uint64_t width;               /* ticks of a bucket: fanout ^ level */
-    uint64_t multiplier;          /* with shift: division by width */
+    uint64_t limit;               /* lowest tick of a deadline that is beyond this level */
+    uint64_t origin;              /* tick of position 0, in the ring's current revolution */
+    uint64_t start;               /* first tick of the bucket that contains the clock */
+    uint64_t width;               /* number of ticks of a bucket: fanout ^ level */
+    uint64_t multiplier;          /* multiplier and shift replace a division by width */
     uint32_t shift;
-    uint32_t first;               /* number of the bucket at position 0 */
-    uint64_t summary;             /* bit i: occupied[i] is not 0 */
-    uint64_t occupied[8];         /* one bit per position: its bucket has members */
-    uint32_t here;                /* position of the clock's bucket */
+    uint32_t first;               /* index of the bucket at position 0 */
+    uint64_t summary;             /* bit i is set if occupied[i] is not 0 */
+    uint64_t occupied[8];         /* one bit per position, set if the bucket there has members */
+    uint32_t here;                /* position of the bucket that contains the clock */
     uint32_t pad;
 };
 
-/* PG_DUE_BUCKETS buckets follow those of all rings. Two of them hold timers that were due on
- * arrival: one takes newcomers while the other is being fired. The third holds due operations that
- * wait after an outage. */
+/* The timer wheel. PG_DUE_BUCKETS buckets for due timers follow the buckets of all rings. Two of
+ * them hold timers that were due when they were added: one bucket takes new timers while the other
+ * bucket is being fired. The third holds due operations that wait after an outage. */
 struct pg_wheel {
-    uint64_t clock;               /* tick whose bucket was fired last or is being fired */
+    uint64_t clock;               /* tick whose bucket is being fired, or was fired last */
     uint64_t drained;             /* tick up to which gradual draining is complete */
     uint64_t occupied;            /* bit l: level l has members */
     uint64_t moved;               /* timers moved to a finer level since the wheel was
                                      initialised */
     int64_t  tick_ns;
-    uint64_t multiplier;          /* with shift: division by tick_ns */
+    uint64_t multiplier;          /* multiplier and shift replace a division by tick_ns */
     uint32_t shift;
-    uint32_t ring;                /* buckets of one level: 2 x fanout */
+    uint32_t ring;                /* number of buckets of one level: 2 x fanout */
     uint32_t level_count;
-    uint32_t due;                 /* number of the first due bucket */
-    uint32_t open;                /* due bucket that takes newcomers: 0 or 1 */
-    uint32_t closing;             /* 1 = the other due bucket belongs to this tick and may have
-                                     members */
+    uint32_t due;                 /* index of the first bucket for due timers */
+    uint32_t open;                /* bucket for due timers that takes new timers: 0 or 1 */
+    uint32_t closing;             /* 1 = the other one of these two buckets belongs to the current
+                                     tick and may have members */
     uint32_t chunk_count;
     uint32_t pad;
     struct pg_level levels[64];
@@ -454,15 +476,15 @@ struct pg_wheel {
 #define PG_BLOB_CLASSES 896
 
 struct pg_blob_heap {
-    uint32_t first;               /* bit f: second[f] != 0 */
-    uint32_t used;                /* granules in use */
+    uint32_t first;               /* bit f is set if second[f] != 0 */
+    uint32_t used;                /* number of granules in use */
     uint32_t free_blocks;
-    uint32_t second[28];          /* bit s of second[f]: heads[f * 32 + s] != PG_NIL */
+    uint32_t second[28];          /* bit s of second[f] is set if heads[f * 32 + s] != PG_NIL */
     uint32_t heads[896];          /* first free block of each class; PG_NIL = none */
 };
 
 /* Content of a free block: size, next and previous in its first granule, size_at_end in its last
- * granule, which may be the same one. Readers never look at free blocks. */
+ * granule, which may be the same granule. Readers never look at free blocks. */
 struct pg_blob_free {
     uint32_t size;                /* granules */
     uint32_t next;                /* next free block of the same class; PG_NIL = none */
@@ -474,11 +496,12 @@ struct pg_blob_free {
 
 #define PG_INDEX_CELLS 15
 
-/* One cache line. An id is a slot, or capacity + ring position of a replay buffer entry. The bits
- * above the id hold a tag: as many bits of the hash as fit. Cell 0 = empty. */
+/* A bucket of the key index, one cache line. An id is a slot, or capacity + ring position of a
+ * replay buffer entry. A cell holds id + 1; the bits above it hold a tag, as many bits of the hash
+ * as fit. A cell with value 0 is empty. */
 struct pg_index_bucket {
-    uint32_t overflowed;          /* ids that belong here but are in a later bucket, because this
-                                     one was full */
+    uint32_t overflowed;          /* number of ids that belong here but are in a later bucket
+                                     because this bucket was full */
     uint32_t cells[15];
 };
 
@@ -488,96 +511,103 @@ struct pg_index_bucket {
 #define PG_WATERMARK_MAX 9223372036854775807u
 #define PG_TARGET_MAX 9223372036854775806u   /* largest target of ALL, ANY and QUORUM */
 
-/* A watch key: its monotone watermark, and its watchers in a treap ordered by the watermark that
- * each waits for. Authoritative except root, first, latest and place. 64 bytes. */
+/* A watch key: its monotone watermark, and its watchers, in a treap ordered by the watermark that
+ * each watcher waits for. Authoritative except root, first, latest and place. 64 bytes. */
 struct pg_watched {
-    uint64_t watermark;           /* current value; stored (release) before any watcher is
-                                     visited */
+    uint64_t watermark;           /* current value of the watermark; stored (release) before any
+                                     watcher is visited */
     uint8_t  key[16];             /* the key, or the granule (u32) of its blob if it is longer than
-                                     16 bytes. Free row: numbers of the free rows behind the next
-                                     one (u32 each), hints for prefetching */
+                                     16 bytes. Free row: hints for prefetching, namely the rows (u32
+                                     each) that follow the next free row in the free list */
     uint32_t hash;
-    uint32_t error;               /* code of its failure, until cleared; 0 = not failed */
+    uint32_t error;               /* error code of its failure until it is cleared; 0 = not
+                                     failed */
     uint32_t root;                /* derived: root of the treap; free row: the next free row */
     uint32_t first;               /* derived: watcher with the lowest target */
-    uint32_t latest;              /* derived: watcher with the highest target; makes rising targets
-                                     cheap */
-    uint32_t touched_s;           /* real clock, seconds: last change or last watcher; PG_NIL =
-                                     forgotten: removed with its last watcher, even if further
-                                     operations watch it */
+    uint32_t latest;              /* derived: watcher with the highest target; new watchers with
+                                     rising targets start here */
+    uint32_t touched_s;           /* real clock, seconds: time of the last change, or when the last
+                                     watcher left. PG_NIL = the key was forgotten: it is removed
+                                     with its last watcher, even if more operations watch it
+                                     before */
     uint16_t namespace_row;
-    uint8_t  key_len;             /* bytes of the key; 0 = unused row; written last */
+    uint8_t  key_len;             /* length of the key in bytes; 0 = unused row; written last */
     uint8_t  key_type;
-    uint32_t place;               /* derived: its cell in the watermark index, bucket * 16 + cell */
-    uint16_t account;             /* account of the uid whose record created it, as in pg_cold */
+    uint32_t place;               /* derived: the key's place in the watermark index: bucket * 16 +
+                                     cell */
+    uint16_t account;             /* account of the uid whose record created the key, stored as in
+                                     pg_cold */
     uint8_t  pad[6];
 };
 
-/* One key of one operation. Authoritative: key_row, slot, sibling; also target for ALL, ANY and
- * QUORUM, read through watch_target(). */
+/* A watch record: one key of one operation. Authoritative are key_row, slot and sibling, and for
+ * ALL, ANY and QUORUM also target, which watch_target() reads. */
 struct pg_watch {
-    uint64_t target;              /* watermark at which the watcher is visited */
+    uint64_t target;              /* value of the watermark at which this watcher is visited */
     uint32_t key_row;             /* row of the watch key */
     uint32_t slot;                /* slot of the operation; PG_NIL = unused record */
     uint32_t left, right, parent; /* derived: links of the treap; free record: hints for
                                      prefetching */
     uint32_t sibling;             /* record of the operation's next key; free record: the next free
-                                     one */
+                                     record */
 };
 
 /* Derived: heads and lengths of the free lists. */
 struct pg_purgatory {
     uint32_t free_watch, free_watches;
     uint32_t free_watermark, free_watermarks;
-    uint64_t watermark_ttl_ns;    /* real clock; how long an unwatched watch key is remembered;
-                                     fixed at creation */
-    uint64_t inbox_max;           /* operations that a session may own, armed or unacknowledged;
-                                     fixed at creation */
+    uint64_t watermark_ttl_ns;    /* time on the real clock for which a watch key without watchers
+                                     is remembered; fixed at creation */
+    uint64_t inbox_max;           /* maximum number of operations that a session may own, armed or
+                                     with an unacknowledged outcome; fixed at creation */
 };
 
 enum pg_condition {
     PG_C_ALL,                     /* each key reaches its target */
     PG_C_ANY,                     /* at least one key reaches its target */
-    PG_C_SUM,                     /* the gains of the keys, each up to its cap, reach a sum */
-    PG_C_CLIENT,                  /* the owner decides: it gets a CHECK whenever a key has
+    PG_C_SUM,                     /* the gains of the keys, each limited by a cap, together reach a
+                                     sum */
+    PG_C_CLIENT,                  /* the owner decides: it receives a CHECK whenever a key has
                                      advanced */
     PG_C_QUORUM,                  /* a given number of keys reach their targets */
     PG_CONDITIONS
 };
 enum pg_check_state { PG_K_NONE, PG_K_ASKED, PG_K_MOVED };
 
-/* The first 80 bytes of an operation's blob. Behind it stand the facts that its end records: a
- * uint64_t watermark per key, a bitmap of missing keys and a bitmap of failed keys. A bitmap has
- * (keys + 7) / 8 bytes; bit n is the n-th key. A bitmap of the operation's own keys follows if it
- * has any, then zeros up to a multiple of 16 bytes, for SUM a struct pg_share per key, the key, and
- * the payload. */
+/* The first 80 bytes of an operation's blob. Three parts follow that the end of the operation fills
+ * in: a uint64_t watermark per key, a bitmap of missing keys and a bitmap of failed keys. The rest
+ * is a bitmap of the operation's own keys if it has any, zeros up to a multiple of 16 bytes, for
+ * SUM a struct pg_share per key, the operation's key, and the payload. A bitmap has (keys + 7) / 8
+ * bytes, and bit n is the n-th key. */
 struct pg_operation {
     uint64_t session;             /* session of the owner */
-    uint64_t threshold;           /* SUM: the sum; QUORUM: keys that have to reach their targets */
+    uint64_t threshold;           /* SUM: the sum; QUORUM: number of keys that have to reach their
+                                     targets */
     int64_t  armed_ns;            /* time of arming, on the arena's clock */
-    int64_t  ended_ns;            /* time of the end, on the arena's clock */
+    int64_t  ended_ns;            /* time at which the operation ended, on the arena's clock */
     uint64_t version;             /* CLIENT: version of the last CHECK. The upper half comes from
-                                     the ticket, so that a late answer never matches the key's next
-                                     operation */
+                                     the ticket, so that a late answer never matches a later
+                                     operation with the same key */
     uint32_t first_watch;         /* first record of its chain of watch records */
     uint32_t notice_blob;         /* blob of its notice (key, verdict, payload); PG_NIL = no notice
                                      was requested */
-    uint32_t inbox_next, inbox_previous; /* derived: neighbours in the inbox, slots */
-    uint32_t error;               /* code with which a key failed; 0 = none */
-    uint32_t unmet;               /* derived, ALL and QUORUM: keys that have yet to reach their
-                                     targets */
+    uint32_t inbox_next, inbox_previous; /* derived: slots of the neighbours in the inbox */
+    uint32_t error;               /* error code of the key that failed; 0 = none failed */
+    uint32_t unmet;               /* derived, ALL and QUORUM: number of keys that still have to
+                                     reach their targets before the condition is true */
     uint16_t keys;
     uint8_t  condition;           /* enum pg_condition */
-    uint8_t  cause;               /* enum pg_cause once ended; 0 = armed */
+    uint8_t  cause;               /* enum pg_cause of the end; 0 = the operation is armed */
     uint8_t  check;               /* enum pg_check_state */
     uint8_t  in_inbox;            /* derived: 1 = the operation is in its owner's inbox */
-    uint8_t  has_own;             /* 1 = the bitmap of own keys is there */
+    uint8_t  has_own;             /* 1 = the blob contains a bitmap of own keys */
     uint8_t  notified;            /* 1 = its outcome was handed to the owner's socket */
     uint32_t uid;                 /* uid of the owner; PG_NIL = unknown */
-    uint8_t  pad[4];              /* keeps the blob at whole granules */
+    uint8_t  pad[4];              /* pads the struct to whole granules */
 };
 
-struct pg_share {                 /* one key of a SUM gains min(cap, max(0, watermark - base)) */
+struct pg_share {                 /* one key of a SUM; its gain is min(cap, max(0, watermark -
+                                     base)) */
     uint64_t base;
     uint64_t cap;
 };
@@ -585,56 +615,59 @@ struct pg_share {                 /* one key of a SUM gains min(cap, max(0, wate
 /* First bytes of the payload of an operation's notice (PG_E_OPERATION). The bitmap of missing keys
  * and the operation's own payload follow. */
 struct pg_verdict {
-    int64_t  elapsed_ns;          /* time from arming to the end */
-    uint32_t error;               /* code with which a key failed; 0 = none */
+    int64_t  elapsed_ns;          /* time in ns from the arming to the end of the operation */
+    uint32_t error;               /* error code of the key that failed; 0 = none failed */
     uint16_t keys;                /* number of watch keys */
-    uint16_t bitmap_bytes;        /* bytes of the bitmap of missing keys that follows */
+    uint16_t bitmap_bytes;        /* length in bytes of the bitmap of missing keys, which follows */
 };
 
 /* ---- names ---------------------------------------------------------------------- */
 
-/* Token bucket of a quota of operations per second; it fills in one second. Not stored: full after
- * every start. */
+/* Token bucket for a quota of operations per second. An empty bucket fills in one second. Starts do
+ * not preserve its tokens: it is full after every start. */
 struct pg_tokens {
-    uint64_t left;                /* tokens in units of 10^-9 operations */
-    int64_t  refilled_boot_ns;    /* real clock: time for which `left` is valid; 0 = the bucket is
-                                     full */
+    uint64_t left;                /* number of tokens that are left, in units of 10^-9 operations */
+    int64_t  refilled_boot_ns;    /* real clock: time at which `left` was computed; 0 = the bucket
+                                     is full */
 };
 
-/* Authoritative. A namespace's row is never freed, and its name never changes. */
+/* A namespace. Authoritative. Its row is never freed, and its name never changes. */
 struct pg_namespace {
-    uint32_t name_len;            /* bytes of the name; 0 = unused row; written last,
+    uint32_t name_len;            /* length of the name in bytes; 0 = unused row; written last,
                                      store-release */
     uint32_t shard;               /* shard of the namespace, recorded at creation */
     uint32_t owner_uid;           /* uid that owns the namespace; PG_NIL = anybody may use it */
-    uint32_t durability;          /* 0 = memory, 1 = durable */
-    uint64_t live;                /* derived: armed or parked timers, and armed operations */
-    uint64_t bytes;               /* derived: blob bytes of the timers and operations that `live`
-                                     counts */
-    uint64_t quota_timers;        /* timers that may be armed; 0 = no quota */
-    uint64_t quota_bytes;         /* blob bytes that its timers and operations may use; 0 = no
-                                     quota */
-    uint64_t quota_ops;           /* operations per second; 0 = no quota */
+    uint32_t durability;          /* 0 = changes are only in memory, 1 = changes are durable */
+    uint64_t live;                /* derived: number of armed or parked timers plus number of armed
+                                     operations */
+    uint64_t bytes;               /* derived: number of blob bytes of the timers and operations that
+                                     `live` counts */
+    uint64_t quota_timers;        /* number of timers that may be armed; 0 = no quota */
+    uint64_t quota_bytes;         /* number of blob bytes that its timers and operations may use; 0
+                                     = no quota */
+    uint64_t quota_ops;           /* maximum number of operations per second; 0 = no quota */
     struct pg_tokens tokens;
-    uint64_t park_beyond_ns;      /* timers due later than this from now are parked; 0 = none */
+    uint64_t park_beyond_ns;      /* timers with a longer delay than this are parked; 0 = no timer
+                                     is parked */
     uint32_t created_uid;         /* uid whose record or message created it; PG_NIL = unknown */
     uint32_t pad;
     char     name[64];
 };
 
-/* Authoritative. `sequence` counts the topic's notices. It is stored after the commit of the newest
- * entry; the commit alone decides whether the notice exists, and a rebuild rolls the topic forward
- * to it. */
+/* A topic. Authoritative. `sequence` counts the topic's notices. It is stored after `commit` of the
+ * newest replay buffer entry. `commit` alone decides whether the notice exists; a rebuild sets
+ * `sequence` to the newest committed entry. */
 struct pg_topic {
-    uint32_t name_len;            /* 1 + bytes of the name; 0 = unused row; written last,
+    uint32_t name_len;            /* 1 + length of the name in bytes; 0 = unused row; written last,
                                      store-release */
     uint32_t namespace_row;
-    uint64_t incarnation;         /* identity of the topic, unique among all topics that used this
-                                     row */
-    uint64_t sequence;            /* sequence of the newest notice; the first one has 1 */
-    uint64_t last_position;       /* replay buffer position of the newest notice, + 1; 0 = none */
+    uint64_t incarnation;         /* identity of the topic, different for all topics that ever used
+                                     this row */
+    uint64_t sequence;            /* sequence number of the newest notice; the first notice has 1 */
+    uint64_t last_position;       /* 1 + replay buffer position of the newest notice; 0 = none */
     int64_t  changed_boot_ns;     /* real clock: time of the newest notice */
-    uint64_t live;                /* derived: armed or parked timers, and armed operations */
+    uint64_t live;                /* derived: number of armed or parked timers plus number of armed
+                                     operations */
     int64_t  slack_ns;            /* for spread deadlines: ns by which the topic's timers may fire
                                      late */
     uint32_t created_uid;         /* as in pg_namespace */
@@ -642,21 +675,24 @@ struct pg_topic {
     char     name[128];
 };
 
-/* The account of a uid that has sessions, timers or watch keys. Authoritative except its counts and
- * tokens. A row whose uid has none of these may be given to another uid. */
+/* The account of a uid that has sessions, timers or watch keys. Authoritative except for its counts
+ * and tokens. If the uid has none of these left, its row may be given to another uid. */
 struct pg_account {
     uint32_t uid;
     uint32_t in_use;              /* 0 = unused row; written last */
-    uint64_t live;                /* derived: armed or parked timers, and armed operations */
-    uint64_t bytes;               /* derived: blob bytes of the timers and operations that `live`
-                                     counts */
+    uint64_t live;                /* derived: number of armed or parked timers plus number of armed
+                                     operations */
+    uint64_t bytes;               /* derived: number of blob bytes of the timers and operations that
+                                     `live` counts */
     struct pg_tokens tokens;
-    int64_t  used_boot_ns;        /* real clock: the uid last sent a batch or opened a session */
-    uint32_t sessions;            /* derived: open sessions */
-    uint32_t watch_keys;          /* derived: watch keys that its records created */
-    uint32_t watches;             /* derived: watch records of its armed operations */
-    uint32_t operations;          /* derived: operations of its open sessions, armed or
-                                     unacknowledged */
+    int64_t  used_boot_ns;        /* real clock: time at which the uid last sent a batch or opened a
+                                     session */
+    uint32_t sessions;            /* derived: number of open sessions */
+    uint32_t watch_keys;          /* derived: number of watch keys that the uid's records created */
+    uint32_t watches;             /* derived: number of watch records of the uid's armed
+                                     operations */
+    uint32_t operations;          /* derived: number of operations of the uid's open sessions, armed
+                                     or with an unacknowledged outcome */
 };
 
 /* ---- bulk loads ---------------------------------------------------------------------- */
@@ -669,27 +705,28 @@ enum pg_bulk_load_state {
     PG_BULK_LOAD_CLOSED           /* accepts no more rows */
 };
 
-/* A bulk load: which of its rows were done, whether or not their timers still exist. Authoritative
- * except the fields marked "derived". 64 bytes. */
+/* A bulk load. It records which of its rows were done, even if their timers are gone. Authoritative
+ * except for the fields marked "derived". 64 bytes. */
 struct pg_bulk_load {
     uint8_t  id[16];              /* id chosen by the client; not 0 */
-    uint64_t fencing_token;       /* token of the newest run; older runs are refused */
+    uint64_t fencing_token;       /* fencing token of the newest run; rows of older runs are
+                                     refused */
     int64_t  used_boot_ns;        /* real clock: last use */
-    uint64_t rows;                /* derived: rows done */
-    uint64_t upto;                /* derived: 1 + the highest row done */
-    uint32_t uid;                 /* uid that began it; only this uid may continue */
+    uint64_t rows;                /* derived: number of rows done */
+    uint64_t upto;                /* derived: 1 + the highest row number that was done */
+    uint32_t uid;                 /* uid that began it; only this uid may continue it */
     uint32_t namespace_row;
     uint32_t state;               /* enum pg_bulk_load_state; NONE = unused row; written last */
-    uint32_t blocks;              /* derived: blocks of its rows */
+    uint32_t blocks;              /* derived: number of blocks that its rows use */
 };
 
-/* Authoritative. One block of PG_BULK_LOAD_BLOCK_ROWS rows of a bulk load, from row number *
- * PG_BULK_LOAD_BLOCK_ROWS on. Its bits are at the same index of PG_R_BULK_LOAD_BITS, one per row; a
+/* A block of PG_BULK_LOAD_BLOCK_ROWS rows of a bulk load; `number` * PG_BULK_LOAD_BLOCK_ROWS is its
+ * first row. Authoritative. Its bits, one per row, are in PG_R_BULK_LOAD_BITS at the same index; a
  * bit is set after the row's effect. 16 bytes. */
 struct pg_bulk_load_block {
     uint64_t number;              /* number of the block within the bulk load; free block: the next
-                                     free one */
-    uint32_t bulk_load;           /* row of the bulk load, + 1; 0 = free block; written last */
+                                     free block */
+    uint32_t bulk_load;           /* 1 + row of the bulk load; 0 = free block; written last */
     uint32_t pad;
 };
 
@@ -698,10 +735,10 @@ struct pg_bulk_load_block {
 enum pg_cause {
     PG_CAUSE_EXPIRED = 1,         /* the deadline of a timer or an operation passed */
     PG_CAUSE_SATISFIED,           /* the condition of an operation came true */
-    PG_CAUSE_FAILED,              /* its keys failed, so that the operation's condition cannot come
-                                     true */
+    PG_CAUSE_FAILED,              /* keys of an operation failed, and its condition cannot come true
+                                     without them */
     PG_CAUSE_CANCELLED,           /* an operation was cancelled */
-    PG_CAUSE_PUBLISHED            /* PUBLISH wrote the notice; it has no timer */
+    PG_CAUSE_PUBLISHED            /* PUBLISH wrote the notice; the notice has no timer */
 };
 
 enum pg_entry_flag {
@@ -712,66 +749,68 @@ enum pg_entry_flag {
                                      pg_verdict */
 };
 
-/* 64 bytes; a seqlock with `commit` as its counter. The daemon writes the entry before it frees the
- * slot, and `commit` last (store-release). To withdraw an entry, it stores commit = 0 (release) and
- * then frees the blob. Readers copy the entry, check bounds, copy the blob, and trust both only if
- * commit has not changed. */
+/* An entry of the replay buffer, 64 bytes. It is a seqlock with `commit` as its counter. The daemon
+ * writes `commit` last (store-release), and only then frees the slot. To withdraw an entry, it
+ * stores commit = 0 (release) and then frees the blob. Readers copy the entry, check bounds, copy
+ * the blob, and trust both copies only if commit has not changed. */
 struct pg_entry {
-    uint64_t commit;              /* position + 1; 0 = withdrawn */
+    uint64_t commit;              /* 1 + position of the entry in the replay buffer; 0 = the entry
+                                     was withdrawn */
     uint64_t ticket;              /* ticket << 8 | enum pg_cause */
     int64_t  deadline_ns;         /* deadline on the arena's clock */
     int64_t  fired_ns;            /* time of firing, on the arena's clock */
-    uint64_t sequence;            /* sequence of the notice in its topic */
-    uint64_t previous;            /* replay buffer position of the topic's previous notice, + 1; 0 =
+    uint64_t sequence;            /* sequence number of the notice in its topic */
+    uint64_t previous;            /* 1 + replay buffer position of the topic's previous notice; 0 =
                                      none */
-    uint32_t blob;                /* granule of the key, which the payload follows */
-    uint32_t payload_len;         /* bytes of the payload */
+    uint32_t blob;                /* first granule of the blob: the key, then the payload */
+    uint32_t payload_len;         /* length of the payload in bytes */
     uint32_t hash;                /* keyed hash of namespace, key type and key */
     uint16_t topic;               /* row of the topic */
-    uint8_t  key_len;             /* bytes of the key */
+    uint8_t  key_len;             /* length of the key in bytes */
     uint8_t  meta;                /* key type in bits 0-3, enum pg_entry_flag in bits 4-7 */
 };
 
 /* ---- the WAL ------------------------------------------------------------------ */
 
-/* A record describes the absolute result of a change and is written as one frame. The daemon writes
- * it to the WAL buffer, a ring in the arena, before the effect that it describes. The group-commit
- * thread copies frames from there to WAL segments. Snapshot and export files hold frames of the
- * same form. */
+/* A WAL record describes the state after a change, not the difference. It is written as one frame.
+ * The daemon writes the frame to the WAL buffer, a ring in the arena, before the change takes
+ * effect. The group-commit thread copies frames from there to WAL segments. Snapshot and export
+ * files hold frames of the same form. */
 
-#define PG_WAL_BUFFER_HEAD 4096               /* bytes before the ring in PG_R_WAL_BUFFER */
-#define PG_WAL_BUFFER_MIN 4194304             /* bytes of the ring, a power of two */
+#define PG_WAL_BUFFER_HEAD 4096               /* offset of the ring in PG_R_WAL_BUFFER */
+#define PG_WAL_BUFFER_MIN 4194304             /* smallest ring in bytes; sizes are powers of two */
 #define PG_WAL_BUFFER_MAX 1073741824
-#define PG_WAL_FRAME_MAX 131072            /* bytes; no frame is longer */
+#define PG_WAL_FRAME_MAX 131072            /* maximum length of a frame in bytes */
 #define PG_WAL_SEGMENT_MAGIC 0x31304c4157475050u  /* "PPGWAL01" read as little endian */
 #define PG_SNAPSHOT_MAGIC 0x3150414e53475050u /* "PPGSNAP1" */
 #define PG_WAL_MAJOR 1
 #define PG_WAL_MINOR 0
-#define PG_WAL_SEGMENT_HEAD 4096             /* bytes before the first frame of a file */
-#define PG_WAL_SEGMENT_MIN 262144            /* bytes of a WAL segment */
-#define PG_GROUP_HEAD 80                 /* bytes of a COMMIT_GROUP frame */
-#define PG_GROUP_MAX 1048576             /* bytes of a commit group with its first frame */
+#define PG_WAL_SEGMENT_HEAD 4096             /* offset of the first frame in a file */
+#define PG_WAL_SEGMENT_MIN 262144            /* smallest WAL segment in bytes */
+#define PG_GROUP_HEAD 80                 /* length of a COMMIT_GROUP frame in bytes */
+#define PG_GROUP_MAX 1048576             /* maximum bytes of a commit group, all frames included */
 
 enum pg_wal_state { PG_WAL_NONE, PG_WAL_RUNNING, PG_WAL_STOPPED };
 /* The system call whose failure stopped the WAL. */
 enum pg_storage_call { PG_CALL_NONE, PG_CALL_OPEN, PG_CALL_FALLOCATE, PG_CALL_WRITE,
                        PG_CALL_SYNC, PG_CALL_RENAME, PG_CALL_SYNC_DIR };
 
-/* The start of PG_R_WAL_BUFFER. Positions count bytes since the creation of the arena; position p
- * is at p % size in the ring. committed <= tail <= appended <= committed + size. */
+/* The start of region PG_R_WAL_BUFFER. A position is a number of bytes appended since the creation
+ * of the arena; position p is at p % size in the ring. committed <= tail <= appended <= committed +
+ * size. */
 struct pg_wal_buffer {
-    uint64_t size;                /* bytes of the ring; fixed at creation */
-    uint64_t appended;            /* authoritative, written by the daemon: end of the newest
+    uint64_t size;                /* size of the ring in bytes; fixed at creation */
+    uint64_t appended;            /* authoritative, written by the daemon: position after the newest
                                      frame */
-    uint64_t tail;                /* authoritative, written by the daemon, store-release: end of the
-                                     newest frame whose effect is complete. At most one frame is
-                                     between tail and appended */
+    uint64_t tail;                /* authoritative, written by the daemon, store-release: position
+                                     after the newest frame whose effect is complete. At most one
+                                     frame is between tail and appended */
     uint64_t next_lsn;            /* authoritative, written by the daemon: LSN of the next frame;
                                      stored after `appended` */
-    uint64_t pad0[4];             /* gives the fields of the group-commit thread cache lines of
-                                     their own */
-    uint64_t committed;           /* written by group commit, store-release: all bytes below are on
-                                     disk, and their part of the ring is free */
+    uint64_t pad0[4];             /* puts the fields of the group-commit thread on separate cache
+                                     lines */
+    uint64_t committed;           /* written by group commit, store-release: all bytes below this
+                                     position are on disk, and their space in the ring is free */
     uint64_t committed_lsn;       /* written by group commit, store-release: LSN of the newest frame
                                      on disk; 0 = none */
     uint32_t state;               /* written by group commit, store-release: enum pg_wal_state */
@@ -780,7 +819,7 @@ struct pg_wal_buffer {
     uint32_t call;                /* enum pg_storage_call that stopped the WAL; written before
                                      `state` */
     uint32_t began_empty;         /* authoritative, written by the daemon: 1 = the arena was empty
-                                     before record 1. Stored at each start until record 1 is
+                                     before record 1. Each start stores this until record 1 is
                                      appended */
     uint64_t error_lsn;           /* first LSN that did not reach the disk; written before
                                      `state` */
@@ -792,32 +831,34 @@ struct pg_wal_buffer {
                                      calls */
     uint64_t sync_ns;             /* written by group commit: total time of successful fdatasync
                                      calls */
-    uint64_t bytes;               /* written by group commit: bytes written */
+    uint64_t bytes;               /* written by group commit: number of bytes written */
 };
 
-/* Every frame begins with these 24 bytes. The LSN of a frame is that of the previous frame + 1;
+/* Every frame begins with these 24 bytes. The LSN of a frame is the LSN of the previous frame + 1;
  * PAD, COMMIT_GROUP and SEAL repeat the LSN of the previous frame. In the ring, crc, salt and group
- * are 0: the group-commit thread fills them in. */
+ * are 0; the group-commit thread fills them in when it writes the frame to a file. */
 struct pg_frame_head {
-    uint32_t bytes;               /* bytes of the whole frame, a multiple of 8 */
+    uint32_t bytes;               /* length of the whole frame in bytes, a multiple of 8 */
     uint32_t crc;                 /* CRC32C of the frame without this field */
     uint64_t lsn;
-    uint32_t salt;                /* salt of the file, so that stale bytes of another file do not
-                                     parse */
+    uint32_t salt;                /* salt of the file, so that stale bytes of another file are not
+                                     taken for frames */
     uint16_t type;                /* enum pg_wal_type */
     uint16_t group;               /* low 16 bits of the number of its commit group */
 };
 
-/* Behind the head stand the struct of the type, then the parts that its comment lists, then zeros
- * up to a multiple of 8. Two optional parts come last. A pg_timestamps ends ARM, WATCH, UNPARK,
- * END, FIRE and OUTCOME; in an ARM that replaces a timer, the pg_timestamps of the replaced timer
- * stands before it. A pg_asked stands before these in END and in an ARM that replaces a timer. The
- * length of the frame shows whether the optional parts are there; exports of an arena without a WAL
- * lack them. */
+/* After the head come the struct of the type, the parts that the comment of the type lists, and
+ * zeros up to a multiple of 8 bytes. Two optional parts come last, pg_asked and pg_timestamps. ARM,
+ * WATCH, UNPARK, END, FIRE and OUTCOME end with a pg_timestamps. In an ARM that replaces a timer,
+ * the pg_timestamps of the replaced timer precedes it. In END and in such an ARM, a pg_asked
+ * precedes all pg_timestamps. The length of the frame shows whether it contains the optional parts;
+ * exports of an arena without a WAL lack them. */
 enum pg_wal_type {
     PG_WAL_PAD = 1,               /* filler up to the end of the ring; never in a file */
-    PG_WAL_COMMIT_GROUP,          /* files: pg_wal_group; the first frame of each commit group */
-    PG_WAL_SEAL,                  /* files: no struct; follows the last commit group */
+    PG_WAL_COMMIT_GROUP,          /* only in files: pg_wal_group; the first frame of each commit
+                                     group */
+    PG_WAL_SEAL,                  /* only in files: no struct; follows the last commit group of a
+                                     file */
     PG_WAL_NAMESPACE,             /* pg_wal_namespace, name: a namespace was created or
                                      configured */
     PG_WAL_TOPIC,                 /* pg_wal_topic, name: a topic was created */
@@ -835,47 +876,50 @@ enum pg_wal_type {
                                      watch key */
     PG_WAL_GONE,                  /* pg_wal_gone: a watch key was forgotten */
     PG_WAL_OUTCOME,               /* pg_wal_outcome, bitmap of missing keys: an operation ended */
-    PG_WAL_SESSION,               /* pg_wal_session: a session ended; an END follows for each of its
-                                     outcomes */
-    PG_WAL_HEAD,                  /* snapshots, first frame: pg_wal_head */
+    PG_WAL_SESSION,               /* pg_wal_session: a session ended; an END record follows for each
+                                     of its outcomes */
+    PG_WAL_HEAD,                  /* only in snapshots, first frame: pg_wal_head */
     PG_WAL_ENTRY,                 /* pg_wal_entry, key, payload: a published notice; in snapshots
                                      any unsent notice */
-    PG_WAL_LAST,                  /* snapshots, last frame: pg_wal_last */
+    PG_WAL_LAST,                  /* only in snapshots, last frame: pg_wal_last */
     PG_WAL_OPENED,                /* pg_wal_opened, name: a session was opened */
     PG_WAL_REPLIED,               /* pg_wal_replied: replies were handed to the socket */
-    PG_WAL_BULK_LOAD,             /* pg_wal_bulk_load: a bulk load began, got a newer run, was
-                                     closed or was forgotten */
+    PG_WAL_BULK_LOAD,             /* pg_wal_bulk_load: a bulk load or a newer run of it began, or it
+                                     was closed or forgotten */
     PG_WAL_DONE,                  /* pg_wal_done: a row of a bulk load was done without arming a
                                      timer */
-    PG_WAL_BLOCK,                 /* snapshots: pg_wal_block: rows of a bulk load that were done */
+    PG_WAL_BLOCK,                 /* only in snapshots: pg_wal_block: the rows of a block that were
+                                     done */
     PG_WAL_UNPARK,                /* pg_wal_unpark, pg_wal_row if in_bulk_load, key, payload: a
                                      parked timer was armed */
     PG_WAL_METRICS,               /* pg_wal_metrics, its pg_wal_histogram, then all pg_wal_bucket:
-                                     once a minute */
+                                     written once a minute */
     PG_WAL_TYPES
 };
 /* Reserved numbers; a reader of this version refuses them. */
 enum pg_wal_type_later {
     PG_LATER_BATCH = 64,          /* for replication: sequence and statuses of a session's newest
-                                     batch, in the same commit group as their effects */
-    PG_LATER_CONSUMER_GROUP,      /* for consumer groups: created, changed or deleted */
-    PG_LATER_LEASE,               /* for consumer groups: job, member, attempt and end of the
-                                     lease */
-    PG_LATER_JOB,                 /* for consumer groups: acknowledged, retried or dead */
-    PG_LATER_SCHEDULE,            /* for schedules: put, fired or deleted, with its next
-                                     occurrence */
-    PG_LATER_CURSOR               /* for durable subscribers: a committed position */
+                                     batch, in the same commit group as the effects of the batch */
+    PG_LATER_CONSUMER_GROUP,      /* for consumer groups: a consumer group was created, changed or
+                                     deleted */
+    PG_LATER_LEASE,               /* for consumer groups: a lease began: job, member, attempt and
+                                     end of the lease */
+    PG_LATER_JOB,                 /* for consumer groups: a job was acknowledged or retried, or is
+                                     dead */
+    PG_LATER_SCHEDULE,            /* for schedules: a schedule was put, fired or deleted; with its
+                                     next occurrence */
+    PG_LATER_CURSOR               /* for durable subscribers: a position was committed */
 };
 
 struct pg_wal_group {
-    uint64_t number;              /* number of the previous commit group + 1 */
-    uint64_t bytes;               /* bytes of the commit group's other frames */
-    int64_t  boot_ns;             /* the arena's clock, read together with wall_ns */
-    int64_t  wall_ns;             /* wall clock, read together with boot_ns */
+    uint64_t number;              /* number of this commit group: that of the previous one + 1 */
+    uint64_t bytes;               /* total length of the commit group's other frames in bytes */
+    int64_t  boot_ns;             /* time on the arena's clock, read together with wall_ns */
+    int64_t  wall_ns;             /* time on the wall clock, read together with boot_ns */
     uint64_t term;                /* for replication: term of the leader that wrote the commit
                                      group; 0 without replication */
-    uint8_t  origin[16];          /* boot id of the host on whose clock the times of the commit
-                                     group are */
+    uint8_t  origin[16];          /* boot id of the host whose clock gave the times of the commit
+                                     group */
 };
 
 struct pg_wal_namespace {
@@ -912,16 +956,16 @@ struct pg_wal_arm {
     int64_t  deadline_ns;
     int64_t  wall_ns;             /* absolute wall deadline; INT64_MIN = none */
     int64_t  armed_ns;
-    uint64_t replaced;            /* ticket of the timer that this one replaces; 0 = none */
+    uint64_t replaced;            /* ticket of the timer that this timer replaces; 0 = none */
     uint32_t slot;
     uint32_t replaced_slot;
     uint32_t topic;               /* row of the topic */
-    uint32_t uid;                 /* uid that armed the timer; PG_NIL = unknown, no message armed
-                                     it */
+    uint32_t uid;                 /* uid that armed the timer; PG_NIL = unknown, because no message
+                                     armed it */
     uint32_t payload_len;
-    uint8_t  counted;             /* 1 = the timer counts for the account of that uid */
-    uint8_t  in_bulk_load;        /* 1 = the timer is a row of a bulk load, and a pg_wal_row stands
-                                     before the key */
+    uint8_t  counted;             /* 1 = the timer is charged to the account of `uid` */
+    uint8_t  in_bulk_load;        /* 1 = the timer is a row of a bulk load, and a pg_wal_row
+                                     precedes the key */
     uint8_t  key_len;
     uint8_t  key_type;
     uint32_t parked;              /* 1 = the timer is parked, and only this record has the payload;
@@ -929,8 +973,8 @@ struct pg_wal_arm {
     uint32_t bulk_loaded;         /* 1 = the timer was put as a row of a bulk load; also in
                                      snapshots */
     int64_t  armed_boot_ns;       /* real clock: time of arming; 0 in snapshots */
-    uint32_t ext_len;             /* 0; for tag, slack and schedule: bytes of the struct pg_ext
-                                     items before the key */
+    uint32_t ext_len;             /* 0; for tag, slack and schedule: length in bytes of the struct
+                                     pg_ext items before the key */
     uint32_t pad;
 };
 
@@ -941,7 +985,7 @@ struct pg_wal_unpark {              /* fields without a comment are as in pg_wal
     int64_t  at_ns;
     uint32_t slot;
     uint32_t topic;
-    uint32_t uid;                 /* uid whose account the timer counts for; PG_NIL = none */
+    uint32_t uid;                 /* uid to whose account the timer is charged; PG_NIL = none */
     uint32_t payload_len;
     uint8_t  counted;
     uint8_t  in_bulk_load;
@@ -965,15 +1009,15 @@ struct pg_wal_move {
 
 /* The request that ended a timer. 32 bytes. */
 struct pg_asked {
-    uint64_t session;             /* session that asked for the end; 0 = no batch did */
-    uint64_t sequence;            /* sequence of its batch; the REPLIED record of that batch dates
-                                     the reply */
+    uint64_t session;             /* session that requested the end; 0 = no batch requested it */
+    uint64_t sequence;            /* sequence number of the requesting batch; the REPLIED record of
+                                     that batch gives the time of the reply */
     int64_t  deadline_ns;         /* deadline of the ended timer, on the arena's clock */
     uint32_t bulk_loaded;         /* 1 = the ended timer was put as a row of a bulk load */
     uint32_t pad;
 };
 
-/* Reason for freeing a slot. DROPPED: it held an outcome whose owner's session had ended. */
+/* Reason for freeing a slot. DROPPED: the slot held an outcome whose owner's session had ended. */
 enum pg_end_cause { PG_END_CANCELLED = 1, PG_END_ACKNOWLEDGED, PG_END_DROPPED };
 struct pg_wal_end {
     uint64_t ticket;
@@ -982,37 +1026,39 @@ struct pg_wal_end {
     uint32_t cause;               /* enum pg_end_cause */
     uint32_t uid;
     uint32_t topic;
-    int64_t  ended_boot_ns;       /* real clock: end of the timer, or release of the outcome */
+    int64_t  ended_boot_ns;       /* real clock: time at which the timer ended or the outcome was
+                                     released */
 };
 
 struct pg_wal_fire {
     uint64_t ticket;
     int64_t  deadline_ns;
     int64_t  fired_ns;
-    uint64_t position;            /* position in the replay buffer */
-    uint64_t sequence;            /* sequence in the topic */
-    uint64_t previous;            /* replay buffer position of the topic's previous notice, + 1; 0 =
+    uint64_t position;            /* position of the notice in the replay buffer */
+    uint64_t sequence;            /* sequence number of the notice in its topic */
+    uint64_t previous;            /* 1 + replay buffer position of the topic's previous notice; 0 =
                                      none */
     uint32_t slot;
     uint32_t topic;
     uint32_t flags;               /* enum pg_entry_flag */
     uint32_t bulk_loaded;         /* 1 = the timer was put as a row of a bulk load */
-    int64_t  ended_boot_ns;       /* real clock: firing of the timer */
+    int64_t  ended_boot_ns;       /* real clock: time at which the timer fired */
 };
 
 struct pg_wal_sent {
     uint64_t from;                /* first replay buffer position that was sent */
-    uint64_t upto;                /* position behind the last one that was sent */
+    uint64_t upto;                /* replay buffer position after the last one that was sent */
     int64_t  built_ns;            /* time at which the messages were built, on the arena's clock */
-    int64_t  handed_boot_ns;      /* real clock: the socket took the last message */
-    int64_t  built_boot_ns;       /* real clock: the messages were built */
+    int64_t  handed_boot_ns;      /* real clock: time at which the socket took the last message */
+    int64_t  built_boot_ns;       /* real clock: time at which the messages were built */
 };
 
 struct pg_wal_watch {
     uint64_t ticket;
     int64_t  deadline_ns;
     int64_t  armed_ns;
-    uint64_t threshold;           /* SUM: the sum; QUORUM: keys that have to reach their targets */
+    uint64_t threshold;           /* SUM: the sum; QUORUM: number of keys that have to reach their
+                                     targets */
     uint64_t session;             /* session of the owner */
     uint32_t slot;
     uint32_t topic;
@@ -1028,8 +1074,8 @@ struct pg_wal_watch {
 };
 struct pg_wal_watch_key {
     uint64_t target;              /* ALL, ANY, QUORUM: the target; 2^64 - 1 = already reached */
-    uint64_t base;                /* SUM: watermark to count from */
-    uint64_t cap;                 /* SUM: most that this key may contribute */
+    uint64_t base;                /* SUM: watermark from which the key counts */
+    uint64_t cap;                 /* SUM: maximum that this key may contribute */
     uint32_t row;                 /* row of the watch key */
     uint32_t flags;               /* enum pg_watch_key_flag */
 };
@@ -1040,11 +1086,11 @@ struct pg_wal_watermark {
     uint32_t row;
     uint32_t error;
     uint32_t namespace_row;
-    uint16_t flags;               /* BORN: the key follows. FORGOTTEN: the row is removed with its
-                                     last watcher */
+    uint16_t flags;               /* PG_WM_BORN: the watch key is new, and the key follows.
+                                     PG_WM_FORGOTTEN: the row is removed with its last watcher */
     uint8_t  key_len;
     uint8_t  key_type;
-    uint32_t uid;                 /* uid whose account the watch key counts for; PG_NIL = none */
+    uint32_t uid;                 /* uid to whose account the watch key is charged; PG_NIL = none */
     uint32_t pad;
 };
 
@@ -1057,24 +1103,26 @@ struct pg_wal_outcome {
     uint64_t ticket;
     int64_t  deadline_ns;
     int64_t  ended_ns;
-    uint64_t position;            /* replay buffer position of its notice, + 1; 0 = no notice */
-    uint64_t sequence;            /* sequence of its notice */
-    uint64_t previous;            /* as in pg_wal_fire, for its notice */
+    uint64_t position;            /* 1 + replay buffer position of the operation's notice; 0 = no
+                                     notice */
+    uint64_t sequence;            /* sequence number of the operation's notice */
+    uint64_t previous;            /* for the operation's notice, as in pg_wal_fire */
     uint32_t slot;
     uint32_t topic;
     uint32_t error;
     uint16_t keys;
     uint8_t  cause;               /* enum pg_cause */
     uint8_t  flags;               /* enum pg_entry_flag */
-    int64_t  ended_boot_ns;       /* real clock: end of the operation */
+    int64_t  ended_boot_ns;       /* real clock: time at which the operation ended */
 };
 
 struct pg_wal_session {
     uint64_t session;
-    int64_t  at_boot_ns;          /* real clock: end of the session */
+    int64_t  at_boot_ns;          /* real clock: time at which the session ended */
     uint32_t uid;
     uint32_t pid;
-    uint64_t dropped;             /* unacknowledged outcomes and CHECKs that were dropped */
+    uint64_t dropped;             /* number of unacknowledged outcomes and CHECKs that were
+                                     dropped */
 };
 
 struct pg_wal_bulk_load {
@@ -1098,7 +1146,7 @@ struct pg_wal_block {
     uint64_t bits[64];
 };
 
-/* The values that struct pg_config needs, and the counters that only rise. */
+/* The settings of the arena that struct pg_config needs, and its counters that only rise. */
 struct pg_wal_head {
     uint8_t  uuid[16];
     uint8_t  boot_id[16];
@@ -1147,32 +1195,33 @@ struct pg_wal_entry {
     uint8_t  key_len;
     uint8_t  meta;                /* as in pg_entry */
     uint8_t  pad[2];
-    uint32_t uid;                 /* uid that published it; PG_NIL in snapshots */
+    uint32_t uid;                 /* uid that published the notice; PG_NIL in snapshots */
     int64_t  ended_boot_ns;       /* real clock: time of publication; 0 in snapshots */
 };
 
 struct pg_wal_last {
-    uint64_t frames;              /* frames of the snapshot, without this one */
+    uint64_t frames;              /* number of frames of the snapshot, without this frame */
     uint64_t start_lsn;           /* as in pg_wal_head */
-    uint64_t end_lsn;             /* LSN that the WAL must hold for the snapshot to be valid */
+    uint64_t end_lsn;             /* LSN that must be in the WAL before the snapshot is valid */
 };
 
 struct pg_wal_opened {
     uint64_t session;
-    int64_t  at_boot_ns;          /* real clock: opening of the session */
+    int64_t  at_boot_ns;          /* real clock: time at which the session was opened */
     uint32_t uid;
     uint32_t pid;                 /* pid of the client, from the kernel; 0 = unknown */
     uint32_t pad;
-    uint32_t name_len;            /* bytes of the client's name; 0 = it gave itself none */
+    uint32_t name_len;            /* length of the client's name in bytes; 0 = the client gave no
+                                     name */
 };
 
 /* Replies to one session's batches in one iteration of the daemon's loop. A crash may lose such
  * records. */
 struct pg_wal_replied {
     uint64_t session;
-    uint64_t sequence;            /* sequence of the first batch */
-    int64_t  built_boot_ns;       /* real clock: the first reply was built */
-    int64_t  handed_boot_ns;      /* real clock: the socket took the last reply */
+    uint64_t sequence;            /* sequence number of the first of these batches */
+    int64_t  built_boot_ns;       /* real clock: time at which the first reply was built */
+    int64_t  handed_boot_ns;      /* real clock: time at which the socket took the last reply */
     uint32_t count;               /* batches */
     uint32_t pad;
 };
@@ -1181,14 +1230,17 @@ struct pg_wal_replied {
  * time between them, so a missing record does not falsify the others. */
 struct pg_wal_metrics {
     int64_t  at_boot_ns;          /* real clock: time of the record */
-    uint32_t histogram_count;     /* histograms, in the order of enum pg_histogram_id */
-    uint32_t bucket_count;        /* buckets of all histograms together */
+    uint32_t histogram_count;     /* number of histograms, which follow in the order of enum
+                                     pg_histogram_id */
+    uint32_t bucket_count;        /* total number of buckets of all histograms; they follow the
+                                     histograms */
 };
 struct pg_wal_histogram {
     uint64_t sum_ns;              /* as in pg_histogram */
     uint64_t sum_high;
     uint64_t max_ns;
-    uint32_t buckets;             /* buckets that are not empty, in ascending order */
+    uint32_t buckets;             /* number of non-empty buckets, which are stored in ascending
+                                     order */
     uint32_t pad;
 };
 struct pg_wal_bucket {
@@ -1201,7 +1253,7 @@ enum pg_wal_segment_flag { PG_WAL_BEGAN_EMPTY = 1 }; /* the arena was empty befo
                                                         first record of this file */
 /* The first bytes of every WAL segment and snapshot file; zeros follow up to PG_WAL_SEGMENT_HEAD.
  * Every version keeps magic, version and checksum at these offsets, so that a damaged header is not
- * mistaken for one of another version. */
+ * mistaken for a header of another version. */
 struct pg_wal_segment {
     uint64_t magic;               /* PG_WAL_SEGMENT_MAGIC or PG_SNAPSHOT_MAGIC */
     uint32_t major;
@@ -1209,11 +1261,11 @@ struct pg_wal_segment {
     uint8_t  uuid[16];            /* identity of the arena */
     uint8_t  boot_id[16];
     uint64_t epoch;
-    int64_t  boot_ns;             /* the arena's clock, read together with wall_ns */
-    int64_t  wall_ns;             /* wall clock, read together with boot_ns */
+    int64_t  boot_ns;             /* time on the arena's clock, read together with wall_ns */
+    int64_t  wall_ns;             /* time on the wall clock, read together with boot_ns */
     uint64_t first_lsn;           /* LSN of the first frame; snapshot: its start LSN */
     uint64_t first_group;         /* number of the first commit group */
-    uint64_t bytes;               /* bytes of the file */
+    uint64_t bytes;               /* length of the file in bytes */
     uint32_t clock_kind;
     uint32_t salt;
     uint32_t flags;               /* enum pg_wal_segment_flag; snapshot: 0 */
@@ -1228,62 +1280,75 @@ struct pg_private {
     uint64_t length;
     uint8_t  uuid[16];            /* identity of the arena to which the file belongs */
     uint64_t secret[2];           /* secret of the key hash */
-    uint32_t sessions;            /* rows of the session table */
+    uint32_t sessions;            /* number of rows of the session table */
     uint32_t window;              /* PG_WINDOW */
-    uint32_t session_bytes;       /* bytes of one row of the session table */
-    uint32_t reply_bytes;         /* bytes of one struct pg_reply_memory */
+    uint32_t session_bytes;       /* length of a row of the session table in bytes */
+    uint32_t reply_bytes;         /* size of a struct pg_reply_memory in bytes */
     uint64_t rows_offset;
-    uint64_t replies_offset;      /* sessions x window x struct pg_reply_memory */
+    uint64_t replies_offset;      /* offset of an array: sessions x window x struct
+                                     pg_reply_memory */
     uint64_t next_session;        /* authoritative: serial number of the next session */
     uint64_t version;             /* written last: PG_PRIVATE_MAGIC */
-    uint64_t heap_offset;         /* derived: struct pg_blob_heap of the answer pool */
-    uint64_t map_offset;          /* derived: bitmap of the granules of the answer pool in use */
-    uint64_t answers_offset;      /* the answer pool: `answers` x struct pg_result */
-    uint32_t answers;             /* results that all sessions' replies can hold together */
+    uint64_t heap_offset;         /* derived: offset of the struct pg_blob_heap of the answer
+                                     pool */
+    uint64_t map_offset;          /* derived: offset of a bitmap of the granules of the answer pool
+                                     that are in use */
+    uint64_t answers_offset;      /* offset of the answer pool: `answers` x struct pg_result */
+    uint32_t answers;             /* maximum number of results that the replies of all sessions can
+                                     hold together */
     uint32_t pad;
 };
 
-#define PG_BUSY_KEYS 2048         /* bits of a session's set of busy keys */
+#define PG_BUSY_KEYS 2048         /* number of bits of a session's set of busy keys */
 
-/* Authoritative. A client session. `last` moves only when every result of that batch is in reply
- * memory. */
+/* A client session. Authoritative. `last` moves to a batch only when every result of the batch is
+ * in the reply memory. */
 struct pg_session {
-    uint64_t id;                  /* random bits << 16 | row; 0 = unused row; written last */
-    uint8_t  nonce[16];           /* chosen by the client; a repeated HELLO with it finds the
-                                     session */
+    uint64_t id;                  /* id of the session: random bits << 16 | row; 0 = unused row;
+                                     written last */
+    uint8_t  nonce[16];           /* chosen by the client; another HELLO with this nonce finds the
+                                     session again */
     uint32_t uid;                 /* uid of the client, from the kernel */
     uint32_t pid;                 /* pid of the client, from the kernel; 0 = unknown */
     uint64_t last;                /* sequence of the last batch that was applied completely; 0 =
                                      none */
     uint64_t current;             /* sequence of the batch being applied; 0 = none */
-    uint32_t applied;             /* records of the current batch that are applied */
-    uint32_t count;               /* records of the current batch */
-    uint64_t intent[4];           /* the record being applied; recovery completes or voids it */
-    int64_t  opened_boot_ns;      /* real clock: HELLO that opened the session */
-    int64_t  used_boot_ns;        /* real clock: last message */
+    uint32_t applied;             /* number of records of the current batch that were applied */
+    uint32_t count;               /* number of records of the current batch */
+    uint64_t intent[4];           /* the record that is being applied; recovery completes it or
+                                     takes it back */
+    int64_t  opened_boot_ns;      /* real clock: time of the HELLO that opened the session */
+    int64_t  used_boot_ns;        /* real clock: time of the client's last message */
     uint32_t inbox_head, inbox_tail; /* derived: slots of the oldest and the newest outcome or
                                         CHECK */
-    uint32_t inbox_next;          /* derived: first slot that was not sent in the current round */
-    uint32_t inbox_count;         /* derived: outcomes and CHECKs in the inbox */
-    int64_t  inbox_boot_ns;       /* real clock: last message with outcomes, or last
-                                     acknowledgement */
-    uint64_t bulk_load;           /* current batch: row of its bulk load, + 1; 0 = none */
-    uint64_t charged;             /* records of the current batch that quotas have counted */
-    int64_t  begun_boot_ns;       /* real clock: the application of the current batch began */
-    uint64_t bulk_load_first;     /* current batch: row of its first record in the bulk load */
-    uint64_t first_id;            /* id before the session's namespaces were moved to another arena;
-                                     0 = same as id */
-    int64_t  worked_ns;           /* real clock: time that the loop has worked on the current
-                                     batch */
+    uint32_t inbox_next;          /* derived: first slot of the inbox that was not sent in the
+                                     current round */
+    uint32_t inbox_count;         /* derived: number of outcomes and CHECKs in the inbox */
+    int64_t  inbox_boot_ns;       /* real clock: time of the last message with outcomes, or of the
+                                     last acknowledgement */
+    uint64_t bulk_load;           /* current batch: 1 + row of its bulk load; 0 = none */
+    uint64_t charged;             /* number of records of the current batch that were charged to the
+                                     quotas */
+    int64_t  begun_boot_ns;       /* real clock: time at which the application of the current batch
+                                     began */
+    uint64_t bulk_load_first;     /* current batch: its first record is this row of the bulk load */
+    uint64_t first_id;            /* id that the session had before its namespaces were moved to
+                                     another arena; 0 = same as id */
+    int64_t  worked_ns;           /* real clock: duration of the loop's work on the current batch so
+                                     far */
     uint64_t busy_first, busy_last;  /* first and last batch with a record answered BUSY. busy_last
-                                        is written after the set below; 0 = the set is empty */
-    uint64_t busy_keys[PG_BUSY_KEYS / 64]; /* hashed keys of records answered BUSY whose answers the
-                                              client may not have seen */
-    uint8_t  worker_len;          /* bytes of the client's name; 0 = it gave itself none */
+                                        is written after busy_keys; 0 = busy_keys is empty */
+    uint64_t busy_keys[PG_BUSY_KEYS / 64]; /* set of keys, hashed: keys of records that were
+                                              answered BUSY, as long as the client may not have seen
+                                              the answer */
+    uint8_t  worker_len;          /* length of the client's name in bytes; 0 = the client gave no
+                                     name */
     char     worker[PG_WORKER_MAX]; /* name of the client, for display only; written before `id` */
-    int64_t  grace_ns;            /* time that the session outlives its client */
-    uint32_t owned;               /* derived: operations that it owns, armed or unacknowledged */
-    uint32_t repeats;             /* derived: resends of the inbox since the last acknowledgement */
+    int64_t  grace_ns;            /* time in ns that the session outlives its client */
+    uint32_t owned;               /* derived: number of operations that the session owns, armed or
+                                     with an unacknowledged outcome */
+    uint32_t repeats;             /* derived: number of times that the inbox was sent again since
+                                     the last acknowledgement */
     uint32_t away;                /* derived: 1 = no client is connected to receive the inbox */
     uint32_t pad;
 };
@@ -1291,20 +1356,22 @@ struct pg_session {
 /* Answer to one record, as stored and as sent in the reply. */
 struct pg_result {
     uint64_t ticket;              /* ticket << 8 | enum pg_status */
-    int64_t  deadline_ns;         /* deadline of the timer on the arena's clock; 0 if there is
-                                     none */
+    int64_t  deadline_ns;         /* deadline of the timer on the arena's clock; 0 = there is no
+                                     timer */
 };
 
-/* One reply of a session. The answer pool holds its `count` results from granule `answers` on, from
- * the start of the batch until another batch uses this row. */
+/* One reply of a session. Its `count` results are in the answer pool, from granule `answers` on.
+ * They stay there from the start of the batch until another batch uses this row. */
 struct pg_reply_memory {
-    uint64_t sequence;            /* sequence of the batch that it answers; 0 = none */
+    uint64_t sequence;            /* sequence number of the batch that the reply answers; 0 =
+                                     none */
     uint32_t count;
     uint32_t checksum;            /* checksum of the batch; a batch that is sent again must have the
                                      same bytes */
     uint32_t extra_blob;          /* blob of the keys that CANCEL_FOR_KEY ended; PG_NIL = none */
     uint32_t extra_bytes;
-    uint32_t answers;             /* granule in the answer pool; PG_NIL = none, or discarded */
+    uint32_t answers;             /* first granule in the answer pool; PG_NIL = no results, or they
+                                     were discarded */
     uint32_t pad;
 };
 
@@ -1313,8 +1380,8 @@ struct pg_reply_memory {
 #define PG_WIRE_MAGIC 0x51434750u        /* "PGCQ" */
 #define PG_WIRE_VERSION 1
 
-/* Each meaning names the socket and the effect, then the bytes behind the frame of the request ->
- * of the reply. */
+/* Each comment names the socket and the effect. It ends with the bytes after the frame: those of
+ * the request, "->", those of the reply. */
 enum pg_message {
     PG_M_HELLO = 1,               /* command socket: open a session. pg_hello, name -> pg_welcome */
     PG_M_BATCH,                   /* command socket: apply records. Names, records, bytes ->
@@ -1322,17 +1389,18 @@ enum pg_message {
     PG_M_QUERY,                   /* command socket: look up timers. Names, records, bytes ->
                                      pg_info and bytes per record */
     PG_M_BYE,                     /* command socket: end the session and free its outcomes */
-    PG_M_PING,                    /* both sockets: check that the loop answers. The reply follows
-                                     any reload that SIGHUP requested before */
-    PG_M_OUTCOMES,                /* command socket: the daemon reports outcomes and asks CHECKs,
-                                     without a request. pg_outcome, bytes */
+    PG_M_PING,                    /* both sockets: check that the loop answers. The reply comes
+                                     after any reload that an earlier SIGHUP requested */
+    PG_M_OUTCOMES,                /* command socket: the daemon sends outcomes and CHECKs without a
+                                     request. pg_outcome, bytes */
     PG_M_ACK,                     /* command socket: acknowledge outcomes, or answer CHECKs with
-                                     "false". pg_ack of each; a reply only if refused */
+                                     "false". pg_ack of each; the daemon replies only if it refuses
+                                     the message */
     PG_M_BULK_LOAD,               /* both sockets: ask about a bulk load, or change it.
                                      pg_bulk_load_ask, name -> pg_bulk_load_info, pg_bulk_load_part
                                      of each block */
     PG_M_PLACE,                   /* both sockets, deployment of shards: assign a namespace to
-                                     shards. Name */
+                                     shards. Name of the namespace */
     PG_M_ADVANCE = 32,            /* admin socket: move a virtual clock to at_ns. -> per topic a
                                      pg_tail and its names, reserved topics excluded */
     PG_M_STOP,                    /* admin socket: stop the daemon cleanly, after the reply */
@@ -1341,9 +1409,9 @@ enum pg_message {
     PG_M_NAMESPACE,               /* admin socket: create or configure a namespace.
                                      pg_namespace_set, name -> pg_namespace_set */
     PG_M_SESSIONS,                /* admin socket: list sessions; senders without admin rights see
-                                     those of their own uid. -> pg_session_info of each */
-    PG_M_DROP                     /* admin socket: end the session in the frame; senders without
-                                     admin rights may end only those of their own uid */
+                                     only sessions of their own uid. -> pg_session_info of each */
+    PG_M_DROP                     /* admin socket: end the session that the frame names; senders
+                                     without admin rights may end only sessions of their own uid */
 };
 
 /* Every request and reply begins with these 64 bytes. A reply repeats `message`, `session` and
@@ -1355,30 +1423,32 @@ struct pg_frame {
     uint64_t session;             /* id of the session; HELLO: 0 */
     uint64_t sequence;            /* BATCH: 1, 2, ... per session; other messages: any number, which
                                      the reply repeats */
-    uint32_t count;               /* number of records or other items that follow; PLACE:
+    uint32_t count;               /* number of records or other items that follow; PLACE: number of
                                      partitions */
-    uint16_t names;               /* BATCH, QUERY: entries of the name table */
+    uint16_t names;               /* BATCH, QUERY: number of entries in the name table */
     uint16_t error;               /* reply: enum pg_error; 0 = none */
-    uint32_t names_bytes;         /* BATCH, QUERY: bytes of the name table, padded to 8 */
-    uint32_t flags;               /* enum pg_frame_flag, added up */
-    int64_t  at_ns;               /* BATCH under the virtual clock, ADVANCE: virtual time to advance
-                                     to first */
+    uint32_t names_bytes;         /* BATCH, QUERY: length of the name table in bytes, padded to a
+                                     multiple of 8 */
+    uint32_t flags;               /* sum of flags of enum pg_frame_flag */
+    int64_t  at_ns;               /* BATCH under the virtual clock, ADVANCE: virtual time to which
+                                     the clock first advances */
     uint64_t detail[2];           /* error reply: the figures that the error's meaning lists. BATCH:
                                      [0] = CLOCK_BOOTTIME of the daemon's host when the client
-                                     packed the batch, in ns, 0 = unknown; [1] = this sequence minus
-                                     that of the oldest batch without an answer when this batch was
-                                     numbered, 0 = all were answered */
+                                     packed the batch, in ns, 0 = unknown; [1] = sequence of this
+                                     batch minus the sequence of the oldest unanswered batch at the
+                                     time when this batch was numbered, 0 = no batch was
+                                     unanswered */
 };
 enum pg_frame_flag {
     PG_W_AT = 1,                  /* at_ns is set */
     PG_W_DURABLE = 2,             /* BATCH: reply after the WAL has committed the batch */
-    PG_W_DRAIN = 4,               /* STOP: stop arming, and stop once no timer is armed */
-    PG_W_RESUME = 8,              /* STOP: cancel a drain; timers can be armed again */
+    PG_W_DRAIN = 4,               /* STOP: refuse new timers, and stop once no timer is armed */
+    PG_W_RESUME = 8,              /* STOP: cancel a drain, so that timers can be armed again */
     PG_W_BULK_LOAD = 16           /* BATCH: a struct pg_rows precedes the name table; the records
                                      are rows of a bulk load */
 };
 
-/* The records of a batch are rows of a bulk load: record n is row first_row + n. */
+/* Part of a batch whose records are rows of a bulk load: record n is row first_row + n. */
 struct pg_rows {                  /* 32 bytes */
     uint8_t  bulk_load[16];       /* id of the bulk load, chosen by the client; not 0 */
     uint64_t first_row;           /* number of the first record's row in the bulk load */
@@ -1387,9 +1457,9 @@ struct pg_rows {                  /* 32 bytes */
 };
 
 /* BATCH and QUERY: frame, struct pg_rows if PG_W_BULK_LOAD is set, name table, records, byte area.
- * Name table: per entry u8 namespace length, u8 topic length, the bytes of both. Byte area: per
- * record, in order: key, payload, extension, without padding. Nothing may follow. The extension of
- * a WATCH is, per watch key, a struct pg_watch_key and the bytes of the key. */
+ * Name table: per entry u8 namespace length, u8 topic length, the bytes of both names. Byte area:
+ * per record, in order: key, payload, extension, without padding. Nothing may follow the byte area.
+ * The extension of a WATCH is, per watch key, a struct pg_watch_key and the bytes of the key. */
 enum pg_op {
     PG_OP_PUT = 1,                /* arm a timer */
     PG_OP_CANCEL,                 /* cancel a timer or an operation */
@@ -1402,7 +1472,7 @@ enum pg_op {
     PG_OP_FORGET,                 /* remove a watch key, at once or with the last operation that
                                      watches it */
     PG_OP_CANCEL_FOR_KEY,         /* cancel all operations that watch a key */
-    PG_OP_COMPLETE,               /* answer a CHECK with "true"; only the owner may */
+    PG_OP_COMPLETE,               /* answer a CHECK with "true"; only the owner may do this */
     PG_OP_UNPARK                  /* arm a parked timer, with its payload */
 };
 enum pg_put_mode {
@@ -1424,37 +1494,40 @@ struct pg_record {                /* 32 bytes */
     uint8_t  op;                  /* enum pg_op */
     uint8_t  mode;                /* PUT: enum pg_put_mode; WATCH: enum pg_condition */
     uint8_t  key_type;            /* enum pg_key_type */
-    uint8_t  key_len;             /* bytes of the key, 1..255 */
+    uint8_t  key_len;             /* length of the key in bytes, 1..255 */
     uint16_t name;                /* index into the name table */
     uint8_t  time_kind;           /* PUT: enum pg_time_kind of time_ns; WATCH: PG_T_BOOT or
                                      PG_T_DELAY */
     uint8_t  flags;               /* WATCH: 1 = write a notice to the topic as well */
-    uint32_t payload_len;         /* PUT, WATCH, UNPARK: bytes of the payload, 0..65536 */
-    uint32_t ext_len;             /* WATCH: bytes of its watch keys. PUT, for tag and slack: bytes
-                                     of its struct pg_ext items. Otherwise 0 */
+    uint32_t payload_len;         /* PUT, WATCH, UNPARK: length of the payload in bytes, 0..65536 */
+    uint32_t ext_len;             /* WATCH: length of its watch keys in bytes. PUT, for tag and
+                                     slack: length of its struct pg_ext items in bytes. Otherwise
+                                     0 */
     int64_t  time_ns;             /* PUT, WATCH: deadline or delay, ns */
     uint64_t value;               /* CANCEL: ticket that the timer must have, 0 = any. PUT with mode
-                                     EXTEND: the same; an operation is only extended with its
-                                     ticket. UNPARK: ticket of the parked timer. WATCH: threshold of
-                                     a SUM, number of keys of a QUORUM. ADVANCE_KEY: watermark.
-                                     BUMP: amount to add. FAIL: error code. COMPLETE: version of the
-                                     CHECK */
+                                     EXTEND: as for CANCEL, but an operation is extended only if its
+                                     ticket is given. UNPARK: ticket of the parked timer. WATCH:
+                                     threshold of a SUM, number of keys of a QUORUM. ADVANCE_KEY:
+                                     new watermark. BUMP: amount to add. FAIL: error code. COMPLETE:
+                                     version of the CHECK */
 };
 
 enum pg_watch_key_flag { PG_WK_OWN = 1 };   /* the key is forgotten when the operation ends */
 
-struct pg_watch_key {             /* 24 bytes, then key_len bytes */
+struct pg_watch_key {             /* 24 bytes, then the key_len bytes of the key */
     uint64_t target;              /* ALL, ANY, QUORUM: target, at most PG_TARGET_MAX. SUM: watermark
-                                     to count from, 2^64 - 1 = the watermark at arming */
-    uint64_t cap;                 /* SUM: most that this key may contribute; other conditions: 0 */
-    uint8_t  key_len;             /* bytes of the key */
+                                     from which the key counts; 2^64 - 1 = from the watermark at the
+                                     time of arming */
+    uint64_t cap;                 /* SUM: maximum that this key may contribute; other conditions:
+                                     0 */
+    uint8_t  key_len;             /* length of the key in bytes */
     uint8_t  key_type;            /* enum pg_key_type */
     uint8_t  flags;               /* enum pg_watch_key_flag */
     uint8_t  pad[5];
 };
 
-/* Status of a record. The numbers never change. Each status that refuses has its counter in
- * metrics.c. */
+/* Status of a record. The numbers never change. Each status that refuses a record has a counter,
+ * listed in metrics.c. */
 enum pg_status {
     PG_ST_NONE = 0,               /* no answer; never in a reply */
     PG_ST_ADDED = 1,              /* PUT, WATCH: armed */
@@ -1462,20 +1535,21 @@ enum pg_status {
     PG_ST_KEPT = 3,               /* PUT with mode KEEP, or EXTEND to an earlier time: the armed
                                      timer is unchanged */
     PG_ST_EXTENDED = 4,           /* PUT with mode EXTEND: same ticket, later deadline */
-    PG_ST_EXISTS = 5,             /* the key is armed: PUT with mode ERROR, and WATCH. The key is
-                                     armed by an operation: PUT with mode REPLACE, or with EXTEND
-                                     and no ticket */
+    PG_ST_EXISTS = 5,             /* PUT with mode ERROR, or WATCH: the key is armed. PUT with mode
+                                     REPLACE, or with mode EXTEND and no ticket: an operation has
+                                     armed the key */
     PG_ST_CANCELLED = 6,          /* CANCEL: the timer will not fire, or the operation has ended */
     PG_ST_FIRED = 7,              /* CANCEL: too late; the timer's notice is in the replay buffer */
     PG_ST_UNKNOWN = 8,            /* no such timer, operation or watch key */
     PG_ST_FOUND = 9,              /* GET: the timer or operation exists */
     PG_ST_DONE = 10,              /* ADVANCE_KEY, BUMP, FAIL, CLEAR, FORGET, CANCEL_FOR_KEY,
-                                     COMPLETE: done; deadline_ns = operations that it ended.
-                                     PUBLISH: done; deadline_ns = time of the notice */
-    PG_ST_MORE = 11,              /* CANCEL_FOR_KEY: deadline_ns operations were ended, more remain;
-                                     send it again */
+                                     COMPLETE: done; deadline_ns = number of operations that the
+                                     record ended. PUBLISH: done; deadline_ns = time of the
+                                     notice */
+    PG_ST_MORE = 11,              /* CANCEL_FOR_KEY: deadline_ns = number of operations that the
+                                     record ended; more remain, send it again */
     PG_ST_BULK_LOADED = 12,       /* PUT: this row of the bulk load was done before; ticket and
-                                     deadline_ns are those of the key's current timer, if any */
+                                     deadline_ns are from the key's current timer, if any */
     PG_ST_PARKED = 13,            /* PUT: accepted and parked; GET: the timer is parked */
     PG_ST_UNPARKED = 14,          /* UNPARK: armed, with its old ticket and deadline */
     PG_ST_FULL = 16,              /* no free timer slot */
@@ -1487,16 +1561,16 @@ enum pg_status {
     PG_ST_FULL_WATCHES = 22,      /* no free watch records */
     PG_ST_FULL_ACCOUNTS = 23,     /* no free account row, which a uid needs if a quota or a share
                                      applies to it */
-    PG_ST_TOO_FAR = 24,           /* the deadline is past 2^63 - 1 */
+    PG_ST_TOO_FAR = 24,           /* the deadline is past 2^63 - 1 ns */
     PG_ST_DENIED = 25,            /* the namespace has another owner, or the name is reserved */
     PG_ST_BUSY = 26,              /* the message has to be sent again. WATCH: if deadline_ns is not
-                                     0, the session owns that many operations, armed or
-                                     unacknowledged, which is the most it may own */
+                                     0, the session owns that many operations, armed or with an
+                                     unacknowledged outcome, and may not own more */
     PG_ST_QUOTA = 27,             /* a quota is used up: ticket = quota << 8 | enum pg_quota,
-                                     deadline_ns = current use. Quotas of operations: deadline_ns =
-                                     real boot clock at which the next one is allowed. From
-                                     UID_TOPICS on: deadline_ns = uid << 32 | rows that the uid
-                                     holds */
+                                     deadline_ns = current use. Quotas of operations per second:
+                                     deadline_ns = time on the real boot clock at which the next
+                                     operation is allowed. UID_TOPICS and all numbers after it:
+                                     deadline_ns = uid << 32 | number of rows that the uid holds */
     PG_ST_WRONG_SHARD = 28,       /* PUBLISH: the namespace is in another shard */
     PG_ST_DUPLICATE = 29,         /* WATCH: a key occurs twice */
     PG_ST_OVERFLOW = 30,          /* the watermark would exceed 2^63 - 1 */
@@ -1509,25 +1583,26 @@ enum pg_status {
                                      no space for a copy, so a timer could not outlive the daemon */
 };
 
-/* The quota that is used up. From UID_TOPICS on, it is the uid's share of a table. */
+/* The quota that is used up. UID_TOPICS and all numbers after it are the uid's shares of tables. */
 enum pg_quota {
-    PG_Q_NAMESPACE_TIMERS = 1,    /* armed timers of the namespace */
-    PG_Q_NAMESPACE_BYTES,         /* bytes of keys and payloads of the namespace's armed timers */
+    PG_Q_NAMESPACE_TIMERS = 1,    /* number of armed timers of the namespace */
+    PG_Q_NAMESPACE_BYTES,         /* total bytes of keys and payloads of the namespace's armed
+                                     timers */
     PG_Q_NAMESPACE_OPS,           /* adds, watches and advances per second in the namespace */
-    PG_Q_UID_TIMERS,              /* armed timers of the uid */
-    PG_Q_UID_BYTES,               /* bytes of keys and payloads of the uid's armed timers */
+    PG_Q_UID_TIMERS,              /* number of armed timers of the uid */
+    PG_Q_UID_BYTES,               /* total bytes of keys and payloads of the uid's armed timers */
     PG_Q_UID_OPS,                 /* adds, watches and advances per second of the uid */
-    PG_Q_UID_TOPICS,              /* topics that the uid created */
-    PG_Q_UID_NAMESPACES,          /* namespaces that the uid created */
-    PG_Q_UID_SESSIONS,            /* sessions of the uid */
-    PG_Q_UID_WATCH_KEYS,          /* watch keys that the uid created */
-    PG_Q_UID_WATCHES,             /* watch records of the uid's operations */
-    PG_Q_UID_OPERATIONS,          /* operations that the uid's sessions own */
-    PG_Q_UID_BULK_LOADS,          /* bulk loads that the uid began */
-    PG_Q_UID_BULK_LOAD_BLOCKS     /* blocks of rows of the uid's bulk loads */
+    PG_Q_UID_TOPICS,              /* number of topics that the uid created */
+    PG_Q_UID_NAMESPACES,          /* number of namespaces that the uid created */
+    PG_Q_UID_SESSIONS,            /* number of sessions of the uid */
+    PG_Q_UID_WATCH_KEYS,          /* number of watch keys that the uid created */
+    PG_Q_UID_WATCHES,             /* number of watch records of the uid's operations */
+    PG_Q_UID_OPERATIONS,          /* number of operations that the uid's sessions own */
+    PG_Q_UID_BULK_LOADS,          /* number of bulk loads that the uid began */
+    PG_Q_UID_BULK_LOAD_BLOCKS     /* number of blocks of rows of the uid's bulk loads */
 };
 
-/* Error of a whole message, of which nothing was applied except where the meaning says so. The
+/* Error of a whole message. Nothing of the message was applied, unless the comment says so. The
  * numbers never change. */
 enum pg_error {
     PG_ERR_NONE = 0,              /* no error; each record has its own status */
@@ -1535,46 +1610,53 @@ enum pg_error {
                                      value found */
     PG_ERR_VERSION = 2,           /* the protocol versions differ. detail: version of the daemon,
                                      version of the message */
-    PG_ERR_UNKNOWN_MESSAGE = 3,   /* the socket does not take this message. detail: message */
+    PG_ERR_UNKNOWN_MESSAGE = 3,   /* this socket does not accept this kind of message. detail:
+                                     number of the message kind */
     PG_ERR_TOO_LARGE = 4,         /* the message exceeds a limit. detail: limit, value found */
     PG_ERR_SESSION_EXPIRED = 5,   /* the daemon does not know the session */
-    PG_ERR_OUT_OF_ORDER = 6,      /* a BATCH is missing before this one. detail: expected sequence,
+    PG_ERR_OUT_OF_ORDER = 6,      /* an earlier BATCH is missing. detail: expected sequence,
                                      sequence found */
-    PG_ERR_STALE = 7,             /* the reply to this BATCH is not remembered. detail: oldest
-                                     remembered sequence, sequence found */
-    PG_ERR_CHANGED = 8,           /* the BATCH has the sequence of an earlier one but other bytes */
-    PG_ERR_SESSIONS_FULL = 9,     /* no free row for a session. detail: rows of the table, longest
-                                     silence of a session in ns */
+    PG_ERR_STALE = 7,             /* the daemon has forgotten the reply to this BATCH. detail:
+                                     sequence of the oldest reply that it remembers, sequence
+                                     found */
+    PG_ERR_CHANGED = 8,           /* the BATCH has the sequence of an earlier BATCH but different
+                                     bytes */
+    PG_ERR_SESSIONS_FULL = 9,     /* no free row for a session. detail: number of rows in the table,
+                                     longest time in ns since the last message of a session */
     PG_ERR_DENIED = 10,           /* the uid may not do this. detail: uid */
     PG_ERR_STOPPING = 11,         /* the daemon is about to stop; send the message again later */
     PG_ERR_CLOCK = 12,            /* ADVANCE or at_ns without a virtual clock, or to an earlier
                                      time */
-    PG_ERR_INTERNAL = 13,         /* a fault of the daemon; its log says more */
+    PG_ERR_INTERNAL = 13,         /* a fault in the daemon; its log has the details */
     PG_ERR_NO_WAL = 14,           /* durability was requested, but the daemon has no WAL */
     PG_ERR_NAMESPACES_FULL = 15,  /* NAMESPACE, BULK_LOAD: no free row for a new namespace. detail:
-                                     rows of the table */
-    PG_ERR_NOT_DURABLE = 16,      /* BATCH: applied, but the WAL stopped before it was on disk.
-                                     detail: newest LSN on disk, errno */
-    PG_ERR_BUSY = 17,             /* NAMESPACE, BULK_LOAD: the WAL cannot take it now; detail:
-                                     status BUSY or WAL. BATCH: the answer pool is full of recent
-                                     replies; detail: results that it can hold */
-    PG_ERR_BULK_LOADS_FULL = 18,  /* BULK_LOAD: no free row for a bulk load. detail: rows of the
-                                     table */
-    PG_ERR_FENCED = 19,           /* BULK_LOAD: a newer run has begun. detail: its fencing token,
-                                     the fencing token of the message */
-    PG_ERR_WRONG_SHARD = 20,      /* the namespace is in another shard, or in none yet. detail:
-                                     shard, shards. From a deployment's router: version of the
-                                     routing table, shards */
+                                     number of rows in the table */
+    PG_ERR_NOT_DURABLE = 16,      /* BATCH: applied, but the WAL stopped before the batch was on
+                                     disk. detail: newest LSN on disk, errno */
+    PG_ERR_BUSY = 17,             /* NAMESPACE, BULK_LOAD: the WAL cannot take the change now;
+                                     detail: status BUSY or WAL. BATCH: the answer pool is full of
+                                     recent replies; detail: number of results that the pool can
+                                     hold */
+    PG_ERR_BULK_LOADS_FULL = 18,  /* BULK_LOAD: no free row for a bulk load. detail: number of rows
+                                     in the table */
+    PG_ERR_FENCED = 19,           /* BULK_LOAD: a newer run has begun. detail: fencing token of that
+                                     run, fencing token of the message */
+    PG_ERR_WRONG_SHARD = 20,      /* the namespace is in another shard, or in no shard yet. detail:
+                                     number of the answering shard, number of shards. From a
+                                     deployment's router: version of the routing table, number of
+                                     shards */
     PG_ERR_PLACED = 21,           /* PLACE: the namespace exists with another number of partitions.
-                                     detail: its partitions, partitions requested */
-    PG_ERR_QUOTA = 22             /* HELLO, NAMESPACE, BULK_LOAD, PLACE: the uid holds its share of
-                                     a table. detail: ticket and deadline_ns as for status QUOTA */
+                                     detail: number of its partitions, number requested */
+    PG_ERR_QUOTA = 22             /* HELLO, NAMESPACE, BULK_LOAD, PLACE: the uid already holds its
+                                     whole share of a table. detail: ticket and deadline_ns as for
+                                     status QUOTA */
 };
 
 /* HELLO request: frame, struct pg_hello, name. Reply: frame, struct pg_welcome. */
 struct pg_hello {
-    uint8_t  nonce[16];           /* chosen at random; the same nonce finds the same session */
-    uint32_t name_len;            /* bytes of the name that the client gives itself, 0..63; the WAL
+    uint8_t  nonce[16];           /* chosen at random by the client; the same nonce finds the same
+                                     session again */
+    uint32_t name_len;            /* length of the client's own name in bytes, 0..63; the WAL
                                      records the name */
     uint32_t pad;
     int64_t  grace_ns;            /* time that the session outlives its client and can be found by
@@ -1590,28 +1672,28 @@ struct pg_welcome {
     uint64_t epoch;               /* number of daemon starts */
     int64_t  now_ns;              /* current time on the arena's clock */
     int64_t  wall_offset_ns;      /* wall time = the arena's clock + this offset */
-    uint64_t last;                /* sequence of the newest batch applied for this session; 0 =
-                                     none */
+    uint64_t last;                /* sequence number of the newest batch applied for this session; 0
+                                     = none */
     uint64_t tick_ns;             /* length of a tick of the wheel, ns */
     uint32_t clock_kind;          /* enum pg_clock_kind */
-    uint32_t window;              /* batches that may be unanswered at a time */
-    uint32_t batch_records;       /* most records in a batch */
-    uint32_t message_bytes;       /* most bytes in a message */
-    int64_t  real_boot_ns;        /* the daemon's CLOCK_BOOTTIME, also under the virtual clock */
-    uint32_t node;                /* NUMA node of the arena, else of the daemon's threads, + 1; 0 =
-                                     any */
-    uint32_t reaper_cpu;          /* CPU of the daemon's loop, + 1; 0 = any */
-    uint64_t first_id;            /* first id of this session. A changed first_id means another
-                                     session with the same nonce */
+    uint32_t window;              /* maximum number of batches without an answer */
+    uint32_t batch_records;       /* maximum number of records in a batch */
+    uint32_t message_bytes;       /* maximum length of a message in bytes */
+    int64_t  real_boot_ns;        /* the daemon's CLOCK_BOOTTIME, even under the virtual clock */
+    uint32_t node;                /* 1 + NUMA node of the arena, or of the daemon's threads if the
+                                     arena is bound to no node; 0 = any */
+    uint32_t reaper_cpu;          /* 1 + CPU of the daemon's loop; 0 = any */
+    uint64_t first_id;            /* first id of this session. If first_id has changed, this is
+                                     another session with the same nonce */
     uint32_t wal;                 /* 1 = the daemon has a WAL and grants PG_W_DURABLE */
     uint32_t pad;
     uint64_t term;                /* for replication: term of the leader that answers; 0 without
                                      replication */
 };
 
-/* NAMESPACE request: frame, this struct, the bytes of the name. It sets the fields that `fields`
- * selects, and creates the namespace if it does not exist. Reply: frame, this struct with all
- * current settings. */
+/* NAMESPACE request: frame, struct pg_namespace_set, the bytes of the name. The request sets what
+ * its `fields` selects, and creates the namespace if it does not exist. Reply: frame, struct
+ * pg_namespace_set with all current settings. */
 enum pg_namespace_field {
     PG_N_OWNER = 1,               /* set owner_uid */
     PG_N_DURABILITY = 2,          /* set durability */
@@ -1622,28 +1704,29 @@ enum pg_namespace_field {
     PG_N_FIELDS = 64
 };
 struct pg_namespace_set {
-    uint32_t fields;              /* enum pg_namespace_field, added up */
+    uint32_t fields;              /* sum of constants of enum pg_namespace_field */
     uint32_t owner_uid;           /* uid that owns the namespace; 2^32 - 1 = anybody may use it */
-    uint32_t durability;          /* 0 = memory, 1 = durable */
-    uint32_t name_len;            /* bytes of the name, 1..63 */
-    uint64_t quota_timers;        /* timers that may be armed; 0 = no quota */
-    uint64_t quota_bytes;         /* bytes of keys and payloads; 0 = no quota */
-    uint64_t quota_ops;           /* operations per second; 0 = no quota */
-    uint64_t park_beyond_ns;      /* park timers due later than this from now; 0 = none; needs a
-                                     WAL */
+    uint32_t durability;          /* 0 = changes are only in memory, 1 = changes are durable */
+    uint32_t name_len;            /* length of the name in bytes, 1..63 */
+    uint64_t quota_timers;        /* number of timers that may be armed; 0 = no quota */
+    uint64_t quota_bytes;         /* maximum total bytes of keys and payloads; 0 = no quota */
+    uint64_t quota_ops;           /* maximum number of operations per second; 0 = no quota */
+    uint64_t park_beyond_ns;      /* timers with a longer delay than this are parked; 0 = no timer
+                                     is parked; needs a WAL */
 };
 
-/* PLACE request: frame (count = partitions, 1 on the command socket), the bytes of the namespace's
- * name. Reply, once the routing table has the namespace: frame (count = its partitions). */
+/* PLACE request: frame (count = number of partitions, 1 on the command socket), the bytes of the
+ * namespace's name. Reply, sent when the routing table contains the namespace: frame (count =
+ * number of its partitions). */
 
-/* BULK_LOAD request: frame, this struct, the name of the namespace. Reply: frame, struct
- * pg_bulk_load_info, then `count` of struct pg_bulk_load_part. OPEN, CLOSE and FORGET are
+/* BULK_LOAD request: frame, struct pg_bulk_load_ask, the name of the namespace. Reply: frame,
+ * struct pg_bulk_load_info, then `count` of struct pg_bulk_load_part. OPEN, CLOSE and FORGET are
  * idempotent. */
 enum pg_bulk_load_action {
     PG_LA_STATUS,                 /* report the bulk load, with its rows from block `from` on */
     PG_LA_OPEN,                   /* begin the bulk load, or this run of it */
-    PG_LA_CLOSE,                  /* close the bulk load, beginning it if needed; it accepts no more
-                                     rows */
+    PG_LA_CLOSE,                  /* close the bulk load, so that it accepts no more rows; begin it
+                                     first if needed */
     PG_LA_FORGET,                 /* forget the bulk load and its rows, as if it had never begun */
     PG_BULK_LOAD_ACTIONS
 };
@@ -1652,91 +1735,97 @@ struct pg_bulk_load_ask {         /* 40 bytes */
     uint64_t fencing_token;       /* OPEN, CLOSE: number of the run, as in struct pg_rows; else 0 */
     uint64_t from;                /* STATUS: first block to report; else 0 */
     uint32_t action;              /* enum pg_bulk_load_action */
-    uint32_t name_len;            /* OPEN, CLOSE: bytes of the namespace's name, 1..63; else 0 */
+    uint32_t name_len;            /* OPEN, CLOSE: length of the namespace's name in bytes, 1..63;
+                                     else 0 */
 };
 struct pg_bulk_load_info {        /* 56 bytes */
     uint8_t  bulk_load[16];       /* id of the bulk load, as in the request */
     uint64_t fencing_token;       /* number of the newest run */
     uint64_t rows;                /* rows done */
-    uint64_t upto;                /* 1 + the highest row done */
-    uint64_t next;                /* value of `from` for the next request; 2^64 - 1 = nothing is
+    uint64_t upto;                /* 1 + the highest row number that was done */
+    uint64_t next;                /* value of `from` for the next request; 2^64 - 1 = no blocks are
                                      left */
     uint32_t uid;                 /* uid that began the bulk load */
     uint32_t state;               /* enum pg_bulk_load_state; NONE = there is no such bulk load */
 };
-struct pg_bulk_load_part {        /* 520 bytes: rows number * 4096 to number * 4096 + 4095 */
+struct pg_bulk_load_part {        /* 520 bytes; for the rows from `number` * 4096 to `number` * 4096
+                                     + 4095 */
     uint64_t number;              /* number of the block */
-    uint64_t bits[64];            /* bit n % 64 of bits[n / 64]: row number * 4096 + n is done */
+    uint64_t bits[64];            /* bit n % 64 of bits[n / 64] is set if row `number` * 4096 + n
+                                     was done */
 };
 
-/* SESSIONS reply: frame, `count` of these. DROP request: frame, with the session to end. */
+/* SESSIONS reply: frame, `count` structs. DROP request: frame, whose `session` is the session to
+ * end. */
 struct pg_session_info {          /* 56 bytes */
     uint64_t session;             /* id of the session */
-    int64_t  opened_boot_ns;      /* real clock: opening of the session */
-    int64_t  used_boot_ns;        /* real clock: last message of its client */
+    int64_t  opened_boot_ns;      /* real clock: time at which the session was opened */
+    int64_t  used_boot_ns;        /* real clock: time of the last message of its client */
     int64_t  grace_ns;            /* time that the session outlives its client, ns */
     uint32_t uid;                 /* uid of its client */
-    uint32_t pid;                 /* pid of its client; 0 = not on this host, or in another pid
-                                     namespace */
-    uint64_t operations;          /* operations that it owns, armed or unacknowledged */
-    uint64_t unacknowledged;      /* outcomes and CHECKs in its inbox */
+    uint32_t pid;                 /* pid of its client; 0 = the client is not on this host, or is in
+                                     another pid namespace */
+    uint64_t operations;          /* number of operations that the session owns, armed or with an
+                                     unacknowledged outcome */
+    uint64_t unacknowledged;      /* number of outcomes and CHECKs in its inbox */
 };
 
 /* PUBLISH request: frame, this struct, namespace, topic, key, payload. Reply: frame, struct
- * pg_result with DONE and the ticket and time of the notice, or with the status that says why there
- * is none. */
+ * pg_result. Its status is DONE, with the ticket and the time of the notice, or the reason why no
+ * notice was written. */
 struct pg_publish {
-    uint32_t payload_len;         /* bytes of the payload, 0..65536 */
-    uint8_t  key_len;             /* bytes of the key, 1..255 */
+    uint32_t payload_len;         /* length of the payload in bytes, 0..65536 */
+    uint8_t  key_len;             /* length of the key in bytes, 1..255 */
     uint8_t  key_type;            /* enum pg_key_type */
-    uint8_t  namespace_len;       /* bytes of the namespace's name, 1..63 */
-    uint8_t  topic_len;           /* bytes of the topic's name, 0..127 */
+    uint8_t  namespace_len;       /* length of the namespace's name in bytes, 1..63 */
+    uint8_t  topic_len;           /* length of the topic's name in bytes, 0..127 */
 };
 
-/* OUTCOMES: frame, `count` of these, then per record its key, its payload, a uint64_t per watch key
- * with the watermark at the end, the bitmap of missing keys and the bitmap of failed keys. The
- * daemon sends records again until an ACK (frame, `count` struct pg_ack) names them. A CHECK is a
- * record with cause 0, without watermarks and bitmaps. An ACK of a CHECK answers "false"; the op
- * COMPLETE with its version answers "true". */
+/* OUTCOMES: frame, `count` structs, then per struct its key, its payload, a uint64_t per watch key
+ * (the watermark when the operation ended), the bitmap of missing keys and the bitmap of failed
+ * keys. The daemon sends each outcome again until an ACK (frame, `count` structs pg_ack) names it.
+ * A CHECK is a struct with cause 0, without watermarks and bitmaps. An ACK of a CHECK answers
+ * "false"; the op COMPLETE with its version answers "true". */
 struct pg_outcome {               /* 64 bytes */
     uint64_t ticket;              /* ticket << 8 | enum pg_cause */
     int64_t  deadline_ns;         /* deadline on the arena's clock */
     int64_t  armed_ns;            /* time of arming, on the arena's clock */
-    int64_t  ended_ns;            /* time of the end, on the arena's clock */
+    int64_t  ended_ns;            /* time at which the operation ended, on the arena's clock */
     uint64_t version;             /* CHECK: its version; outcome: 0 */
-    uint32_t error;               /* code with which a key failed; 0 = none */
-    uint32_t payload_len;         /* bytes of the payload */
+    uint32_t error;               /* error code of the key that failed; 0 = none failed */
+    uint32_t payload_len;         /* length of the payload in bytes */
     uint16_t keys;                /* number of watch keys */
-    uint16_t bitmap_bytes;        /* bytes of each bitmap; 0 = a CHECK */
-    uint8_t  key_len;             /* bytes of the key */
+    uint16_t bitmap_bytes;        /* length of each bitmap in bytes; 0 = this is a CHECK */
+    uint8_t  key_len;             /* length of the key in bytes */
     uint8_t  key_type;            /* enum pg_key_type */
     uint8_t  pad0[2];
-    uint32_t slot;                /* slot that the ACK has to repeat */
+    uint32_t slot;                /* slot, which the ACK has to repeat */
     uint32_t pad1;
 };
 struct pg_ack {
-    uint64_t ticket;              /* ticket of the operation, without a cause */
-    uint64_t version;             /* version of the CHECK; 0 = an outcome is acknowledged */
+    uint64_t ticket;              /* ticket of the operation; unlike pg_outcome.ticket, without the
+                                     cause */
+    uint64_t version;             /* version of the CHECK; 0 = the ACK is for an outcome */
     uint32_t slot;                /* slot from struct pg_outcome */
     uint32_t pad;
 };
 
-/* Reply to QUERY, and result of a scan: one per record, followed by namespace, topic, key and
- * payload. An operation's payload is followed by a struct pg_info_watch and the key for each watch
- * key, in the order of the WATCH. */
+/* Reply to QUERY, and result of a scan: one struct per record, followed by namespace, topic, key
+ * and payload. An operation's payload is followed by a struct pg_info_watch and the key for each
+ * watch key, in the order of the WATCH. */
 struct pg_info {
     uint64_t ticket;              /* ticket << 8 | enum pg_status (FOUND, PARKED, UNKNOWN,
                                      DENIED) */
     int64_t  deadline_ns;         /* deadline on the arena's clock */
     int64_t  wall_ns;             /* absolute wall deadline; INT64_MIN = none */
-    uint32_t payload_len;         /* bytes of the payload */
-    uint8_t  key_len;             /* bytes of the key */
+    uint32_t payload_len;         /* length of the payload in bytes */
+    uint8_t  key_len;             /* length of the key in bytes */
     uint8_t  key_type;            /* enum pg_key_type */
-    uint8_t  namespace_len;       /* bytes of the namespace's name */
-    uint8_t  topic_len;           /* bytes of the topic's name */
+    uint8_t  namespace_len;       /* length of the namespace's name in bytes */
+    uint8_t  topic_len;           /* length of the topic's name in bytes */
     uint64_t owner;               /* operation: id of its owner's session; timer: 0 */
     uint64_t threshold;           /* operation: threshold of a SUM, number of keys of a QUORUM */
-    uint32_t watch_bytes;         /* operation: bytes behind its payload */
+    uint32_t watch_bytes;         /* operation: number of bytes that follow its payload */
     uint16_t keys;                /* operation: number of watch keys; timer: 0 */
     uint8_t  condition;           /* operation: enum pg_condition */
     uint8_t  pad0;
@@ -1744,24 +1833,25 @@ struct pg_info {
     uint8_t  pad1[4];
 };
 struct pg_info_watch {            /* followed by the bytes of the key */
-    uint64_t target;              /* target; UINT64_MAX = reached. SUM: the base. CLIENT: 0 */
-    uint64_t cap;                 /* SUM: most that this key may contribute */
+    uint64_t target;              /* target of the watermark; UINT64_MAX = reached. SUM: watermark
+                                     from which the key counts. CLIENT: 0 */
+    uint64_t cap;                 /* SUM: maximum that this key may contribute */
     uint64_t watermark;           /* current watermark of the key */
-    uint32_t error;               /* code of the key's failure; 0 = not failed */
-    uint8_t  key_len;             /* bytes of the key */
+    uint32_t error;               /* error code of the key's failure; 0 = not failed */
+    uint8_t  key_len;             /* length of the key in bytes */
     uint8_t  key_type;            /* enum pg_key_type */
     uint8_t  own;                 /* 1 = the key is forgotten when the operation ends */
     uint8_t  pad;
 };
 
-/* ADVANCE reply: frame (count = topics), then per topic one of these, the namespace and the
- * topic. */
+/* ADVANCE reply: frame (count = topics), then per topic this struct, the name of the namespace and
+ * the name of the topic. */
 struct pg_tail {
     uint64_t sequence;            /* sequence of the topic's newest notice */
-    uint64_t incarnation;         /* identity of the topic; changes when its row is given to another
-                                     name */
-    uint8_t  namespace_len;       /* bytes of the namespace's name */
-    uint8_t  topic_len;           /* bytes of the topic's name */
+    uint64_t incarnation;         /* identity of the topic; it changes when another topic takes the
+                                     topic's row */
+    uint8_t  namespace_len;       /* length of the namespace's name in bytes */
+    uint8_t  topic_len;           /* length of the topic's name in bytes */
     uint8_t  pad[6];
 };
 
@@ -1777,11 +1867,12 @@ struct pg_notices {
     uint16_t version;             /* PG_WIRE_VERSION */
     uint16_t pad0;
     uint64_t stream_id;           /* identity of this arena's notice streams */
-    uint64_t incarnation;         /* identity of the topic; changes when its row is given to another
-                                     name */
+    uint64_t incarnation;         /* identity of the topic; it changes when another topic takes the
+                                     topic's row */
     uint64_t first;               /* sequence of the first record */
-    uint64_t tail;                /* newest sequence of the topic when the message was built */
-    int64_t  built_ns;            /* time of building the message, on the arena's clock */
+    uint64_t tail;                /* sequence of the topic's newest notice when the message was
+                                     built */
+    int64_t  built_ns;            /* time at which the message was built, on the arena's clock */
     int64_t  wall_offset_ns;      /* wall time = the arena's clock + this offset */
     uint32_t count;               /* records */
     uint32_t pad1;
@@ -1790,10 +1881,10 @@ struct pg_notices {
 struct pg_notice {                /* 32 bytes */
     uint64_t ticket;              /* ticket of the timer or operation */
     int64_t  deadline_ns;         /* deadline on the arena's clock */
-    int64_t  fired_ns;            /* time at which it was taken from the wheel, on the arena's
-                                     clock */
-    uint32_t payload_len;         /* bytes of the payload */
-    uint8_t  key_len;             /* bytes of the key */
+    int64_t  fired_ns;            /* time at which the timer was taken from the wheel, on the
+                                     arena's clock */
+    uint32_t payload_len;         /* length of the payload in bytes */
+    uint8_t  key_len;             /* length of the key in bytes */
     uint8_t  key_type;            /* enum pg_key_type */
     uint8_t  cause;               /* enum pg_cause */
     uint8_t  flags;               /* enum pg_entry_flag */

@@ -46,14 +46,14 @@ WATERMARK_MAX: int = lib.PG_WATERMARK_MAX
 TARGET_MAX: int = lib.PG_TARGET_MAX
 GRACE_MAX_NS: int = lib.PG_GRACE_MAX_NS
 TICKET_SHARD: int = lib.PG_TICKET_SHARD
-"""Tickets of a shard start at shard * TICKET_SHARD + 1."""
+"""The tickets of a shard start at shard number * TICKET_SHARD + 1."""
 QUOTA_MAX: int = lib.PG_QUOTA_MAX
 QUOTA_OPS_MAX: int = lib.PG_QUOTA_OPS_MAX
 TICKET_MAX: int = lib.PG_TICKET_MAX
 BULK_LOAD_ROW_MAX: int = lib.PG_BULK_LOAD_ROW_MAX
 BULK_LOAD_BLOCK_ROWS: int = lib.PG_BULK_LOAD_BLOCK_ROWS
 ANYBODY: int = lib.PG_NIL
-"""Owner of a namespace without an owner."""
+"""Stands for the owner of a namespace that has no owner."""
 WATCH_KEYS_MAX: int = lib.PG_WATCH_KEYS_MAX
 OWN_KEY: int = lib.PG_WK_OWN
 
@@ -172,7 +172,7 @@ class Status(enum.IntEnum):
 
 
 class Quota(enum.IntEnum):
-    """enum pg_quota: the quota that is used up."""
+    """enum pg_quota: the kinds of quotas that can be used up."""
 
     NAMESPACE_TIMERS = lib.PG_Q_NAMESPACE_TIMERS
     NAMESPACE_BYTES = lib.PG_Q_NAMESPACE_BYTES
@@ -293,13 +293,13 @@ class PlacementPart(enum.IntFlag):
 
 
 def kernel_number(stored: int) -> int | None:
-    """Return the number of a node or CPU that is stored as number + 1; None for 0, which means
-    any."""
+    """Convert the stored number of a node or CPU, which is the kernel's number + 1, to the kernel's
+    number; None for 0, which means any."""
     return stored - 1 if stored else None
 
 
 class DaemonState(enum.IntEnum):
-    """enum pg_daemon_state: the activity of the daemon."""
+    """enum pg_daemon_state: the phase of the daemon."""
 
     STOPPED = lib.PG_D_STOPPED
     STARTING = lib.PG_D_STARTING
@@ -321,12 +321,12 @@ class Degraded(enum.IntFlag):
 
     @property
     def names(self) -> list[str]:
-        """Names of all reasons that hold."""
+        """Names of all reasons in this value."""
         return [str(reason.name).lower() for reason in Degraded if reason in self]
 
 
 class WalState(enum.IntEnum):
-    """enum pg_wal_state: whether appended records get to disk."""
+    """enum pg_wal_state: whether appended records are still written to disk."""
 
     NONE = lib.PG_WAL_NONE
     RUNNING = lib.PG_WAL_RUNNING
@@ -334,7 +334,7 @@ class WalState(enum.IntEnum):
 
 
 class Measured(enum.IntEnum):
-    """enum pg_histogram_id: the measured spans."""
+    """enum pg_histogram_id: the measured durations."""
 
     STRUCTURAL_LATENESS = lib.PG_HG_STRUCTURAL_LATENESS
     WAKEUP_LATENESS = lib.PG_HG_WAKEUP_LATENESS
@@ -347,7 +347,7 @@ class Measured(enum.IntEnum):
 
 
 class WalkState(enum.IntEnum):
-    """enum pg_walk_state: the position of a reader in a WAL."""
+    """enum pg_walk_state: the reason why a WAL reader stopped, or that it is still reading."""
 
     NONE = lib.PG_WALK_NONE
     GROUPS = lib.PG_WALK_GROUPS
@@ -397,10 +397,10 @@ def is_padding(field: str) -> bool:
 
 @cache
 def struct_format(name: str) -> str:
-    """Return the format of a struct for the struct module: explicit little endian, without padding
-    values.
+    """Return the format of a struct for Python's module struct: explicit little endian; padding
+    fields give no values.
 
-    Byte and char arrays are one `s` item, nested structs are flattened.
+    Byte and char arrays are one `s` item. Nested structs are flattened.
     """
     parts, end = ["<"], 0
     for field, offset, ctype in fields(name):
@@ -412,7 +412,8 @@ def struct_format(name: str) -> str:
 
 @cache
 def struct_dtype(name: str) -> np.dtype[Any]:
-    """Return the numpy structured type of struct `name`, which must be flat; needs numpy."""
+    """Return the numpy structured dtype of struct `name`, which must not contain other structs.
+    Needs numpy."""
     import numpy as np
 
     names, offsets, types = zip(*fields(name), strict=True)
@@ -435,7 +436,7 @@ def layout_id() -> int:
     """Return a 64-bit hash of the sizes of all structs and of the offsets and types of their
     fields.
 
-    Names do not count, because renaming a field changes no byte.
+    The names of fields do not enter the hash, because renaming a field changes no byte.
     """
     structs = "".join(f"{size_of(name)}: {' '.join(places(name))}\n" for name in struct_names())
     return int.from_bytes(blake2b(f"{sys.byteorder}{structs}".encode(), 8), "little")
@@ -451,7 +452,8 @@ def is_reserved(name: str) -> bool:
 
 
 def __getattr__(name: str) -> int:
-    """Compute LAYOUT_ID at its first use: clients that read no arena do not wait for it."""
+    """Compute LAYOUT_ID when it is first used, so that clients that read no arena do not wait for
+    it."""
     if name != "LAYOUT_ID":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = globals()[name] = layout_id()
@@ -461,11 +463,11 @@ def __getattr__(name: str) -> int:
 ABI = (int(lib.PG_ABI_MAJOR), int(lib.PG_ABI_MINOR))
 
 RELEASED_LAYOUTS: dict[int, tuple[int, int]] = {}
-"""Layout ids of the released ABIs before this one."""
+"""ABI version by layout id, for all released ABIs before the current one."""
 
 
 def converts(layout_id: int) -> bool:
-    """Return whether a daemon of this ABI converts arenas of that layout: an earlier minor
-    version."""
+    """Return whether a daemon of this ABI can convert arenas with this layout id, because their ABI
+    is an earlier minor version."""
     major, minor = RELEASED_LAYOUTS.get(layout_id, (0, 0))
     return major == ABI[0] and minor < ABI[1]

@@ -1,8 +1,8 @@
-"""Metrics of a daemon, read from its arena; they are readable while the daemon hangs or after it
-ended.
+"""Metrics of a daemon, read from its arena. They can be read even while the daemon hangs or after
+it has ended.
 
-Counters and histograms count from the creation of the arena, across daemon starts, except those in
-SINCE_START. A counter that has fallen belongs to a new arena.
+Counters and histograms count from the creation of the arena, across daemon starts, except the
+counters in SINCE_START. If a counter has fallen, it belongs to a new arena.
 """
 
 from __future__ import annotations
@@ -27,110 +27,113 @@ from purgatoryd.shm_layout.layout import (
 
 BUCKETS: int = lib.PG_HISTOGRAM_BUCKETS
 
-# Help text of each counter. The reason of a refusal follows the prefix "refused_".
+# Help text of each counter. A counter of refusals is named "refused_" + reason.
 COUNTERS: dict[str, str] = {
     "adds": "timers armed, replacements included",
-    "replaces": "timers that took the place of an armed one",
+    "replaces": "timers that replaced an armed timer",
     "extends": "timers moved to a later deadline",
     "cancels": "timers cancelled",
     "cancels_fired": "cancels that came after the timer had fired",
     "cancels_unknown": "cancels of keys without a timer",
     "expiries": "timers that fired",
-    "parks": "timers accepted without their payload in memory",
-    "unparks": "timers whose payload came back",
-    "notices_withdrawn": "notices that left the replay buffer to make space",
-    "messages_sent": "messages of notices handed to the socket",
+    "parks": "timers parked when they were added: only the WAL has their payload",
+    "unparks": "parked timers armed after their payload came back",
+    "notices_withdrawn": "notices removed from the replay buffer to make space",
+    "messages_sent": "notice messages handed to the socket",
     "batches": "batches applied",
-    "batches_repeated": "repeated batches, answered from memory",
+    "batches_repeated": "batches that were sent again and answered from memory",
     "batches_refused": "messages refused as a whole",
-    "records": "records of batches applied",
+    "records": "records of applied batches",
     "watches": "operations armed",
-    "satisfied": "operations that succeeded because their condition held",
-    "already_true": "successful operations whose condition was only noticed at their deadline",
+    "satisfied": "operations that succeeded because their condition came true",
+    "already_true": "successful operations whose condition was found true only at their deadline",
     "expired": "operations that timed out",
-    "failed": "operations ended by a failing key",
-    "cancelled": "operations cancelled by their own key or by a watch key",
-    "checks": "CHECK requests to owners of client conditions",
+    "failed": "operations that ended because a watch key failed",
+    "cancelled": "operations cancelled with their own key or with a watch key",
+    "checks": "CHECK requests sent to owners of client conditions",
     "outcomes_dropped": "outcomes freed because their owner's session had ended",
-    "outcomes_repeated": "outcomes and CHECK requests repeated for owners that did not answer",
-    "advances": "watch keys advanced",
+    "outcomes_repeated": "outcomes and CHECK requests sent again because their owner did not "
+    "answer",
+    "advances": "times that the watermark of a watch key rose",
     "visits": "watchers checked because a watch key advanced",
-    "bulk_load_rows": "rows of bulk loads done",
-    "bulk_load_rows_repeated": "repeated rows of bulk loads",
+    "bulk_load_rows": "rows of bulk loads that were done",
+    "bulk_load_rows_repeated": "rows of bulk loads that were sent again",
     "moved": "timers cascaded to a finer level of the wheel",
     "iterations": "loop iterations that advanced the wheel",
     "iterations_full": "loop iterations that used up their budget",
-    "iteration_work": "timers moved or fired by the loop iterations that had any",
-    "iteration_budget": "sum of the budgets of those loop iterations: the share of the budget in "
-    "use is iteration_work divided by it",
-    "wakeups": "times the loop woke up",
-    "log_dropped": "log messages dropped because their kind was too frequent or the reader of the "
-    "log was slow, full or gone",
-    "records_redone": "records of the WAL from which the arena was recovered",
+    "iteration_work": "timers moved or fired by loop iterations that had work",
+    "iteration_budget": "sum of the budgets of loop iterations that had work; iteration_work "
+    "divided by this sum is the share of the budget in use",
+    "wakeups": "wakeups of the loop",
+    "log_dropped": "log messages dropped, because messages of one kind were too frequent or "
+    "because the reader of the log was slow, full or gone",
+    "records_redone": "WAL records redone when the arena was recovered",
     "refused_full": "no free slot",
     "refused_payload": "no space for key and payload",
     "refused_names": "no free slot for a namespace or topic",
     "refused_busy": "the owner has too many unacknowledged outcomes; for a publish: the socket "
     "accepts no notices",
     "refused_keys": "no free slots for watch keys",
-    "refused_denied": "a namespace of another owner, or a reserved name",
-    "refused_quota": "over a quota",
+    "refused_denied": "the namespace has another owner, or the name is reserved",
+    "refused_quota": "a quota or share is used up",
     "refused_wal": "the WAL buffer was too full, or the WAL has stopped",
     "refused_bulk_loads": "no free slots for a bulk load",
-    "refused_fenced": "rows of a bulk load that is closed, or of an older run of it",
+    "refused_fenced": "the bulk load is closed, or a newer run of it has begun",
     "refused_exists": "the key is armed, and the call has mode=error",
     "refused_stopping": "the daemon is draining",
-    "refused_other": "a deadline too far or a watermark too high, no ticket left, "
-    "one watch key twice, or a publish in another shard",
+    "refused_other": "the deadline is too far away, the watermark is too high, no ticket is left, "
+    "a watch key occurs twice, or a publish is for another shard",
 }
 SINCE_START = {"wakeups", "messages_sent", "log_dropped"}
 """Counters that start at 0 with each start of the daemon."""
 
-# Help text of each gauge. The name ends with the unit: seconds, bytes, or a number of things.
+# Help text of each gauge. The name ends with the unit, seconds or bytes; all other gauges count
+# objects.
 GAUGES: dict[str, str] = {
-    "up": "1 while the daemon's process is there",
-    "still_seconds": "time since the last heartbeat of the loop, which has one each second",
-    "overdue_seconds": "time by which the next deadline is past",
-    "starts": "starts of the daemon on this arena",
-    "live": "timers and operations armed",
-    "live_wall": "timers and operations with a deadline on the wall clock",
-    "parked": "timers without their payload in memory",
-    "operations": "operations armed",
+    "up": "1 while the daemon's process exists",
+    "still_seconds": "time since the last heartbeat of the loop, which writes a heartbeat every "
+    "second",
+    "overdue_seconds": "time since the next deadline passed; 0 if it has not passed",
+    "starts": "number of daemon starts with this arena",
+    "live": "armed timers and operations",
+    "live_wall": "armed or parked timers with a deadline on the wall clock",
+    "parked": "parked timers: only the WAL has their payload",
+    "operations": "armed operations",
     "outcomes": "unacknowledged outcomes",
     "bulk_loads": "bulk loads that the daemon remembers",
-    "bulk_load_blocks": "blocks of rows of bulk loads in use",
+    "bulk_load_blocks": "blocks for rows of bulk loads that are in use",
     "capacity": "slots for timers, operations and outcomes",
     "slots_used": "slots in use",
-    "payload_bytes": "memory for keys and payloads",
-    "blob_bytes": "memory for keys and payloads in use",
-    "replay_capacity": "capacity of the replay buffer in notices",
+    "payload_bytes": "size of the memory for keys and payloads",
+    "blob_bytes": "used bytes of the memory for keys and payloads",
+    "replay_capacity": "number of notices that fit into the replay buffer",
     "replay_entries": "notices in the replay buffer",
-    "unsent": "notices in the replay buffer that were not yet sent",
-    "replay_bytes_max": "memory that notices may use",
-    "replay_bytes": "memory that notices use",
+    "unsent": "notices in the replay buffer that were not sent yet",
+    "replay_bytes_max": "payload memory that notices in the replay buffer may use",
+    "replay_bytes": "payload memory that notices in the replay buffer use",
     "watch_records_max": "capacity for watch records: one per watch key of each operation",
     "watch_records": "watch records in use",
     "watch_keys_max": "capacity for watch keys",
     "watch_keys": "watch keys in use",
     "wal_buffer_bytes": "size of the WAL buffer; 0 = no WAL",
     "wal_buffer_used_bytes": "bytes in the WAL buffer that are not yet on disk",
-    "wal_stopped": "1 once the WAL has stopped",
+    "wal_stopped": "1 if the WAL has stopped",
 }
 
 
-# Help text of each histogram: the first and the last moment of its span.
+# Help text of each histogram: the start and the end of the measured time.
 MEANINGS: dict[str, str] = {
     "structural_lateness": "from the deadline of a timer or an expired operation until it fired",
-    "wakeup_lateness": "from the time for which the loop asked to be woken until it ran",
+    "wakeup_lateness": "from the time at which the loop had to wake up until it ran",
     "batch_service": "from the start of the work on a batch until its answer was built",
     "request_queue": "from the receipt of a batch until the start of the work on it",
-    "local": "work of the loop on a batch, over all its loop iterations",
-    "remote": "from arming until the final state of each timer that fired, was cancelled or was "
-    "replaced, and of each operation; long by design",
-    "response_queue": "from the end of the work on a message, timer or operation, or from the "
-    "publishing, until the answer, notice or outcome began to be sent; includes the wait of a "
-    "durable answer for the disk. Notices and outcomes under a virtual clock do not count",
-    "send": "from the end of response_queue until the socket accepted the message",
+    "local": "time that the loop worked on a batch, summed over all loop iterations",
+    "remote": "from the arming to the final state of each operation, and of each timer that fired, "
+    "was cancelled or was replaced; long by design",
+    "response_queue": "from the end of the work on a message, timer, operation or publish until "
+    "the sending of the answer, notice or outcome began; includes the time that a durable answer "
+    "waits for the disk. Notices and outcomes under a virtual clock do not count",
+    "send": "from the start of sending until the socket accepted the message",
 }
 
 
@@ -148,7 +151,8 @@ _EDGES_NS = tuple(map(upper_edge_ns, range(BUCKETS)))
 
 @dataclass(frozen=True, slots=True)
 class Histogram:
-    """Distribution of a span. Upper edges of buckets exceed the values by at most an eighth."""
+    """Distribution of a duration. The upper edge of a bucket exceeds its values by at most an
+    eighth."""
 
     name: str
     counts: tuple[int, ...]
@@ -163,14 +167,13 @@ class Histogram:
 
     @property
     def mean_ns(self) -> int:
-        """Mean in ns; 0 if empty."""
+        """Mean in ns; 0 if there are no values."""
         return self.sum_ns // max(1, self.count)
 
     def quantile(self, q: float) -> int:
-        """Return the upper edge in ns of the bucket in which the share `q` of all values is
-        reached.
+        """Return the quantile `q` in ns, as the upper edge of its bucket.
 
-        The result is at most the highest value; 0 if empty.
+        `q` is between 0 and 1. The result is at most the highest value; 0 if there are no values.
         """
         wanted = max(1.0, q * self.count)
         for edge_ns, reached in zip(_EDGES_NS, accumulate(self.counts), strict=True):
@@ -184,7 +187,8 @@ class Histogram:
         return ((edge_ns, count) for edge_ns, count in pairs if count)
 
     def since(self, older: Histogram) -> Histogram:
-        """Return the values added since `older`; all values if the arena is another one."""
+        """Return the values that were added after `older`; all values if `older` is of another
+        arena."""
         counts = tuple(now - then for now, then in zip(self.counts, older.counts, strict=True))
         if min(counts) < 0:
             return self
@@ -193,7 +197,7 @@ class Histogram:
         return Histogram(self.name, counts, self.sum_ns - older.sum_ns, max_ns)
 
     def plus(self, other: Histogram) -> Histogram:
-        """Return the sum of both, for example of two shards."""
+        """Return the sum of this histogram and another, for example of two shards."""
         counts = tuple(map(sum, zip(self.counts, other.counts, strict=True)))
         highest_ns = max(self.max_ns, other.max_ns)
         return Histogram(self.name, counts, self.sum_ns + other.sum_ns, highest_ns)
@@ -205,8 +209,8 @@ def _histogram(name: str, live: Any) -> Histogram:
 
 
 def histogram_name(number: int) -> str:
-    """Return the name of a number of enum pg_histogram_id; a later version may have more
-    numbers."""
+    """Return the name of a histogram by its number in enum pg_histogram_id; a later version may
+    have more histograms."""
     try:
         return Measured(number).name.lower()
     except ValueError:
@@ -219,7 +223,7 @@ _BUCKET = struct.Struct(struct_format("pg_wal_bucket"))
 
 
 def recorded(count: int, rest: bytes) -> dict[str, Histogram]:
-    """Decode the `count` histograms that follow the struct of a METRICS record."""
+    """Decode `rest`, the `count` histograms that follow the struct of a METRICS record."""
     heads = [_HISTOGRAM.unpack_from(rest, n * _HISTOGRAM.size) for n in range(count)]
     at, found = count * _HISTOGRAM.size, {}
     for number, (low, high, max_ns, used) in enumerate(heads):
@@ -237,7 +241,8 @@ def recorded(count: int, rest: bytes) -> dict[str, Histogram]:
 
 @dataclass(frozen=True, slots=True)
 class Metrics:
-    """Metrics of an arena. They are read one after the other while the daemon works."""
+    """Metrics of an arena. The daemon works while they are read, so they are not of exactly the
+    same moment."""
 
     state: DaemonState
     why: Degraded
@@ -248,11 +253,11 @@ class Metrics:
     histograms: Mapping[str, Histogram]
     """Histograms by their names in Measured, in lower case."""
     namespaces: Sequence[Namespace]
-    """Namespaces of users, those with the most timers first."""
+    """Namespaces of users; a namespace with more timers comes first."""
 
 
 def read_metrics(arena: Handle) -> Metrics:
-    """Read the metrics of an arena; an arena that is being rebuilt is allowed."""
+    """Read the metrics of an arena, which may be in the middle of a rebuild."""
     header, live = arena.header, arena.metrics
     histograms = {histogram_name(n): arena.histograms[n] for n in Measured}
     return Metrics(

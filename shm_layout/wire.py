@@ -1,8 +1,8 @@
 """Encode requests, and decode replies and notices.
 
-These are pure functions without I/O and clock. docs/protocol.md describes the same bytes for other
-languages; all formats come from layout.h. Received bytes are checked before use: a frame that
-breaks the protocol raises ProtocolError and no other error.
+The functions are pure: they do no I/O and read no clock. docs/protocol.md describes the same bytes
+for other languages; all formats come from layout.h. Received bytes are checked before use: a frame
+that violates the protocol raises ProtocolError and no other error.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ Key = str | bytes | uuid.UUID
 _STR, _BYTES, _UUID = map(int, (KeyType.STR, KeyType.BYTES, KeyType.UUID))
 _WITHOUT_TARGETS = frozenset({Condition.SUM, Condition.CLIENT})
 _NOTHING = 2**64 - 1
-"""As a target: the watermark is reached. As a cap: there is none."""
+"""Special value. As a target: the target is reached. As a cap: there is no cap."""
 
 RESEND_MAX_NS = 2_000_000_000
-"""The longest pause of a client before it sends unanswered messages again. The delay of expiry
-after an outage of the daemon is longer."""
+"""The longest time that a client waits before it sends unanswered messages again. After an outage,
+the daemon delays the expiry of operations for longer than this."""
 FRAME = struct.Struct(struct_format("pg_frame"))
 RECORD = struct.Struct(struct_format("pg_record"))
 RESULT = struct.Struct(struct_format("pg_result"))
@@ -63,7 +63,7 @@ NAMESPACE_SET = struct.Struct(struct_format("pg_namespace_set"))
 ROWS = struct.Struct(struct_format("pg_rows"))
 BULK_LOAD_ASK = struct.Struct(struct_format("pg_bulk_load_ask"))
 BULK_LOAD_INFO = struct.Struct(struct_format("pg_bulk_load_info"))
-BULK_LOAD_PART = struct.Struct("<Q512s")  # struct pg_bulk_load_part with its bits as bytes
+BULK_LOAD_PART = struct.Struct("<Q512s")  # struct pg_bulk_load_part, but with `bits` as bytes
 PUBLISH = struct.Struct(struct_format("pg_publish"))
 
 
@@ -71,7 +71,7 @@ PUBLISH = struct.Struct(struct_format("pg_publish"))
 
 
 def encode_key(key: Key) -> tuple[int, bytes]:
-    """Return type tag and bytes of `key`. Raises InvalidKey."""
+    """Return (type tag, bytes) of `key`. Raises InvalidKey."""
     if isinstance(key, str):
         kind, data = _STR, _utf8(key)
     elif isinstance(key, bytes):
@@ -96,7 +96,8 @@ def _utf8(key: str) -> bytes:
 
 
 def decode_key(kind: int, data: bytes) -> Key:
-    """Return the key of encode_key. Bytes that do not fit their tag are returned as bytes."""
+    """Return the key that encode_key() encoded. If `data` does not fit its type tag `kind`, return
+    it as bytes."""
     try:
         if kind == KeyType.STR:
             return data.decode()
@@ -136,7 +137,7 @@ def _encode_name(kind: str, name: str, least: int, most: int) -> bytes:
 
 
 def encode_payload(payload: bytes | bytearray | memoryview) -> bytes:
-    """Return a payload of 0-65536 bytes as bytes. Raises InvalidPayload."""
+    """Check that a payload has 0-65536 bytes, and return it as bytes. Raises InvalidPayload."""
     if not isinstance(payload, bytes | bytearray | memoryview):
         reason = f"must be bytes, not {type(payload).__name__}"
         raise InvalidPayload(reason=reason, length=0, limit=layout.PAYLOAD_MAX)
@@ -168,7 +169,7 @@ def encode_frame(
     at_ns: int | None = None,
     detail: tuple[int, int] = (0, 0),
 ) -> bytes:
-    """Return the first 64 bytes of every request and reply; `at_ns` also sets its flag."""
+    """Return the 64 bytes with which every request and reply begins; `at_ns` also sets FLAG_AT."""
     if at_ns is not None:
         flags |= layout.FLAG_AT
     return FRAME.pack(
@@ -178,18 +179,20 @@ def encode_frame(
 
 
 def encode_worker(name: str) -> bytes:
-    """Encode a client's name for itself: 0-63 bytes of UTF-8 without NUL. Raises InvalidName."""
+    """Encode the name that a client gives itself: 0-63 bytes of UTF-8 without NUL. Raises
+    InvalidName."""
     return _encode_name("worker", name, 0, layout.WORKER_MAX)
 
 
 def encode_hello(nonce: bytes, sequence: int = 0, worker: bytes = b"", grace_ns: int = 0) -> bytes:
-    """Return a HELLO; `nonce` is 16 random bytes, the same ones for the same session."""
+    """Return a HELLO message; `nonce` is 16 random bytes, and the same nonce finds the same
+    session."""
     hello = HELLO.pack(nonce, len(worker), grace_ns)
     return encode_frame(Message.HELLO, 0, sequence) + hello + worker
 
 
 def encode_query(sequence: int, session: int, namespace: bytes, key: Key) -> bytes:
-    """Return a QUERY for one key; the daemon only echoes `sequence`."""
+    """Return a QUERY message for one key; the daemon only repeats `sequence` in its reply."""
     kind, data = encode_key(key)
     names = encode_names([(namespace, b"")])
     head = encode_frame(Message.QUERY, session, sequence, count=1, names=1, names_bytes=len(names))
@@ -201,24 +204,24 @@ def encode_bulk_load(
     sequence: int, session: int, bulk_load: bytes, action: int,
     *, namespace: bytes = b"", fencing_token: int = 0, start: int = 0,
 ) -> bytes:  # fmt: skip
-    """Return a BULK_LOAD message; OPEN and CLOSE name a namespace, STATUS the block to start
-    with."""
+    """Return a BULK_LOAD message. OPEN and CLOSE need `namespace`; STATUS needs `start`, the first
+    block to report."""
     ask = BULK_LOAD_ASK.pack(bulk_load, fencing_token, start, action, len(namespace))
     return encode_frame(Message.BULK_LOAD, session, sequence) + ask + namespace
 
 
 class NamespaceSettings(NamedTuple):
-    """Settings of a namespace that an admin sets; quotas of 0 are none."""
+    """Settings of a namespace that an admin sets; 0 means no quota."""
 
     owner_uid: int = layout.ANYBODY
     durability: int = 0
-    """Durability: 0 memory, 1 durable."""
+    """Durability: 0 = memory, 1 = durable."""
     quota_timers: int = 0
     quota_bytes: int = 0
     quota_ops: int = 0
     """Limit in operations per second."""
     park_beyond_ns: int = 0
-    """Timers with a longer delay are parked; 0 = none is."""
+    """Timers with a longer delay are parked; 0 = no timer is parked."""
 
 
 _SET_FIELDS = {
@@ -232,7 +235,8 @@ _SET_FIELDS = {
 
 
 def encode_namespace_set(sequence: int, namespace: bytes, changes: Mapping[str, int]) -> bytes:
-    """Return a NAMESPACE message that changes only the fields of NamespaceSettings in `changes`."""
+    """Return a NAMESPACE message that changes only the settings in `changes`, which has new values
+    by the field names of NamespaceSettings."""
     fields = NamespaceField(0)
     for name in changes:
         fields |= _SET_FIELDS[name]
@@ -242,8 +246,8 @@ def encode_namespace_set(sequence: int, namespace: bytes, changes: Mapping[str, 
 
 
 def encode_place(sequence: int, namespace: bytes, partitions: int = 1) -> bytes:
-    """Return a message that makes a deployment of shards place a namespace, if it does not
-    exist."""
+    """Return a PLACE message: a deployment of shards assigns the namespace to shards, unless the
+    namespace exists."""
     return encode_frame(Message.PLACE, 0, sequence, count=partitions) + namespace
 
 
@@ -257,7 +261,8 @@ def decode_namespace_set(body: bytes) -> NamespaceSettings:
 def encode_publish(
     sequence: int, namespace: bytes, topic: bytes, key: Key, payload: bytes
 ) -> bytes:
-    """Return a PUBLISH message, which sends one notice to a topic at once. Raises InvalidKey."""
+    """Return a PUBLISH message, with which the daemon sends one notice to a topic at once. Raises
+    InvalidKey."""
     kind, data = encode_key(key)
     head = PUBLISH.pack(len(payload), len(data), kind, len(namespace), len(topic))
     return encode_frame(Message.PUBLISH, 0, sequence) + head + namespace + topic + data + payload
@@ -267,7 +272,7 @@ def encode_publish(
 
 
 class Reply(NamedTuple):
-    """Head of a reply; `body` follows its 64 bytes."""
+    """Fields of a reply's frame; `body` is the bytes after the 64 bytes of the frame."""
 
     message: int
     session: int
@@ -302,7 +307,7 @@ _SHARED = {
 
 
 class Share(NamedTuple):
-    """Figures of a refusal by a uid's share of a table."""
+    """Figures of a refusal because a uid holds its whole share of a table."""
 
     resource: str
     limit: int
@@ -311,7 +316,8 @@ class Share(NamedTuple):
 
 
 def decode_share(quota: int, figure: int) -> Share | None:
-    """Decode a share from PG_ST_QUOTA or PG_ERR_QUOTA; None for any other quota."""
+    """Decode the figures of PG_ST_QUOTA or PG_ERR_QUOTA; None if the quota is not a share of a
+    table."""
     resource = _SHARED.get(layout.Quota(quota & 0xFF))
     if resource is None:
         return None
@@ -343,15 +349,15 @@ class Welcome(NamedTuple):
     real_boot_ns: int
     """CLOCK_BOOTTIME of the daemon."""
     node: int
-    """NUMA node of the daemon's threads + 1; 0 = any."""
+    """1 + NUMA node of the daemon's threads; 0 = any."""
     reaper_cpu: int
-    """CPU of its loop + 1; 0 = any."""
+    """1 + CPU of the daemon's loop; 0 = any."""
     first_id: int
-    """The id that the session had at first."""
+    """The first id that this session had."""
     wal: int
     """1 if the daemon has a WAL."""
     term: int
-    """Term of the leader that answers; 0 = a daemon without replicas."""
+    """Term of the leader that answers; 0 = the daemon has no replicas."""
 
 
 class WatchInfo(NamedTuple):
@@ -362,11 +368,12 @@ class WatchInfo(NamedTuple):
     error: int
     """Error code of the failed key; 0 = the key has not failed."""
     target: int | None
-    """Target of the watermark; None if it is reached, and for SumOf and When."""
+    """Target of the watermark; None if the target is reached, and always None for SumOf and
+    When."""
     base: int | None
     """For SumOf: the watermark from which the key counts."""
     cap: int | None
-    """For SumOf: the most that the key counts; None = no limit."""
+    """For SumOf: the maximum that the key can contribute; None = no limit."""
     own: bool
     """True if the key is forgotten when the operation ends."""
 
@@ -376,16 +383,17 @@ class OperationInfo(NamedTuple):
 
     condition: Condition
     owner: int
-    """The session of the client that armed it, as `purgatoryd session ls` lists it."""
+    """Session of the client that armed the operation, as `purgatoryd session ls` lists it."""
     owner_uid: int | None
-    """The uid of that client; None = unknown."""
+    """Uid of the client that armed the operation; None = unknown."""
     threshold: int
     """`at_least` of SumOf or `need` of Quorum; else 0."""
     keys: tuple[WatchInfo, ...]
 
 
 class Info(NamedTuple):
-    """Result of a QUERY for one key: `wall_ns` is None without an absolute wall deadline."""
+    """Result of a QUERY for one key. `wall_ns` is the absolute wall deadline; None if there is
+    none."""
 
     ticket: int
     status: int
@@ -400,8 +408,8 @@ class Info(NamedTuple):
 
 
 class BulkLoadInfo(NamedTuple):
-    """struct pg_bulk_load_info, and its parts: the bits of each block of BULK_LOAD_BLOCK_ROWS rows,
-    by block number, lowest row first."""
+    """struct pg_bulk_load_info and its parts. `parts` has one bit per row, lowest row first, for
+    each block of BULK_LOAD_BLOCK_ROWS rows, by block number."""
 
     bulk_load: bytes
     fencing_token: int
@@ -421,7 +429,7 @@ def _need(subject: str, data: bytes, offset: int, length: int) -> None:
 
 
 def decode_reply(data: bytes) -> Reply:
-    """Split a reply, and check magic and version. Raises ProtocolError."""
+    """Split a reply into frame and body, and check magic and version. Raises ProtocolError."""
     _need("reply", data, 0, FRAME.size)
     head = FRAME.unpack_from(data)
     if head[0] != layout.WIRE_MAGIC:
@@ -438,13 +446,14 @@ def decode_welcome(body: bytes) -> Welcome:
 
 
 def check_results(body: bytes, count: int) -> None:
-    """Raise ProtocolError unless `body` has `count` results; ended keys may follow."""
+    """Raise ProtocolError unless `body` has at least `count` results. The keys of ended operations
+    may follow the results."""
     if len(body) < count * RESULT.size:
         raise ProtocolError("results", FRAME.size, count * RESULT.size, len(body))
 
 
 def decode_results(body: bytes) -> Iterator[tuple[int, int]]:
-    """Yield (ticket << 8 | status, deadline_ns) per record of a body that check_results
+    """Yield (ticket << 8 | status, deadline_ns) for each record. `body` is one that check_results()
     accepted."""
     return RESULT.iter_unpack(body)
 
@@ -470,7 +479,8 @@ def decode_infos(body: bytes, count: int) -> list[Info]:
 
 
 def info_bytes(body: bytes, at: int) -> int:
-    """Return the length of a struct pg_info with the bytes that follow it."""
+    """Return the length in bytes of the struct pg_info at offset `at`, including the names, key,
+    payload and watch keys that follow it."""
     head = INFO.unpack_from(body, at)
     return INFO.size + int(head[3] + head[4] + head[6] + head[7] + head[10])
 
@@ -526,25 +536,26 @@ class SessionInfo(NamedTuple):
     opened_boot_ns: int
     used_boot_ns: int
     grace_ns: int
-    """Time that the session outlives its client."""
+    """Time in ns that the session outlives its client."""
     uid: int
     pid: int
     """Pid of the client; 0 if it is on another host or in another pid namespace."""
     operations: int
-    """Operations that the session owns, armed or not acknowledged."""
+    """Number of operations that the session owns, armed or with an unacknowledged outcome."""
     unacknowledged: int
-    """Outcomes and CHECK requests in its inbox."""
+    """Number of outcomes and CHECK requests in the session's inbox."""
 
 
 def decode_sessions(body: bytes, count: int) -> list[SessionInfo]:
-    """Decode a reply to SESSIONS."""
+    """Decode the body of a reply to SESSIONS. Raises ProtocolError."""
     _need("sessions", body, 0, count * SESSION_INFO.size)
     rows = SESSION_INFO.iter_unpack(body[: count * SESSION_INFO.size])
     return [SessionInfo(*row) for row in rows]
 
 
 def decode_newest_sequences(body: bytes, count: int) -> dict[tuple[str, str], tuple[int, int]]:
-    """Decode a reply to ADVANCE: (namespace, topic) -> (incarnation, newest sequence)."""
+    """Decode the body of a reply to ADVANCE. Return (incarnation, newest sequence) by (namespace,
+    topic)."""
     newest, at = {}, 0
     for _ in range(count):
         _need("tail", body, at, TAIL.size)
@@ -572,7 +583,8 @@ def _cut(data: bytes, ends: Sequence[int]) -> list[bytes]:
 
 
 class RawOutcome(NamedTuple):
-    """Outcome that the daemon sends to an owner; cause 0 = a CHECK of a CLIENT condition."""
+    """Outcome that the daemon sends to an owner. Cause 0 means that it is a CHECK of a CLIENT
+    condition."""
 
     ticket: int
     cause: int
@@ -587,26 +599,27 @@ class RawOutcome(NamedTuple):
     watermarks: tuple[int, ...]
     """Watermarks of the operation's keys at its end; empty for a CHECK."""
     missing: tuple[int, ...]
-    """Indices of the operation's keys that were still missing."""
+    """Indices of the operation's keys that were still missing when it ended."""
     failed: tuple[int, ...]
     """Indices of the operation's keys that had failed."""
 
 
 def encode_watch_key(key: Key, target: int, cap: int = 0, own: bool = False) -> bytes:
-    """Encode one watch key of an operation; an `own` key ends with it. Raises InvalidKey."""
+    """Encode one watch key of an operation; an `own` key is forgotten when the operation ends.
+    Raises InvalidKey."""
     kind, data = encode_key(key)
     return WATCH_KEY.pack(target, cap, len(data), kind, layout.OWN_KEY * own) + data
 
 
 def encode_acks(session: int, acks: Sequence[tuple[int, int, int]]) -> bytes:
-    """Return a message that acknowledges (ticket, version, slot) of each outcome (version 0) or
-    CHECK."""
+    """Return an ACK message. `acks` has (ticket, version, slot) of each outcome or CHECK; the
+    version of an outcome is 0."""
     head = encode_frame(Message.ACK, session, count=len(acks))
     return head + b"".join(ACK.pack(*ack) for ack in acks)
 
 
 def decode_bitmap(bits: bytes) -> tuple[int, ...]:
-    """Return the numbers of the set bits."""
+    """Return the numbers of the bits that are set, the lowest bit first."""
     return tuple(i for i in range(8 * len(bits)) if bits[i // 8] >> i % 8 & 1)
 
 
@@ -633,8 +646,8 @@ def decode_outcomes(body: bytes, count: int) -> list[RawOutcome]:
 
 
 def decode_ended(extra: bytes) -> dict[int, list[Key]]:
-    """Decode the bytes after the results of a batch: the keys that each record ended, by its
-    number."""
+    """Decode the bytes after the results of a batch. Return the keys of the operations that each
+    record ended, by the number of the record."""
     ended: dict[int, list[Key]] = {}
     at = 0
     while at < len(extra):
@@ -673,7 +686,7 @@ class NoticeHead(NamedTuple):
 
 
 class RawNotice(NamedTuple):
-    """One notice of a message, with its key decoded."""
+    """A notice of a notice message, with its key decoded."""
 
     ticket: int
     deadline_ns: int
@@ -688,11 +701,11 @@ class Verdict(NamedTuple):
     """Result of an operation, from the payload of its notice."""
 
     elapsed_ns: int
-    """Time from arming to the end, on the daemon's clock."""
+    """Time in ns from the arming to the end of the operation, on the daemon's clock."""
     error: int
-    """Error code given to fail(), else 0."""
+    """Error code that was passed to fail(); 0 if no key failed."""
     missing: tuple[int, ...]
-    """Indices of the operation's keys that were still missing."""
+    """Indices of the operation's keys that were still missing when it ended."""
 
 
 def decode_verdict(payload: bytes) -> tuple[Verdict, bytes]:
@@ -713,7 +726,7 @@ def topic_frame(namespace: bytes, topic: bytes) -> bytes:
 
 
 def decode_topic_frame(frame: bytes) -> tuple[str, str]:
-    """Return (namespace, topic) of a first frame. Raises ProtocolError."""
+    """Return (namespace, topic) from the first frame of a notice message. Raises ProtocolError."""
     parts = frame.split(b"\0")
     if len(parts) != 3 or parts[2]:
         raise ProtocolError("NUL bytes of a topic frame", 0, 2, len(parts) - 1)
@@ -721,8 +734,8 @@ def decode_topic_frame(frame: bytes) -> tuple[str, str]:
 
 
 def decode_notice_head(data: bytes) -> NoticeHead:
-    """Decode the head of a second frame; zero records mean a tail heartbeat. Raises
-    ProtocolError."""
+    """Decode the head of a notice message's second frame. A message without records is a tail
+    heartbeat. Raises ProtocolError."""
     _need("notices", data, 0, NOTICES.size)
     head = NOTICES.unpack_from(data)
     if head[0] != layout.NOTICE_MAGIC:
@@ -733,7 +746,8 @@ def decode_notice_head(data: bytes) -> NoticeHead:
 
 
 def decode_notices(data: bytes, count: int) -> list[RawNotice]:
-    """Decode the `count` notices of a second frame, in order. Raises ProtocolError."""
+    """Decode the `count` notices of a notice message's second frame, in order. Raises
+    ProtocolError."""
     _need("notice records", data, NOTICES.size, count * NOTICE.size)
     notices, at = [], NOTICES.size + count * NOTICE.size
     for record in NOTICE.iter_unpack(data[NOTICES.size : at]):

@@ -565,7 +565,7 @@ def test_a_promoter_that_wakes_up_late_adds_nothing(
 
         (window,) = promote(NO_SPARK, tier, due_ns + 100, loader, wakes_the_old)
     assert [str(error) for error in errors] == [
-        f"a newer run than 1 brings window {window.id}: this one adds no more"
+        f"a run newer than 1 promotes window {window.id}: this run adds no more timers"
     ]
     assert (window.fencing_token, window.results) == (2, {"BULK_LOADED": 20, "ADDED": 40})
     assert (stats(demo)["adds"], stats(demo)["live"]) == (60, 60)
