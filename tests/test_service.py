@@ -16,7 +16,7 @@ import pytest
 from machine import needs
 from service_steps import STEPS
 
-from purgatoryd.cli.install import install_command
+from purgatoryd.cli.app import app
 
 pytestmark = pytest.mark.tier("all")
 
@@ -50,10 +50,10 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, str | Non
 
 def install(root: Path) -> None:
     """Install as for an image: with our own command, and with the users of the tests."""
-    arguments = ["--root", str(root), "--command", "/opt/bin/purgatoryd"]
+    arguments = ["install", "--root", str(root), "--command", "/opt/bin/purgatoryd"]
     arguments += [word for name in NAMES for word in ("--enable", name)]
     with pytest.raises(SystemExit) as ended:
-        install_command.main(arguments)
+        app.main(arguments)
     assert ended.value.code == 0
     people = root / "etc/sysusers.d/people.conf"
     people.write_text(PEOPLE)
