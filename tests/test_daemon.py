@@ -1167,8 +1167,7 @@ def test_a_resize_that_does_not_fit_says_so_and_changes_nothing(small_memory: Da
 
 
 def test_a_full_shared_memory_does_not_touch_a_running_daemon(small_memory: Daemon) -> None:
-    """The daemon allocates all pages at its start. So it can answer "full", and SIGBUS never
-    occurs."""
+    """The daemon allocates all pages at its start. So it can answer "full" instead of a SIGBUS."""
     shm = Path(f"/proc/{small_memory.pid}/root/dev/shm")
     # until /dev/shm is full
     with (shm / "filler").open("wb") as filler, contextlib.suppress(OSError):

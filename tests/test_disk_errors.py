@@ -244,8 +244,7 @@ def test_a_start_with_the_arena_begins_a_segment_and_a_snapshot(
 
 
 def large(daemon: StartDaemon, wal: Path) -> Daemon:
-    """Start a daemon, add LARGE timers, and kill it. Its next start is ready before its
-    snapshot."""
+    """Start a daemon, add LARGE timers, kill it. Its next start is ready before its snapshot."""
     args = ("--wal-dir", str(wal), "--capacity", str(2 * LARGE), "--wal-buffer-bytes", "64M")
     real = daemon("demo", *args)
     with durable() as client:

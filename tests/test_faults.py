@@ -272,8 +272,8 @@ def test_a_failed_call_keeps_its_number_and_its_file() -> None:
     Fault("rename", "KILL"),
 )
 def test_the_start(fault: Fault, before: Before, shim: Path) -> None:
-    """Faults after the lock, in a start with other sizes: attach, rebuild, birth, migration,
-    sockets."""
+    """Faults after the lock, at a start with other sizes: attach, rebuild, migration, sockets
+    ..."""
     hits = 0
     for victim in before.victims(fault, shim, OTHER_SIZES, before.paths.lock):
         ended_well(victim, fault, victim.end())

@@ -184,7 +184,7 @@ def test_no_peer_can_pass_a_descriptor(honest: Honest) -> None:
 def ask_as(uid: int, daemon: Daemon) -> str:
     """Ping the daemon as another uid.
 
-    Returns "answered", "refused" if no handshake succeeds, or "refused by the kernel" if connect()
+    Returns "answered"; "refused" if no handshake succeeds; "refused by the kernel" if connect()
     fails.
     """
     program = f"""
@@ -216,7 +216,7 @@ def honest_with_few_descriptors(daemon_dir: Path, tmp_path: Path) -> Iterator[Ho
 
 
 def test_connections_do_not_use_up_the_descriptors(honest_with_few_descriptors: Honest) -> None:
-    """One uid gets an eighth of the descriptors at most. Without free descriptors, libzmq ends the
+    """A uid gets an eighth of the descriptors. Without free descriptors, libzmq ends the
     process."""
     honest = honest_with_few_descriptors
     with attacked(honest.daemon, "half-handshakes") as attacker:
