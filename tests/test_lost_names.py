@@ -515,8 +515,7 @@ def test_a_copy_that_did_not_replace_the_arena_is_removed(
     suffixes: tuple[str, ...], step: str, daemon_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The next start would use a left copy as the arena, and lose all later changes."""
-    # the fixture daemon_dir removes the arena files of this name
-    (daemon_dir / "demo.lock").touch()
+    (daemon_dir / "demo.lock").touch()  # makes the fixture daemon_dir remove the arena files
     paths = paths_in(daemon_dir, "demo")
     gc.collect()  # closes files that objects of earlier tests still hold
     others = memory_files(os.getpid())

@@ -420,8 +420,7 @@ def test_the_wal_keeps_the_histograms() -> None:
 
 
 def test_a_daemon_records_histograms_once_a_minute(daemon_dir: Path) -> None:
-    # the fixture daemon_dir removes the arena files of this name
-    (daemon_dir / "demo.lock").touch()
+    (daemon_dir / "demo.lock").touch()  # makes the fixture daemon_dir remove the arena files
     paths = paths_in(daemon_dir, "demo")
     opening = Opening(Config("demo", capacity=100, wal_dir=str(daemon_dir / "wal")), paths)
     directory = opening.wal
@@ -452,8 +451,7 @@ def test_a_folder_that_cannot_be_listed_ends_no_daemon(
     def fail(*_: object) -> None:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
-    # the fixture daemon_dir removes the arena files of this name
-    (daemon_dir / "demo.lock").touch()
+    (daemon_dir / "demo.lock").touch()  # makes the fixture daemon_dir remove the arena files
     paths = paths_in(daemon_dir, "demo")
     opening = Opening(Config("demo", capacity=100, wal_dir=str(daemon_dir / "wal")), paths)
     directory = opening.wal
