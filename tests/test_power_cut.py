@@ -176,7 +176,7 @@ def live_and_be_killed(machine: Machine, alive_s: float) -> Boot:
             acks += word == "ack"
             if word == "ready":
                 threading.Timer(alive_s, process.kill).start()
-    assert "ready" in said, "".join(["the machine did not come to append:\n", *console[-40:]])
+    assert "ready" in said, "".join(["the machine did not begin to append:\n", *console[-40:]])
     return Boot(said["recovered"], said["unsynced"], said.get("ack", said["recovered"]), acks)
 
 

@@ -25,8 +25,7 @@ ALICE, BOB = 61001, 61002
 
 
 class Queue:
-    """Commands with stand-ins: waiting messages, and the answered peers. Each answer takes
-    `cost_ns`."""
+    """Commands with stand-ins: waiting messages and answered peers. An answer takes `cost_ns`."""
 
     def __init__(self) -> None:
         self.came: deque[Message] = deque()

@@ -88,8 +88,7 @@ def at(wall: Wall, after_s: float) -> datetime:
 
 
 def due(subscriber: Subscriber, wall: Wall, deadline: datetime) -> str:
-    """Return the key of the next notice. Check by its own time and by the clock that it is not
-    early."""
+    """Return the key of the next notice. By its own time and by the clock it must not be early."""
     notice = subscriber.get(PATIENCE_S)
     assert notice is not None
     assert notice.fired_at >= deadline
@@ -267,8 +266,7 @@ def armed(real: Daemon) -> set[wire.Key]:
 
 @pytest.mark.parametrize("end", [Daemon.stop, Daemon.kill])
 def test_a_day_of_suspend(sleeper: Daemon, daemon_dir: Path, end: object) -> None:
-    """Due timers fire once, flagged LATE, in the order of their deadlines. All other timers
-    wait."""
+    """Due timers fire once, flagged LATE, in the order of their deadlines. The others wait."""
     hours = {"23": 23, "1": 1, "25": 25, "12": 12}
     with Client("demo") as client:
         for key, after in hours.items():

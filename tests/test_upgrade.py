@@ -1,5 +1,4 @@
-"""Arenas of earlier and of unknown ABIs, WALs of earlier versions, and interrupted births of
-arenas."""
+"""Arenas of earlier and of unknown ABIs, WALs of earlier versions, and interrupted births."""
 
 from __future__ import annotations
 
@@ -144,16 +143,14 @@ def what_is_armed_stays(reader: Reader, was: dict[str, Any], shift_ns: int = 0) 
 
 
 def of_itself(reader: Reader) -> int:
-    """Return the number of notices that daemons have published about their own state in this
-    arena."""
+    """Return the number of notices in this arena that daemons published about their own state."""
     return reader.newest_sequences(EVENTS_NAMESPACE)[EVENTS_TOPIC][1]
 
 
 def what_came_due_fires(
     reader: Reader, was: dict[str, Any], *, sent: bool = True, shift_ns: int = 0
 ) -> None:
-    """Check that due timers fire once, in the order of deadlines. Their notices come after the
-    earlier notices.
+    """Check that due timers fire once, in the order of deadlines, after the earlier notices.
 
     `sent`: the replay buffer still has the notices that were sent before.
     """
@@ -203,8 +200,7 @@ def payload_of(notice: wire.RawNotice) -> bytes:
 
 
 def what_the_session_had_is_there(owner: Raw, session: dict[str, Any]) -> None:
-    """Check that the nonce finds the session, and that a repeated last batch gets its first
-    answer."""
+    """Check that the nonce finds the session, and that its repeated batch gets the first answer."""
     owner.hello(bytes.fromhex(session["nonce"]))
     assert (owner.session, owner.sequence) == (session["id"], session["last"])
     owner.send(bytes.fromhex(session["batch"]))
@@ -212,8 +208,7 @@ def what_the_session_had_is_there(owner: Raw, session: dict[str, Any]) -> None:
 
 
 def replied(owner: Raw, kind: Message) -> bytes:
-    """Return the next message of a kind. Drop all other messages, which the daemon sends again
-    later."""
+    """Return the next message of a kind. Drop other messages: the daemon sends them again later."""
     while True:
         (data,) = owner.socket.recv_multipart()
         if wire.decode_reply(data).message == kind:
@@ -221,8 +216,7 @@ def replied(owner: Raw, kind: Message) -> bytes:
 
 
 def operations_end_as_they_would_have(owner: Raw) -> None:
-    """Check that ended operations are reported, and that armed operations end when their watermarks
-    are reached."""
+    """Check that ended operations are reported, and armed operations wait for their watermarks."""
     watermarks = [
         driver.advance(b"a", 9), driver.advance(b"b", 1), driver.bump(b"c", 3),
         driver.bump(b"69", 7),
@@ -326,8 +320,7 @@ def test_a_stored_export_is_imported(
 
 
 def moved_by(reader: Reader, was: dict[str, Any]) -> int:
-    """Return the shift in ns of delay deadlines to this boot's clock. Check it with the wall
-    clock."""
+    """Return the shift of delays to this boot's clock in ns. Check it with the wall clock."""
     far = next(t for t in was["timers"] if t["wall_ns"] is None and not is_due(t))
     (found,) = (i for i in infos(reader) if i.ticket == far["ticket"])
     shift_ns = int(found.deadline_ns - far["deadline_ns"])

@@ -1,5 +1,4 @@
-"""The data of `purgatoryd top` and `web`, and the output of `top`, for real daemons. Some of them
-hang."""
+"""The data of `top` and `web`, and the output of `top`, for real daemons, some of which hang."""
 
 from __future__ import annotations
 
@@ -403,8 +402,7 @@ def test_top_of_a_deployment_and_of_its_shards(three: Daemon) -> None:
 
 
 def shows_who_runs_it(three: Daemon, file: StatusFile) -> None:
-    """Check what top shows about a supervisor that is degraded, is frozen, or has no status
-    file."""
+    """Check the output of top for a supervisor that is degraded, frozen, or has no status file."""
     now_ns, why = boot_ns(), "demo-1-1 does not answer"
     record = StatusRecord(DaemonState.DEGRADED, three.pid, now_ns, now_ns, [], [why], 3, 2, 4)
     file.write(record)
@@ -535,8 +533,7 @@ def test_a_stopped_daemon_has_no_process(demo: Daemon) -> None:
 
 @contextmanager
 def drawn(demo: Daemon, columns: int, lines: int) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
-    """Run `purgatoryd top` in a terminal of this size; yield (process, descriptor of the terminal's
-    other end)."""
+    """Run `purgatoryd top` in a terminal of this size; yield (process, terminal's other end)."""
     ours, theirs = pty.openpty()
     command = [sys.executable, "-m", "purgatoryd.cli", "top", "--name", demo.name]
     environment = demo.env | {"TERM": "xterm", "COLUMNS": str(columns), "LINES": str(lines)}

@@ -97,8 +97,7 @@ class Work:
         owner.send(*(self.command() for _ in range(self.rng.randint(1, 6))))
 
     def bulk_load(self) -> None:
-        """Add rows of a bulk load on both sides of a block boundary; or claim, close or forget the
-        bulk load."""
+        """Add rows of a bulk load around a block boundary; or claim, close or forget it."""
         rng, owner = self.rng, self.rng.choice(self.owners)
         bulk_load, fencing_token = rng.choice(BULK_LOADS), rng.randrange(3)
         if rng.random() < 0.7:
