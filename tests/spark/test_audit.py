@@ -310,8 +310,7 @@ def lose(lake: Lake, daemon: bytes, at: int) -> None:
 
 
 def audited(read: Whole, noted_: DataFrame) -> Verdict:
-    """Run the audit. The tables are persisted, so that Spark does not read the files for each
-    check."""
+    """Run the audit. Spark persists the tables, so that not every check reads the files again."""
     tables = [table.persist() for table in (read.bronze, read.openings, noted_)]
     try:
         return audit(read.bronze, read.openings, read.found, noted_)
@@ -404,8 +403,7 @@ def test_a_hole_hides_nothing_else_of_a_ledger(found: Found) -> None:
 
 
 def test_unknown_ledger_lines_are_named(found: Found) -> None:
-    """The lines are about two final states in the hole, and reports after the last record before
-    it."""
+    """The lines name two final states in the hole, and reports after the last record before it."""
     assert [one for one in found.verdict.unjudged if one.daemon != found.soaked.hex()] == [
         Unjudged(uuid(HOLED).hex(), 6, "beyond"),
         Unjudged(uuid(STRANGER).hex(), len(NOTED), "absent"),

@@ -48,8 +48,7 @@ BASE_NS = int(BASE.timestamp()) * 10**9
 
 
 def frame(spark: SparkSession, first: int, last: int, shift: int = 0) -> DataFrame:
-    """Return the timers k<first> .. k<last - 1> of `shop`; k<i> is due i + shift minutes after
-    BASE."""
+    """Return timers k<first> .. k<last - 1> of `shop`; k<i> is due i + shift minutes after BASE."""
     base = BASE_NS // 10**9
     return spark.range(first, last, 1, 1).selectExpr(
         "'shop' as namespace", "concat('k', id) as key", "cast(id as string) as payload",
@@ -495,7 +494,8 @@ def test_nothing_is_armed_after_its_cancel(
 
     def pace(
         rows: int,
-    ) -> None:  # between two pieces, other processes cancel a promoted and a waiting timer
+    ) -> None:
+        # between two pieces, other processes cancel a promoted and a waiting timer
         for i in (len(cancelled) // 2, 11 - len(cancelled) // 2):
             cold.cancel(tier, keys(i), daemon)
             cancelled.append(i)

@@ -63,8 +63,7 @@ class World:
     tier: Tier
 
     def seal(self) -> None:
-        """Fill the newest segment, so that all records are in sealed segments; ship the
-        segments."""
+        """Fill the newest segment, so that all records are in sealed segments, and ship these."""
         before = segments(self.wal)[-1].lsn
         with client("other") as some:
             some.add_many([(f"fill {before} {n}", 1e6, "t", b"x" * 200) for n in range(1500)])
