@@ -1,4 +1,4 @@
-"""BUSY: clients repeat the records that the daemon refuses, in order, or raise Busy."""
+"""BUSY: clients repeat refused records in their order, or raise Busy."""
 
 from __future__ import annotations
 
@@ -219,7 +219,7 @@ def test_a_watch_touches_its_own_key_and_each_key_that_it_watches() -> None:
     assert [key[3:] for key in watch.keys] == [b"shopw", b"shopr-1", b"shopr-22"]
     assert [trigger.keys for trigger in triggers] == [watch.keys[2:]] * len(on_watched)
     assert complete.keys[0][3:] == b"shopr-22"
-    assert complete.keys != watch.keys[2:], "a key of an operation"
+    assert complete.keys != watch.keys[2:], "operation keys are no watch keys"
 
 
 def test_keys_that_a_record_ended_come_with_the_answer_to_all_parts() -> None:
@@ -458,7 +458,7 @@ def stalled(daemon: StartDaemon, tmp_path: Path) -> Iterator[Stalled]:
 
 @pytest.mark.tier("test")
 def test_packed_calls_of_several_threads_keep_their_order(stalled: Stalled) -> None:
-    """Each add succeeds only if its key is free, and each cancel finds the add before it."""
+    """Each add succeeds only if its key is free. Each cancel succeeds only after its add."""
     adds, cancels = list[object](), list[object]()
     with Client("demo", timeout=PATIENCE_S) as client:
         stalled.stall()

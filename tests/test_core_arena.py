@@ -30,7 +30,7 @@ def refusal(action: Callable[[], Any]) -> Fault:
 
 # ---- attach --------------------------------------------------------------------------------
 
-# Field -> (a wrong value, words of the refusal, the expected value).
+# Header field -> (wrong value, words of the refusal, expected value)
 HEADER: dict[str, tuple[int, str, int]] = {
     "magic": (5, "magic", lib.PG_MAGIC),
     "version": (0, "version mark", lib.PG_MAGIC),

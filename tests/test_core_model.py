@@ -1,4 +1,4 @@
-"""The core compared with a naive model under a virtual clock: a dict and a list."""
+"""The core under a virtual clock, compared with a naive model of a dict and a list."""
 
 from __future__ import annotations
 
@@ -296,7 +296,7 @@ class CoreMachine(RuleBasedStateMachine):
         self.wall_offset_ns = self.model.offset_ns  # offset that the next advance applies
         self.unfinished = False  # True if the last advance left due timers
 
-    # ---- what fired ----
+    # ---- fired timers ----
 
     def fired(self, entry: Entry) -> None:
         m, key = self.model, decoded(entry)
@@ -757,7 +757,7 @@ TestCore = pytest.mark.costly("200 programs of 40 random steps")(CoreMachine.Tes
 TestCore.settings = effort(200, 5000)
 
 
-# ---- by name ---------------------------------------------------------------------------------
+# ---- single cases ----------------------------------------------------------------------------
 
 MS = 1_000_000
 
@@ -781,7 +781,7 @@ def test_the_last_ticket_was_given_before_a_start() -> None:
 
 
 def level(core: Core) -> int:
-    """Return the wheel's level of the arena's first slot."""
+    """Return the level of the wheel that has the timer of the arena's first slot."""
     wheel = core.rows(lib.PG_R_WHEEL, "pg_wheel")
     return int(core.rows(lib.PG_R_HOT, "pg_hot")[0].bucket // wheel.ring)
 

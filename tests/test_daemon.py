@@ -146,7 +146,7 @@ def collect(directory: str, name: str, high_water_mark: int) -> Collected:
             except Lagged as error:
                 lost.append((error.topic, error.first_lost, error.last_lost))
                 continue
-            assert notice is not None, f"silence after {len(keys)} notices"
+            assert notice is not None, f"no notice came after {len(keys)} notices"
             if notice.key == f"the last of {notice.topic}":
                 left = int(notice.payload) if left is None else left
                 left -= 1
@@ -308,7 +308,7 @@ def test_namespaces_and_topics_with_the_same_beginning_are_apart(daemon: StartDa
         assert subscriber.get(0) is None
 
 
-# ---- amounts and times -----------------------------------------------------------------------
+# ---- many timers, and times ------------------------------------------------------------------
 
 
 def test_100k_timers_at_one_instant(daemon: StartDaemon) -> None:

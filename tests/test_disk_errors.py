@@ -112,7 +112,7 @@ def reboot(real: Daemon, disk: FaultyDevice) -> None:
 
 
 def start_after_reboot(real: Daemon, disk: FaultyDevice) -> None:
-    """Start from a WAL in which `wal verify` finds no damage."""
+    """Reboot, check that `wal verify` finds no damage, and start the daemon."""
     reboot(real, disk)
     verified = wal_command(real, "verify", disk.folder)
     assert verified.returncode == 0, verified.stderr
@@ -323,7 +323,7 @@ def test_a_failed_write_is_not_read_back(
         with pytest.raises(OSError, match="Input/output"):
             os.fdatasync(file.fileno())
         os.fdatasync(file.fileno())
-    assert path.read_bytes() == b"behind", "the page cache has dropped it"
+    assert path.read_bytes() == b"behind", "the page cache has dropped the bytes"
     assert read_whole(path) == b"before"
 
 
@@ -340,7 +340,7 @@ def test_a_header_whose_write_failed_is_not_trusted(
         file.write(header)
         with pytest.raises(OSError, match="Input/output"):
             os.fdatasync(file.fileno())
-    assert path.read_bytes() == header, "the page cache has dropped it"
+    assert path.read_bytes() == header, "the page cache has dropped the bytes"
     assert not has_header(path)
     assert uuid_of(path) == bytes(16)
 

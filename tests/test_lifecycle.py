@@ -68,7 +68,7 @@ def manager(daemon_dir: Path) -> Iterator[Manager]:
     made.socket.close()
 
 
-# ---- the table -------------------------------------------------------------------------------
+# ---- the table of moves ----------------------------------------------------------------------
 
 
 def test_every_state_has_its_moves_and_the_page_has_them_all() -> None:
@@ -113,7 +113,7 @@ def test_a_crowded_resource_stays_so_until_there_is_space_again() -> None:
 
 
 def status(real: Daemon, *args: str) -> tuple[dict[str, Any], int]:
-    """Return the output of `purgatoryd status`, and its exit code."""
+    """Run `purgatoryd status --json`; return (output, exit code)."""
     done = CliRunner().invoke(app, ["status", "--name", real.name, "--json", *args])
     return json.loads(done.stdout), done.exit_code
 

@@ -517,7 +517,7 @@ def test_a_condition_may_cancel_its_own_key(
     )
 
 
-# ---- the end ----------------------------------------------------------------------------------
+# ---- shutdown ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -628,7 +628,8 @@ def test_the_reaper_survives_a_callback_that_raises_system_exit() -> None:
 def test_the_reaper_notices_time_that_passed_without_it(
     time: Time, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The clock jumps forward as after a suspend, during which no time of a wait passes."""
+    """The clock jumps forward as after a suspend. The time of a suspend does not count in a
+    wait."""
     monkeypatch.setattr(local, "NAP_MAX_S", 0.01)
     over = threading.Event()
     p = DelayedOperationPurgatory("real", clock_ns=time)

@@ -178,7 +178,7 @@ def test_a_stop_right_after_the_removal_is_clean(daemon: StartDaemon) -> None:
     assert real.process.wait(PATIENCE_S) == 0
 
 
-# ---- arenas that cannot be placed ------------------------------------------------------------
+# ---- arena files that cannot get their names again -------------------------------------------
 
 
 @pytest.fixture(params=["a file of ours", "a directory"])

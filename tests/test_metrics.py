@@ -154,7 +154,7 @@ def test_a_far_timer_has_its_own_bucket() -> None:
 
 
 def moved_to(core: Purgatory, how: str) -> Purgatory:
-    """Return another arena with the armed timers of `core`."""
+    """Move the armed timers of `core` to another arena, in the way that `how` names; return it."""
     if how == "a snapshot":
         snapshot, wal = Snapshot(core).finish().data, Wal(core).take()
         redo = Redo(snapshot)

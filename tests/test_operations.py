@@ -104,9 +104,9 @@ def test_a_check_of_an_unknown_operation_is_ignored(book: Book) -> None:
     assert (book.acks(), book.completions(), book.open) == ([], [], 0)
 
 
-# ---- an owner that resumes the session of an earlier process. All times are the same, as under a
-# ---- virtual clock that stands still; after a reboot of a remote daemon, times decide nothing
-# either
+# ---- an owner that resumes the session of an earlier process -----------------------------------
+# In these tests all times are equal, as under a virtual clock that stands still. So times cannot
+# tell the processes' operations apart, as after a reboot of a remote daemon.
 
 
 @pytest.fixture

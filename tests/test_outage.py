@@ -61,7 +61,7 @@ def stopped(real: Daemon) -> Callable[[], None]:
 
 
 def rebuilt(real: Daemon) -> Callable[[], None]:
-    """Kill the daemon and remove its arena, as a reboot does. Return the start from the WAL."""
+    """Kill the daemon and remove its arena, as a reboot does; return the method that starts it."""
     real.kill()
     for path in (real.paths.arena, real.paths.private):
         Path(f"/dev/shm{path}").unlink()

@@ -1,4 +1,4 @@
-"""Answers that wait for the WAL: when they are sent, and the errors once it has stopped."""
+"""Answers that wait for the WAL: when they are sent, and their errors if the WAL has stopped."""
 
 from __future__ import annotations
 

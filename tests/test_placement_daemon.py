@@ -612,7 +612,7 @@ def test_a_daemon_on_another_host_is_not_numa_local(tmp_path: Path) -> None:
 
 
 def placement_of(real: Daemon, *arguments: str) -> str:
-    """Return the output of the command."""
+    """Run `purgatoryd placement`; return its output."""
     command = [sys.executable, "-m", "purgatoryd.cli", "placement", "--name", "demo", *arguments]
     environment = clean_environment(real.dir)
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)

@@ -875,7 +875,7 @@ def test_a_crowd_that_is_satisfied_at_once_stalls_nobody(demo: Daemon) -> None:
             ends += [raw.ended_ns for raw in outcomes]
     assert (added, advanced, count) == (Status.ADDED, Status.DONE, CROWD)
     assert len(set(ends)) > 1, "the crowd ends in several iterations"
-    assert max(ends) > deadline_ns - DELAY_NS, "the add came first"
+    assert max(ends) > deadline_ns - DELAY_NS, "the add came before the last end"
 
 
 # ---- messages that the client library never sends ---------------------------------------------

@@ -276,7 +276,7 @@ def test_administration_is_not_on_tcp(place: Place) -> None:
     assert place.daemon.running
 
 
-# ---- files ------------------------------------------------------------------------------------
+# ---- key files --------------------------------------------------------------------------------
 
 
 def keygen(*args: str) -> subprocess.CompletedProcess[str]:
@@ -378,7 +378,7 @@ def test_a_stream_returns_notices_and_reports_losses(stream: Stream) -> None:
     assert drain(stream) == [13]
     stream.take(message(17, 1))
     assert drain(stream) == [(14, 16), 17]
-    stream.take(message(18, 0))  # a heartbeat without news
+    stream.take(message(18, 0))  # a heartbeat that shows no loss
     assert drain(stream) == []
     stream.take(message(200_018, 0))  # a heartbeat that shows a loss
     assert drain(stream) == [(18, 200_017)]

@@ -298,7 +298,7 @@ def test_a_batch_that_takes_several_calls_was_begun_in_the_first() -> None:
     while state == lib.PG_H_AGAIN:
         now_ns += 1000
         state = handle(core, message, now_ns, received_ns=begun_ns)
-    assert now_ns > begun_ns, "the batch must exceed the bound of one call"
+    assert now_ns > begun_ns, "the batch must exceed the work of one call"
     rows = core.rows(lib.PG_R_TIMESTAMPS, "pg_timestamps")
     (timestamps,) = (rows[i] for i in range(core.header.capacity) if rows[i].armed_ns == now_ns)
     assert (timestamps.received_boot_ns, timestamps.applied_boot_ns) == (begun_ns, begun_ns)

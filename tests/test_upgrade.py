@@ -119,7 +119,7 @@ def test_a_stored_arena_goes_on(
     assert stats(real)["next_ticket"] == stored.contents["next_ticket"] + of_itself(reader)
     reader.check()
     reader.close()
-    real.restart()  # the start from an arena that has been converted to this ABI
+    real.restart()  # starts from the converted arena, which has this ABI
 
 
 def is_due(timer: dict[str, Any]) -> bool:
@@ -478,7 +478,7 @@ def test_an_arena_begins_a_wal_with_a_snapshot_unless_it_is_converted(
         arena.close()
 
 
-# ---- the next minor ------------------------------------------------------------------------------
+# ---- the next minor version ----------------------------------------------------------------------
 
 
 @pytest.fixture(scope="session")

@@ -423,7 +423,7 @@ def test_a_daemon_alone_has_no_shard_to_choose(demo: Daemon) -> None:
 
 
 def top(*args: str) -> str:
-    """Return one view as text."""
+    """Run `purgatoryd top --once`; return its output."""
     command = ["top", "--name", "demo", "--once", "--interval", "100ms", *args]
     done = CliRunner().invoke(app, command, env={"COLUMNS": "140"}, catch_exceptions=False)
     assert done.exit_code == Exit.DONE, done.output

@@ -113,7 +113,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Written:
 
 @pytest.fixture(scope="module")
 def stale(tmp_path_factory: pytest.TempPathFactory) -> Written:
-    """Segments of another WAL. A new segment may get disk blocks with this old contents."""
+    """Segments of another WAL. A new segment may get disk blocks that still contain them."""
     return write_two_segments(tmp_path_factory.mktemp("stale"), 2)
 
 

@@ -166,7 +166,7 @@ def test_parked_timers_come_back_in_time_unless_they_ended(
         assert set(world.fired()) <= set(early.items())
         assert len(world.fired()) == 15  # without k20, which is due but in the next window
         world.seal()
-        assert collect(spark, tier, lake, hot).ended == 1  # k32
+        assert collect(spark, tier, lake, hot).ended == 1  # k32 was cancelled
         promote(spark, tier, ORIGIN_NS + 12 * HOUR_NS, hot)
         advance(12)
     live = {f"k{n}": b"p%d" % n for n in range(8, 40) if n not in (31, 32)}
