@@ -553,7 +553,7 @@ class Loading(RuleBasedStateMachine):
             else:
                 expected.append(self.put_row(known, row, key, mode, now_ns + ms * MS))
         found = [Status(a.status) for a in answers]
-        fired = {Status.FIRED: Status.UNKNOWN}  # FIRED if the replay buffer still has the key
+        fired = {Status.FIRED: Status.UNKNOWN}  # FIRED: the replay buffer still has the key
         assert [fired.get(status, status) for status in found] == expected
         again = [Status(a.status) for a in self.owners[uid].again().answers]
         assert again == found

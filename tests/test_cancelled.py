@@ -133,7 +133,8 @@ def test_a_cancelled_add_is_complete_or_was_never_sent(daemon: StartDaemon, name
         async with AsyncClient("demo", timeout=PATIENCE_S, queue_limit=1) as client:
 
             async def call(n: int) -> Any:
-                await client.add(f"before{n}", HOUR_S, wait=False)  # in the end the queue is full
+                # after many calls the queue is full
+                await client.add(f"before{n}", HOUR_S, wait=False)
                 return await ADDS[name](client, n)
 
             doubts = 0
@@ -237,7 +238,8 @@ def test_a_cancelled_call_has_a_handle_or_no_effect(
         async with AsyncPurgatory("demo", timeout=PATIENCE_S, queue_limit=1) as client:
 
             async def call(n: int) -> Any:
-                await client.add(f"before{n}", HOUR_S, wait=False)  # in the end the queue is full
+                # after many calls the queue is full
+                await client.add(f"before{n}", HOUR_S, wait=False)
                 return await effect.call(client, n)
 
             doubts = 0

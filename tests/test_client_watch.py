@@ -100,7 +100,7 @@ def test_sessions_of_the_arena_end_after_their_grace_unless_they_speak() -> None
     assert clients.ended_at(9 + GRACE_NS) == []
     clients.watch.speaks(2, PID, CONNECTION)
     assert clients.ended_at(10 + GRACE_NS) == [1]
-    assert clients.watch._due_ns == 10 + 5 * GRACE_NS  # sessions 1 and 2 are not due again
+    assert clients.watch._due_ns == 10 + 5 * GRACE_NS  # session 3 is due next
     assert clients.ended_at(10 + 5 * GRACE_NS) == [1, 3]
     assert clients.watch._due_ns == FOREVER_NS
 

@@ -622,7 +622,7 @@ def test_sessions_end_and_are_limited(daemon: StartDaemon) -> None:
 
 
 def bad_messages(session: int) -> dict[str, tuple[bytes, int]]:
-    """Return the messages to send; each with the error that it must cause."""
+    """Return the messages to send, each with the error that it must cause."""
     good = raw.batch(session, 1, [raw.put(b"key", payload=b"payload")])
     table = raw.name_table(raw.NAMES)
 

@@ -81,7 +81,8 @@ def commands() -> list[Block]:
 
 
 def shell_script(text: str) -> str:
-    """Return the commands as a script without `make` commands, whose targets are only looked up.
+    """Return the commands as a script, without `make`: its targets are only looked up in the
+    Makefile.
 
     The script ends its background commands when it exits.
     """

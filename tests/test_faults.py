@@ -98,7 +98,7 @@ WAL_FAULTS = [
 ]  # fmt: skip
 
 IN_ANY_PROCESS = {"malloc": 499, "calloc": 199, "realloc": 199, "mmap64": 3, "open64": 41}
-"""One call in this number fails. $FAULT_EVERY replaces the number; in a complete run each call
+"""Numbers of calls of which one fails. $FAULT_EVERY replaces them; in a complete run each call
 fails."""
 CRASHES_OF_CPYTHON = (-signal.SIGABRT, -signal.SIGSEGV)
 

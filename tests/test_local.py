@@ -241,7 +241,7 @@ def test_expiry_completes_first_and_then_expires(
 def test_expiry_tries_the_condition_once_more(
     purgatory: DelayedOperationPurgatory, time: Time
 ) -> None:
-    """The condition is true, but nobody has checked the key: the operation completes, too late."""
+    """The condition is true, but unchecked. The operation completes late, and does not expire."""
     flag = Flag()
     op = Op(flag)
     purgatory.try_complete_else_watch(op, ["k"])

@@ -444,7 +444,7 @@ def test_a_socket_that_cannot_be_bound_again_keeps_no_other_from_it(
 
 
 def test_a_removal_of_a_socket_costs_a_descriptor(daemon: StartDaemon) -> None:
-    """The daemon keeps the old listener: libzmq would close it together with its connections."""
+    """The daemon keeps the old listener, because libzmq closes a listener with its connections."""
     real = daemon()
 
     def descriptors() -> int:
@@ -514,7 +514,7 @@ def test_a_shard_whose_arena_is_placed_again_is_not_restarted(daemon: StartDaemo
 def test_a_copy_that_did_not_replace_the_arena_is_removed(
     suffixes: tuple[str, ...], step: str, daemon_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The next start would use a left copy as the arena, and lose all later changes."""
+    """The next start would use a remaining copy as the arena, and lose all later changes."""
     (daemon_dir / "demo.lock").touch()  # makes the fixture daemon_dir remove the arena files
     paths = paths_in(daemon_dir, "demo")
     gc.collect()  # closes files that objects of earlier tests still hold

@@ -106,7 +106,7 @@ def test_operations_completed_in_time_do_not_expire(
             sender.join(PATIENCE_S)
         eventually(lambda: stats(real)["operations"] == 0)
         assert (stats(real)["satisfied"], stats(real)["expired"]) == (OPERATIONS, 1)
-        assert stats(real)["expiries"] == 1  # the timer alone
+        assert stats(real)["expiries"] == 1  # only the timer has fired
         if outage is not rebuilt:  # a reboot loses the sessions
             assert {op.result(PATIENCE_S).cause for op in operations} == {"satisfied"}
             assert lost.result(PATIENCE_S).cause == "expired"
@@ -473,7 +473,7 @@ def test_operations_wait_and_timers_do_not(late: tuple[pd.Purgatory, Owner]) -> 
     made, owner = late
     made.advance(15 * MS)
     assert lib.pg_hold_operations(made.a, 15 * MS, 400 * MS, 0)
-    assert not made.advance(400 * MS)  # the operations that wait are no due work
+    assert not made.advance(400 * MS)  # held operations are no due work
     assert made.next_ns > 400 * MS
     assert (made.metrics.expired, made.metrics.expiries) == (1, 1)
     made.check()
@@ -522,10 +522,10 @@ def test_a_second_outage_before_the_release_covers_operations_armed_since(
     assert lib.pg_hold_operations(made.a, -1, 5 * MS, 0)
     made.advance(6 * MS)
     owner.send(pd.watch(b"since", ALL, [pd.Key(b"none", 1)], 10 * MS, notice=True))
-    assert lib.pg_hold_operations(made.a, 6 * MS, 30 * MS, 0)  # 1: no operation waits yet
+    assert lib.pg_hold_operations(made.a, 6 * MS, 30 * MS, 0)  # returns 1: no operation waits yet
     made.advance(30 * MS)
     assert made.metrics.expired == 0
-    assert not lib.pg_hold_operations(made.a, 30 * MS, 40 * MS, 0)  # 0: operations wait
+    assert not lib.pg_hold_operations(made.a, 30 * MS, 40 * MS, 0)  # returns 0: operations wait
     lib.pg_release_operations(made.a)
     made.advance(30 * MS)
     assert sorted(key for key, _ in ended(made)) == [b"op0", b"op1", b"op2", b"since"]

@@ -1,4 +1,4 @@
-"""The pages of docs agree with the code, state each thing once, and keep their maximum length."""
+"""The pages of docs agree with the code, state each thing once, and keep within their length."""
 
 from __future__ import annotations
 

@@ -477,7 +477,7 @@ def test_the_arena_gets_huge_pages(daemon_dir: Path, tmp_path: Path) -> None:
     try:
         smaps = Path(f"/proc/{real.pid}/smaps").read_text()
         huge = sum(map(int, re.findall(r"^ShmemPmdMapped:\s+(\d+) kB", smaps, re.M)))
-        assert huge > 0 or "no huge pages" in real.stderr  # if the machine has free huge pages
+        assert huge > 0 or "no huge pages" in real.stderr  # the machine may have no free huge pages
     finally:
         real.close()
 
@@ -497,7 +497,7 @@ def settled(config: Config) -> Placed:
     arena: Any = FakeArena()
     Placement(config, "").settle(arena)
     placed: Placed = arena.placed
-    log.flush()  # the messages of a child process are lost if it ends before
+    log.flush()  # before a child ends, or its messages are lost
     return placed
 
 

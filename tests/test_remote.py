@@ -85,7 +85,8 @@ def test_a_client_and_a_subscriber(place: Place) -> None:
         timers.add_many([(f"key-{i}", 0.0, "jobs", b"payload") for i in range(3000)])
         seen = {notices.get(timeout=PATIENCE_S) for _ in range(3000)}
     assert {n.key for n in seen if n is not None} == {f"key-{i}" for i in range(3000)}
-    assert {n.received_boot_ns for n in seen if n is not None} == {None}  # no common clock
+    # client and daemon have no common clock
+    assert {n.received_boot_ns for n in seen if n is not None} == {None}
 
 
 @pytest.mark.tier("all")

@@ -277,7 +277,7 @@ def test_a_start_locks_only_names_with_files(
     for name in ("demo-2-17.status", "demo-2-17.status.new"):
         (one.directory / name).touch()
     (Path(one.config.wal_dir) / "demo-2-5").mkdir()
-    (Path(one.config.wal_dir) / "demo-3-5").mkdir()  # the only file of a shard generation
+    (Path(one.config.wal_dir) / "demo-3-5").mkdir()  # the only shard of its shard generation
     with one_of_another_directory("demo-2-9") as its:
         one.start(2)
         assert taken == ["demo-2-5", "demo-2-17"]
@@ -301,8 +301,8 @@ def killed_everywhere(
     between: tuple[str, str],
     before: Callable[[Deployment], None] = lambda _: None,
 ) -> int:
-    """Kill a start with one shard before each change of a file between two steps; let another start
-    resume. Return the number of kills."""
+    """For each change of a file between the two steps: kill a start with one shard before the
+    change, and let another start resume. Return the number of kills."""
     for nth in itertools.count(1):
         one, ledger = begin(wal=True), Ledger(nth)
         with one.opened(commit=True) as shards:

@@ -90,8 +90,8 @@ def left_ns(timer: int) -> int:
 
 @pytest.mark.alone
 def test_a_wait_has_its_deadline_in_nanoseconds() -> None:
-    """The kernel reports the remaining time. It must fit to a clock reading before and one after. A
-    deadline in whole milliseconds would often be outside of this span."""
+    """The kernel reports the remaining time. Added to clock readings before and after, it must
+    enclose the deadline. A deadline in whole milliseconds would often be outside."""
     readable, speaker = os.pipe()
     os.write(speaker, b"x")
     waiter = Waiter([readable])

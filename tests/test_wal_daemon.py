@@ -1004,7 +1004,7 @@ def oldest_segment(folder: Path) -> Path:
 def segment_of_the_newest_snapshot(folder: Path) -> Path:
     newest = snapshots(folder)[-1]
     _, (file, *_) = around(segments(folder), newest.lsn)
-    assert newest.lsn - file.lsn > 1, "the snapshot starts at the begin of the segment"
+    assert newest.lsn - file.lsn > 1, "the snapshot begins with the segment"
     return file.path
 
 

@@ -367,7 +367,7 @@ def test_a_soaked_wal_has_no_violations(found: Found) -> None:
     epochs = {manifest.epoch for manifest in lake.manifests(BRONZE, found.soaked.hex())}
     epochs |= {header_of(file.path).epoch for file in hot}
     assert found.totals["daemon_kills"] > 0
-    # less than the kills: a daemon that was killed at once has written nothing
+    # may be fewer than the kills: a daemon that was killed at once has written nothing
     assert len(epochs) > 1
     (balance,) = [one for one in found.verdict.balance if one.daemon == found.soaked.hex()]
     assert balance.added >= found.totals["added"] + found.totals["armed"] > 0

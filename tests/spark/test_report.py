@@ -247,7 +247,7 @@ def test_a_node_is_judged_by_all_of_its_daemons(spark: SparkSession, lake: Lake)
 def test_unshipped_records_have_the_node_of_shipped_ones(
     spark: SparkSession, tmp_path: Path
 ) -> None:
-    """This holds for the new arena as well that replaced the shipped arena."""
+    """This also holds for the arena that has replaced the shipped arena."""
     wal, later = tmp_path / "demo", tmp_path / "later"
     by(1, CLEAN.having(closing=None)).write(wal)
     (tmp_path / "lake").mkdir()
