@@ -322,7 +322,7 @@ def test_a_shard_that_ends_repeatedly_is_crash_looping(tmp_path: Path) -> None:
         assert pauses[-1] == shard.PAUSE_MAX_NS
         assert one.code == 1
         one.try_again(now_ns)
-        one.start()  # refused if the shard were not stopped
+        one.start()  # would be refused if the shard were not stopped
         one.wait()
 
 
