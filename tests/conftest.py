@@ -30,8 +30,8 @@ pytest_plugins = "tiers", "costs", "scheduling"
 DAEMONS = pytest.StashKey[list[Daemon]]()
 """The daemons that a test started."""
 
-# A shell starts background jobs with SIGINT ignored, and the processes of the tests would inherit
-# that.
+# A shell starts background jobs with SIGINT ignored. The processes that the tests start would
+# inherit this setting.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
@@ -39,7 +39,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 def pytest_runtest_makereport(
     item: pytest.Item,
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Add to the report of a failed test whether its daemons still run, and their messages."""
+    """Add the state and the messages of its daemons to the report of a failed test."""
     report = yield
     if report.when == "call" and report.failed:
         for one in item.stash.get(DAEMONS, []):
@@ -53,7 +53,8 @@ def daemon_dir(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Create a private $PURGATORYD_DIR; its path is short because socket paths are limited to 107
     bytes.
 
-    At the end it is removed, with the arena files of every daemon that ever locked a name in it.
+    At the end of the test, remove the directory and the arena files of every daemon that has locked
+    a name in it.
     """
     directory = Path(tempfile.mkdtemp(prefix="purgatoryd-test-"))
     monkeypatch.setenv("PURGATORYD_DIR", str(directory))
@@ -83,7 +84,7 @@ def daemon(request: pytest.FixtureRequest, daemon_dir: Path) -> Iterator[StartDa
 
 @pytest.fixture(scope="session")
 def flight_runs(tmp_path_factory: pytest.TempPathFactory) -> FlightRuns:
-    """WALs of two days of the flights."""
+    """WALs of two days of flight data, written once for the whole run."""
     return run_flights(tmp_path_factory.mktemp("flights"))
 
 
@@ -91,7 +92,8 @@ def flight_runs(tmp_path_factory: pytest.TempPathFactory) -> FlightRuns:
 def spark() -> Iterator[SparkSession]:
     """The one Spark session of the whole run, started when the first test asks for it.
 
-    A command that finds it applies the default settings again, so the tests use these as well.
+    A command that finds this session applies the default settings again. So the fixture changes the
+    defaults themselves.
     """
     with pytest.MonkeyPatch.context() as patch:
         for name, value in (SMALL_PLANS | MANY_PLANS).items():

@@ -12,7 +12,7 @@ pytestmark = pytest.mark.tier("all")
 
 ROOT = Path(__file__).resolve().parents[1]
 MOST_S = 1800
-"""It takes 40 s of CPU time with its build, and other tests run meanwhile."""
+"""Build and run take 40 s of CPU time, but other tests run at the same time."""
 
 
 @pytest.mark.costly("all C tests, under QEMU")

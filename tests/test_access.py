@@ -50,13 +50,13 @@ from purgatoryd.shm_layout.paths import daemon_paths
 
 pytestmark = pytest.mark.tier("all")
 
-ALICE, BOB = 61001, 61002  # uids that no user database knows
+ALICE, BOB = 61001, 61002  # uids without an entry in any user database
 SHM = Path("/dev/shm")
 
 
 @pytest.fixture
 def shared_dir(daemon_dir: Path) -> Path:
-    """The daemon's directory, open to those who know the names in it."""
+    """The daemon's directory with mode 0711: every user can open a file whose name is known."""
     daemon_dir.chmod(0o711)
     return daemon_dir
 
@@ -129,7 +129,7 @@ def test_a_member_cannot_access_the_process(daemon: StartDaemon) -> None:
 
 
 def test_a_lock_on_the_arena_blocks_nobody(daemon: StartDaemon) -> None:
-    """A user who may read a file may lock it."""
+    """The kernel lets every user who may read a file lock it."""
     real = daemon()
     with Client("demo") as client:
         client.add("k", delay=3600)
@@ -209,7 +209,7 @@ def test_a_stranger_gets_permission_denied_for_a_wal(shared_dir: Path, daemon: S
     assert (code, said) == (Exit.UNUSABLE, f"purgatoryd: {wals / 'demo'}: Permission denied\n")
 
 
-# ---- who may connect --------------------------------------------------------------------------
+# ---- uids that may connect --------------------------------------------------------------------
 
 
 def add_one() -> str:
@@ -478,7 +478,7 @@ def test_quotas_of_every_uid(shared_dir: Path, daemon: StartDaemon) -> None:
     real.kill()
     real.start()
     assert {a.uid: a.live for a in Reader.attach(real.paths).accounts()} == found
-    real.restart("--accounts", "100")  # without any quota
+    real.restart("--accounts", "100")  # a start without any quota
     with Client("demo") as client:
         client.add("third", delay=3600)
     reader = Reader.attach(real.paths)
@@ -494,7 +494,7 @@ def test_a_quota_of_operations_says_when_to_come_again(daemon: StartDaemon) -> N
         client.add("first", delay=3600)
         more = (client.add(f"k{n}", delay=3600) for n in itertools.count())
         with pytest.raises(QuotaExceeded) as caught:
-            list(more)  # several, because on a busy machine a second may pass
+            list(more)  # many adds: on a busy machine, a second may pass between two
         error = caught.value
         assert (error.whose, error.resource) == ("namespace", "operations per second")
         assert (error.limit, error.used) == (1, None)
@@ -505,7 +505,7 @@ def test_a_quota_of_operations_says_when_to_come_again(daemon: StartDaemon) -> N
         client.cancel("first")
 
 
-# ---- paths that others have ----------------------------------------------------------------------
+# ---- paths that belong to other processes or users -----------------------------------------------
 
 
 def refused(daemon: StartDaemon, words: str) -> None:
@@ -561,7 +561,7 @@ def test_a_socket_that_another_process_serves_is_left_alone(
         before = identity(path)
         refused(daemon, "is served by another process")
         assert identity(path) == before
-    daemon()  # the process that served the socket is gone: the next one takes it over
+    daemon()  # the other process has closed the socket, so the daemon replaces it
 
 
 def test_a_socket_of_another_user_is_left_alone(daemon_dir: Path, daemon: StartDaemon) -> None:
@@ -632,7 +632,7 @@ def test_an_unusable_lock_file_is_refused(
     lock.rmdir() if detail == "directory" else lock.unlink()
 
 
-# ---- who is first --------------------------------------------------------------------------------
+# ---- two daemons that start at the same time -----------------------------------------------------
 
 
 def begin(directory: Path) -> subprocess.Popen[str]:

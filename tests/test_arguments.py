@@ -53,12 +53,12 @@ CONDITION = AllOf({"w": 5})
 
 
 def of_another_client() -> BulkResult:
-    """A result of a client that has other connections."""
+    """A result of another client, with its own connections."""
     return BulkResult(connection_of("other", "default"), arrays=False)
 
 
 def merged_of_another_client() -> MergedResult:
-    """A result of a client with partitions."""
+    """A result of another client whose namespace has partitions."""
     merged = MergedResult(0)
     merged.add([], of_another_client())
     return merged
@@ -125,7 +125,7 @@ ROWS: list[Any] = [
     ("k", CONDITION, None), ("k", CONDITION, 1, 5), ("k", CONDITION, 1, b"", 5),
 ]  # fmt: skip
 OTHER_CALLS = {"stop", "close", "connect", "virtual", "name", "namespace", "daemon"}
-"""Methods without an argument that can be bad, or with a test of their own."""
+"""Methods that have no argument that can be bad, or that another test covers."""
 
 
 def bad_calls(cls: type, calls: dict[str, dict[str, Any]]) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -1,4 +1,4 @@
-"""A batch that a crash interrupts between the effect of a record and the note that it is
+"""A crash between the effect of a batch's record and the store that counts the record as
 applied."""
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ def row_of(core: Purgatory, owner: Owner) -> Any:
 
 
 def cut_off(core: Purgatory, owner: Owner, records: int) -> None:
-    """Set the state of a crash right after the last record's effect: the batch is in progress, and
-    its last record is neither counted nor answered."""
+    """Restore the state right after the last record's effect: the batch is in progress, and its
+    last record is neither counted as applied nor answered."""
     row = row_of(core, owner)
     memory = ffi.cast("struct pg_reply_memory *", core._secret + core.secret.replies_offset)
     reply = memory[(owner.id & 0xFFFF) * core.secret.window + row.last % core.secret.window]
@@ -73,7 +73,7 @@ def test_the_last_record_takes_effect_once(last: str) -> None:
 
 
 def test_a_pending_record_is_applied() -> None:
-    """The ticket was counted, but no slot has it."""
+    """The crash comes after the ticket was counted and before a slot contains it."""
     core = Purgatory()
     owner = Owner(core)
     message = owner.message([LAST["watch"]])
@@ -87,7 +87,7 @@ def test_a_pending_record_is_applied() -> None:
 
 
 def test_a_batch_under_way_goes_on_although_its_time_is_past() -> None:
-    """Under a virtual clock: the batch started at the time that it names."""
+    """While the batch is in progress, the virtual clock passes the time that the batch names."""
     core = Purgatory(capacity=4096, watches=8192, watermarks=4096, payload_bytes=1 << 21)
     owner, other = Owner(core, 1), Owner(core, 2)
     for first in range(0, 3000, 1000):

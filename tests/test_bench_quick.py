@@ -1,4 +1,4 @@
-"""The purgatory's benchmark still runs, and every design ends every request as predicted."""
+"""The purgatory's benchmark runs, and every design ends every request as predicted."""
 
 from __future__ import annotations
 

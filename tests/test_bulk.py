@@ -41,7 +41,7 @@ BAD_TIMES: list[dict[str, Any]] = [
 
 @pytest.fixture
 def connection() -> Connection:
-    """The connection of a client under the virtual clock; it is not open."""
+    """An unopened connection of a client under the virtual clock."""
     connection = connection_of("demo", "shop")
     welcome = [0] * len(wire.Welcome._fields)
     welcome[wire.Welcome._fields.index("clock_kind")] = ClockKind.VIRTUAL
@@ -127,7 +127,7 @@ COLUMNS: dict[str, Callable[[int], Any]] = {
 
 
 def timers(connection: Connection, table: Any, topic: str = "default") -> list[tuple[Any, ...]]:
-    """What the batches ask the daemon to arm, decoded again."""
+    """Return the timers that the packed batches ask the daemon to arm, decoded from their bytes."""
     found = []
     for batch in pack_puts(connection, table, topic, "error")[1]:
         assert batch.count <= layout.BATCH_RECORDS

@@ -1,4 +1,4 @@
-"""Bulk loads in the core: a row is done once, whatever has happened to its timer."""
+"""Bulk loads in the core: each row is applied once, whatever happened to its timer since."""
 
 from __future__ import annotations
 
@@ -75,11 +75,12 @@ def fire(core: Purgatory) -> None:
     core.publish_all()
 
 
-# ---- remembered ------------------------------------------------------------------------------
+# ---- done rows after a restart ---------------------------------------------------------------
 
 
 def carried(core: Purgatory, by: str, snapshot: bytes, wal: Wal) -> Purgatory:
-    """Return the core after a restart of this kind; `snapshot`: state before the WAL."""
+    """Return the core after the kind of restart that `by` names. `snapshot` has the state before
+    the WAL's first record."""
     if by == "after a kill":
         restarted(core)
     if by == "in another arena":
@@ -118,7 +119,7 @@ def test_a_row_that_was_done_adds_nothing(core: Purgatory, past: str, by: str) -
 
 
 def final_states_bulk_loaded(data: bytes) -> list[int]:
-    """Return the bulk load fields of the records of final states, in order."""
+    """Return the field `bulk_loaded` of each record of a final state, in order."""
     found = []
     for frame in frames_of(data):
         asked = lib.pg_frame_asked(ffi.from_buffer("struct pg_frame_head *", frame.data))
@@ -246,7 +247,7 @@ def test_a_forgotten_bulk_load_begins_anew(core: Purgatory) -> None:
     assert core.bulk_loads()[BULK_LOAD].fencing_token == 0
 
 
-# ---- runs, and the end of a bulk load --------------------------------------------------------
+# ---- runs with fencing tokens, and the end of a bulk load ------------------------------------
 
 
 def test_a_newer_run_shuts_out_an_older_one(core: Purgatory) -> None:
@@ -337,7 +338,7 @@ def test_status_names_every_row_in_as_many_answers_as_it_takes() -> None:
     ]
 
 
-# ---- what is refused as a whole ------------------------------------------------------------------
+# ---- requests that are refused as a whole --------------------------------------------------------
 
 
 def test_impossible_rows_are_malformed(core: Purgatory) -> None:
@@ -465,7 +466,7 @@ class Loading(RuleBasedStateMachine):
         )
 
     def claim(self, bulk_load: bytes, uid: int, fencing_token: int, *, arms: bool) -> Status:
-        """Return why no row of a batch is admitted, or NONE."""
+        """Return the status that refuses the whole batch, or NONE."""
         known = self.bulk_loads.get(bulk_load)
         if known is None and arms and len(self.bulk_loads) == CONFIG["bulk_loads"]:
             return Status.FULL_BULK_LOADS
@@ -552,7 +553,7 @@ class Loading(RuleBasedStateMachine):
             else:
                 expected.append(self.put_row(known, row, key, mode, now_ns + ms * MS))
         found = [Status(a.status) for a in answers]
-        fired = {Status.FIRED: Status.UNKNOWN}  # the replay buffer may still have the key
+        fired = {Status.FIRED: Status.UNKNOWN}  # FIRED: the replay buffer still has the key
         assert [fired.get(status, status) for status in found] == expected
         again = [Status(a.status) for a in self.owners[uid].again().answers]
         assert again == found

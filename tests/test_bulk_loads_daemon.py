@@ -59,7 +59,7 @@ def command(daemon: Daemon, *args: str) -> subprocess.CompletedProcess[str]:
 def test_a_bulk_load_that_is_repeated_after_its_timers_fired_and_a_kill(
     daemon: StartDaemon,
 ) -> None:
-    """The test repeats what a task does that was killed after its rows were acknowledged."""
+    """A task that is killed after its rows were acknowledged adds the same rows again."""
     running, bulk_load, rows = (
         daemon(),
         BulkLoad(uuid4().bytes, 5),
@@ -152,7 +152,7 @@ def test_an_older_run_is_shut_out_and_a_closed_bulk_load_stays_closed(daemon: St
 
 
 def refusal_of(result: Any) -> Exception:
-    """Return the error that a single call with such a status would raise."""
+    """Return the error that a single call raises for the status of the first refused row."""
     from purgatoryd.clients.packing import refusal
 
     row, status = result.refused[0]

@@ -1,4 +1,4 @@
-"""BUSY: clients repeat the records that the daemon refuses, in order, or raise Busy."""
+"""BUSY: clients repeat refused records in their order, or raise Busy."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_a_busy_record_of_a_later_batch_keeps_the_keys_busy(core: Purgatory) -> 
 
 
 def test_a_namespace_that_is_not_there_is_busy_while_a_key_is(core: Purgatory) -> None:
-    """The namespace may be created, in another row, before the busy record is sent again."""
+    """The missing namespace may be created in another row before the busy record is repeated."""
     owner = full(core)
     unborn = pd.cancel(b"x", name=1)
     assert found(owner.send(unborn, refused_watch(), unborn)) == [
@@ -140,7 +140,7 @@ class Model:
         self.refusing = 0.3
 
     class Known:
-        """State of a session in the model."""
+        """The model's state of one session."""
 
         def __init__(self) -> None:
             self.last = self.busy_last = 0
@@ -186,7 +186,9 @@ class Model:
             (key,) = row.keys
             if batch.rows:
                 first = wire.ROWS.unpack(batch.rows)[1]
-                assert first + n == int.from_bytes(row.area[-8:], "little"), "its own number"
+                assert first + n == int.from_bytes(row.area[-8:], "little"), (
+                    "each row has its own number"
+                )
             if key in known.busy or self.rng.random() < self.refusing:
                 known.busy.add(key)
                 known.busy_last = sequence
@@ -217,7 +219,7 @@ def test_a_watch_touches_its_own_key_and_each_key_that_it_watches() -> None:
     assert [key[3:] for key in watch.keys] == [b"shopw", b"shopr-1", b"shopr-22"]
     assert [trigger.keys for trigger in triggers] == [watch.keys[2:]] * len(on_watched)
     assert complete.keys[0][3:] == b"shopr-22"
-    assert complete.keys != watch.keys[2:], "a key of an operation"
+    assert complete.keys != watch.keys[2:], "operation keys are no watch keys"
 
 
 def test_keys_that_a_record_ended_come_with_the_answer_to_all_parts() -> None:
@@ -299,7 +301,7 @@ def test_a_record_that_stays_busy_ends_with_its_client(in_flight: bool) -> None:
 
 
 class Caller:
-    """Makes batches and records the outcome of each record."""
+    """Packs batches and stores the outcome of each of their records."""
 
     def __init__(self, session: Session, rng: random.Random) -> None:
         self.session, self.rng = session, rng
@@ -325,7 +327,7 @@ class Caller:
 
     def _settle(self, values: list[bytes]) -> Callable[[Outcome], None]:
         def settle(outcome: Outcome) -> None:
-            assert not set(values) & self.answers.keys(), "settled twice"
+            assert not set(values) & self.answers.keys(), "a record was settled twice"
             if isinstance(outcome, DaemonError):
                 assert isinstance(outcome, SessionExpired)
                 outcome = bytes(len(values) * wire.RESULT.size)
@@ -339,7 +341,8 @@ class Caller:
 
 @pytest.mark.parametrize("seed", range(40))
 def test_order_per_key_with_a_daemon_that_refuses_at_random(seed: int) -> None:
-    """Connections break, sessions end, calls time out; no record overtakes one on its key."""
+    """Connections break, sessions end, and calls time out. No record overtakes an earlier record on
+    the same key."""
     rng = random.Random(seed)
     model, session = Model(rng), Session(lambda n: rng.randbytes(n))
     caller, wire_out, wire_in = Caller(session, rng), deque[bytes](), deque[bytes]()
@@ -455,7 +458,7 @@ def stalled(daemon: StartDaemon, tmp_path: Path) -> Iterator[Stalled]:
 
 @pytest.mark.tier("test")
 def test_packed_calls_of_several_threads_keep_their_order(stalled: Stalled) -> None:
-    """Each add succeeds only if its key is free, and each cancel finds the add before it."""
+    """Each add succeeds only if its key is free. Each cancel succeeds only after its add."""
     adds, cancels = list[object](), list[object]()
     with Client("demo", timeout=PATIENCE_S) as client:
         stalled.stall()

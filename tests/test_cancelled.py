@@ -1,7 +1,7 @@
 """Cancelled tasks in every call of an asyncio client.
 
-A cancelled call was never sent, or it continues and has a handle that reports its outcome.
-Afterwards the client works, and every result belongs to its call.
+A cancelled call either was never sent, or continues and has a handle that reports its outcome.
+Afterwards the client works, and each call returns its own result.
 """
 
 from __future__ import annotations
@@ -81,9 +81,10 @@ class Cancelling:
 async def cancelled(
     call: Call, prepare: Iterable[Call] = ()
 ) -> AsyncIterator[tuple[int, Any, asyncio.CancelledError | None]]:
-    """Make the call once for each of its suspensions, early and late, and cancel it there.
+    """Make the call once for each of its suspensions and cancel it there, before or after the
+    awaited result is available.
 
-    Yields a number, the result, and the exception. The last call is not cancelled.
+    Yields (number of the call, its result, its exception). The last call is not cancelled.
     """
     numbers = itertools.count()
     for late in (False, True):
@@ -103,7 +104,7 @@ async def cancelled(
 
 
 async def works(client: Any, number: int) -> None:
-    """Check that the client works, and that every result belongs to its call."""
+    """Check that the client works, and that each call returns its own result."""
     key = f"probe{number}"
     assert await client.cancel(key) is CancelResult.UNKNOWN
     assert (await client.add(key, HOUR_S)).key == key
@@ -132,7 +133,8 @@ def test_a_cancelled_add_is_complete_or_was_never_sent(daemon: StartDaemon, name
         async with AsyncClient("demo", timeout=PATIENCE_S, queue_limit=1) as client:
 
             async def call(n: int) -> Any:
-                await client.add(f"before{n}", HOUR_S, wait=False)  # until the queue is full
+                # after many calls the queue is full
+                await client.add(f"before{n}", HOUR_S, wait=False)
                 return await ADDS[name](client, n)
 
             doubts = 0
@@ -174,7 +176,7 @@ CALLS: dict[str, Callable[[Any, int], Any]] = {
     "AsyncOperation.result": ended,
 }
 WAITS = ("flush", "settle")
-"""Calls that only wait, for a namespace with partitions."""
+"""Calls that only wait. They are tested for a namespace with partitions."""
 
 
 @pytest.mark.tier("test")
@@ -205,11 +207,11 @@ def test_a_client_works_after_a_cancelled_call(
 
 
 PARTITIONED = ("add", "cancel", "cancel_many", "get", "forget")
-"""Calls with one key, for a namespace with partitions."""
+"""Calls with keys. They are tested for a namespace with partitions."""
 
 
 async def outcome_of(client: Any, handle: Any) -> Any:
-    """Return the result of the call of a handle."""
+    """Return the result of the call to which the handle belongs."""
     if isinstance(handle, list):
         return [await one for one in handle]
     if isinstance(handle, BulkResult):
@@ -236,7 +238,8 @@ def test_a_cancelled_call_has_a_handle_or_no_effect(
         async with AsyncPurgatory("demo", timeout=PATIENCE_S, queue_limit=1) as client:
 
             async def call(n: int) -> Any:
-                await client.add(f"before{n}", HOUR_S, wait=False)  # until the queue is full
+                # after many calls the queue is full
+                await client.add(f"before{n}", HOUR_S, wait=False)
                 return await effect.call(client, n)
 
             doubts = 0
@@ -525,7 +528,7 @@ def test_a_cancelled_subscriber_returns_each_notice_once(
 
 
 class InCallback(Interrupt):
-    """Raises an exception at the nth line of a client's callback of the loop."""
+    """Raises an exception at the nth line of the client's callback that the event loop runs."""
 
     def _trace(self, frame: FrameType, event: str, argument: Any) -> Any:
         outer: FrameType | None = frame
@@ -569,7 +572,7 @@ TRIED: dict[type, set[str]] = {
     },
     AsyncSubscriber: {"get", "close", "connect"},
 }
-"""Calls that the tests above cancel."""
+"""Calls that the tests of this file cancel, by class."""
 DO_NOT_WAIT = {"at", "add_done_callback", "future"}
 
 

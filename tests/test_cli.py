@@ -43,7 +43,7 @@ def demo(daemon: StartDaemon) -> Daemon:
 
 
 class Listener:
-    """`purgatoryd listen` in the background; live after construction."""
+    """`purgatoryd listen` in the background. After construction it is subscribed."""
 
     def __init__(self, daemon: Daemon, *args: str) -> None:
         self.process = subprocess.Popen(
@@ -57,7 +57,7 @@ class Listener:
         assert self.process.stderr.readline() == "listening\n"
 
     def result(self) -> tuple[list[dict[str, Any]], int]:
-        """Return the notices that it printed, and its exit code."""
+        """Return (printed notices, exit code)."""
         out, _ = self.process.communicate(timeout=PATIENCE_S)
         return [json.loads(line) for line in out.splitlines()], self.process.returncode
 
@@ -300,7 +300,7 @@ NOT_FOR_SHORT_COMMANDS = {
     "purgatoryd.clients.subscriber", "purgatoryd.daemon", "purgatoryd.pipeline",
     "purgatoryd.shm_layout.arena", "purgatoryd.shm_layout.topology",
 }  # fmt: skip
-"""Modules that would make add, cancel and get slower."""
+"""Modules that add, cancel and get must not import, because each would make them slower."""
 NOT_FOR_HELP = {"zmq", "cffi", "numpy", "rich", "psutil", "purgatoryd.shm_layout._core"}
 IMPORTED = """
 import sys
@@ -334,7 +334,7 @@ def test_help_imports_no_client() -> None:
 
 
 def helps(command: click.Command, title: str) -> Iterator[tuple[str, str]]:
-    """Yield the title and the help text of a command and of all below it, at 80 columns."""
+    """Yield (title, help text at 80 columns) of a command and of all its subcommands."""
     names = app.context_settings["help_option_names"]
     with click.Context(
         command, info_name=title, terminal_width=80, help_option_names=names
@@ -418,7 +418,7 @@ def test_stats_tell_what_each_uid_has(daemon: StartDaemon) -> None:
     cli(real, "add", "k", "--delay", "1h", "--payload", "x" * 20)
     held = {"topics": 2, "namespaces": 2, "sessions": 0, "watch_keys": 0, "watches": 0}
     held |= {"operations": 0, "bulk_loads": 0, "bulk_load_blocks": 0}
-    # the topic includes the daemon's events
+    # the daemon's own namespace and topic count for its uid
     of_uid = {"uid": os.getuid(), "live": 1, "blob_bytes": 32}
     assert answer(real, "stats")["uids"] == [of_uid | held]
     assert "uids" in cli(real, "stats").stdout
@@ -463,7 +463,7 @@ def test_a_table_is_whole_in_a_pipe(
     print_table(WIDE, "wide")
     reported = capsys.readouterr().out
     assert all(value in reported for row in WIDE for value in row.values())
-    assert len(reported.splitlines()) == 7  # title, header and two rows in their frame
+    assert len(reported.splitlines()) == 7  # title, header, two rows, and the lines of the frame
 
 
 def test_a_table_that_does_not_fit_is_reported_row_by_row(
@@ -484,7 +484,7 @@ def test_a_table_that_does_not_fit_is_reported_row_by_row(
 
 @contextmanager
 def watching(demo: Daemon, *args: str) -> Iterator[subprocess.Popen[str]]:
-    """Run `purgatoryd watch`; the block starts once the daemon has its operation."""
+    """Run `purgatoryd watch`. The block starts when the daemon has armed its operation."""
     command = [*BASE, "watch", *args, "--within", "1h", "--json", "--name", demo.name]
     with subprocess.Popen(command, env=demo.env, stdout=subprocess.PIPE, text=True) as process:
         eventually(lambda: cli(demo, "get", args[0], "--json").returncode == 0)

@@ -500,7 +500,7 @@ def test_high_water_mark_of_ten_loses_nothing(
         notices = take(subscriber, 3000)
     assert [n.seq for n in notices] == list(range(1, 3001))
     assert {n.key for n in notices} == {f"k{i}" for i in range(3000)}
-    assert replays, "no notice was dropped, so the test proves nothing"
+    assert replays, "no notice was dropped, so the test did not test the replay"
 
 
 @pytest.mark.tier("test")
@@ -532,7 +532,8 @@ def inbox_of(subscriber: Subscriber) -> Inbox:
 
 
 def disconnected(subscriber: Subscriber, real: Daemon, act: Callable[[], object]) -> None:
-    """Call `act`, and wait until its timers have fired, while no message can arrive."""
+    """Disconnect the subscriber, call `act`, wait until all timers have fired, and connect
+    again."""
     socket, _ = inbox_of(subscriber).sockets
     socket.disconnect(real.paths.pub_endpoint)
     act()
@@ -551,7 +552,9 @@ def test_a_subscriber_reports_a_new_arena(client: Client, real: Daemon) -> None:
         real.stop()
         remove_arena_files(real.paths)
         real.start()
-        client.get("new")  # a query can be repeated, so the session is replaced without doubt
+        # a query may be repeated in a new session, so the client replaces its lost session without
+        # an error
+        client.get("new")
         client.add("new", delay=0, topic="t")
         with pytest.raises(Lagged) as caught:
             subscriber.get(PATIENCE_S)

@@ -1,4 +1,4 @@
-"""Ends of sessions whose clients are gone, without sockets and processes."""
+"""The end of sessions whose clients have died, tested without sockets and processes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PID, PIDFD, CONNECTION = 5, 50, 9
 
 @dataclass
 class FakeArena:
-    """Sessions, each with its own grace period."""
+    """Stand-in for an arena: sessions, each with its own grace period."""
 
     graces: dict[int, int]
     ended: list[int] = field(default_factory=list)
@@ -42,7 +42,8 @@ class FakeArena:
 
 
 class Clients:
-    """One connection of one process, and its ended sessions."""
+    """A ClientWatch with stand-ins: one process with one connection, and the sessions that have
+    ended."""
 
     def __init__(self, graces: dict[int, int], now_ns: int = 0) -> None:
         self.arena = cast("Any", FakeArena(graces))
@@ -67,7 +68,7 @@ class Clients:
         return PIDFD
 
     def ended_at(self, now_ns: int) -> list[int]:
-        """Return the sessions that ended until a time."""
+        """Serve the watch at a time; return all sessions that have ended until then."""
         self.watch.serve(now_ns)
         return sorted(self.arena.ended)
 
@@ -99,7 +100,7 @@ def test_sessions_of_the_arena_end_after_their_grace_unless_they_speak() -> None
     assert clients.ended_at(9 + GRACE_NS) == []
     clients.watch.speaks(2, PID, CONNECTION)
     assert clients.ended_at(10 + GRACE_NS) == [1]
-    assert clients.watch._due_ns == 10 + 5 * GRACE_NS  # nothing is due earlier
+    assert clients.watch._due_ns == 10 + 5 * GRACE_NS  # session 3 is due next
     assert clients.ended_at(10 + 5 * GRACE_NS) == [1, 3]
     assert clients.watch._due_ns == FOREVER_NS
 

@@ -1,4 +1,4 @@
-"""Sessions of clients that are gone, and the limit of the session table, with a real daemon."""
+"""Sessions of clients that have died, and the limit of the session table, with a real daemon."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ from purgatoryd.shm_layout.wire import SessionInfo
 pytestmark = pytest.mark.tier("all")
 
 NEVER_S = 1e6
-"""A timeout that no test reaches, because refusals come at once."""
+"""A timeout that no test reaches, because the daemon refuses at once."""
 
 # ---- the session table -----------------------------------------------------------------------
 
@@ -90,11 +90,13 @@ p.watch_many((f"{sys.argv[3]}:{n}", AllOf({sys.argv[3]: 1}), 3600.0) for n in ra
 print("ready", flush=True)
 sys.stdin.read()
 """
-"""A client that watches argv[2] operations on the watch key argv[3], and waits for its end."""
+"""Code of a client that watches argv[2] operations on the watch key argv[3]. It ends when stdin is
+closed."""
 
 
 def owner(count: int, key: str, *before: str) -> subprocess.Popen[str]:
-    """Start OWNS, with the command `before` it, and return once it owns its operations."""
+    """Start OWNS under the command `before`, such as unshare; return when it owns its
+    operations."""
     process = subprocess.Popen(
         [*before, sys.executable, "-c", OWNS, "demo", str(count), key],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
@@ -202,7 +204,8 @@ def test_operations_of_a_killed_owner_run_on(daemon: StartDaemon) -> None:
 def test_the_children_of_a_server_that_forks_have_sessions_of_their_own(
     daemon: StartDaemon,
 ) -> None:
-    """The children inherit the parent's connection, which stays open after the parent has ended."""
+    """A child inherits the parent's connection. So the connection stays open after the parent has
+    ended."""
     daemon("demo")
     code = (
         "import os, sys\n"
@@ -257,7 +260,8 @@ watch(mine, 7, "parent")
 for line in sys.stdin:
     print(child(line.strip()), flush=True)
 """
-"""A server that owns seven operations and forks a child with twenty for each line of stdin."""
+"""Code of a server that owns seven operations. For each line of stdin it forks a child that owns
+twenty."""
 
 
 def test_a_pre_forked_server_replaces_killed_children(daemon: StartDaemon) -> None:
@@ -286,12 +290,12 @@ def test_a_pre_forked_server_replaces_killed_children(daemon: StartDaemon) -> No
             assert {info.pid: info.session for info in sessions_of(parent.pid)} == before
         with Purgatory("demo") as triggers:
             assert [triggers.advance(key, 1) for key in ("c0", "c1", "c2")] == [20] * 3
-            eventually(lambda: stats(real)["outcomes"] == 0)  # their owners are gone
+            eventually(lambda: stats(real)["outcomes"] == 0)  # the owners have died
             assert triggers.advance("parent", 1) == 7
-        eventually(lambda: stats(real)["outcomes"] == 0)  # the parent acknowledged its outcomes
+        eventually(lambda: stats(real)["outcomes"] == 0)  # the parent has acknowledged its outcomes
         assert owned(*children) == [[20]] * 3
     finally:
-        for pid in children:  # each child has the parent's stdout open
+        for pid in children:  # the children keep the parent's stdout open
             os.kill(pid, signal.SIGKILL)
         kill(parent)
     eventually(lambda: not any(map(sessions_of, (parent.pid, *children))))
@@ -321,7 +325,8 @@ def test_a_silent_client_with_a_connection_keeps_its_session(daemon: StartDaemon
 
 
 def test_the_connection_of_a_client_in_a_sibling_container_decides(daemon_dir: Path) -> None:
-    """Neither pid namespace sees into the other one, so the pid is 0."""
+    """The daemon and the client are in sibling pid namespaces, so the kernel reports pid 0 for the
+    client."""
     needs("pidns")
     inside = ("unshare", "--pid", "--fork", "--kill-child")
     python = daemon_dir / "python"
@@ -388,7 +393,7 @@ other.kill()
 admin.stop()
 daemon.wait()
 """
-"""Pid 1 of a pid namespace. It loops forever if a session of a dead client stays."""
+"""Code of pid 1 of a pid namespace. It loops forever if the session of a dead client stays."""
 
 
 def test_a_reused_pid_keeps_no_session_of_a_dead_client(
@@ -487,7 +492,8 @@ nonce, grace_s = bytes.fromhex(sys.argv[3]), int(sys.argv[4])
 print(client.ask(wire.encode_hello(nonce, grace_ns=grace_s * 10**9)).session, flush=True)
 sys.stdin.read()
 """
-"""Opens the session of a nonce that outlives the process by argv[4] seconds, and prints its id."""
+"""Code that opens a session with the nonce argv[3] and prints its id. The session outlives the
+process by argv[4] seconds."""
 
 
 def greet(real: Daemon, nonce: bytes, grace_s: int) -> tuple[subprocess.Popen[str], int]:
@@ -583,7 +589,7 @@ op.add_done_callback(lambda op: say("own", op.key, op.result().cause))
 say("ready")
 sys.stdin.read()
 """
-"""An owner that watches the operation argv[1], and prints the outcomes that it gets."""
+"""Code of an owner that watches the operation argv[1] and prints each outcome that it receives."""
 
 
 def resumed(key: str) -> subprocess.Popen[str]:
@@ -610,7 +616,7 @@ def test_a_later_process_gets_the_outcomes_of_an_owner_that_was_killed(
         assert process.stdout is not None
         lines = {process.stdout.readline() for _ in range(2)}
         assert lines == {"first satisfied\n", "ready\n"}, (
-            "the callback runs before or after the outcome"
+            "the callback may run before or after 'ready'"
         )
         eventually(lambda: stats(real)["outcomes"] == 0)
         assert triggers.advance("t", 1) == 1
@@ -625,7 +631,7 @@ def test_a_later_process_gets_the_outcomes_of_an_owner_that_was_killed(
 def test_a_process_learns_that_the_session_which_it_resumed_is_lost(
     fails: bool, daemon: StartDaemon, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The callback runs once, in the purgatory's thread, and may raise an exception."""
+    """The lost-session callback runs once, in the purgatory's thread. It may raise an exception."""
     real, lost = daemon("demo"), list[SessionExpired]()
 
     def on_lost(error: SessionExpired) -> None:

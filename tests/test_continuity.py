@@ -1,4 +1,5 @@
-"""Predecessors and successors of arenas, from manifests alone, and which of them count."""
+"""Predecessors and successors of arenas, found in manifests alone, and which arenas of a lake
+count."""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ pytestmark = pytest.mark.tier("check")
 def arena(
     name: str, first: int, last: int, table: str = BRONZE, at: int = 0, wal: str = ""
 ) -> Manifest:
-    """Return a segment of the arena `name`, or with OPENINGS a snapshot."""
+    """Return the manifest of a segment of the arena `name`; with `table=OPENINGS`, that of a
+    snapshot."""
     node = "other" if name == "stranger" else "node"
     return Manifest(table, name, node, 1, first, last, 0, "boot", 1, at, at, wal=wal)
 
@@ -31,9 +33,10 @@ def arena(
 def shard(
     name: str, predecessors: Mapping[str, int], shards: int, first: int = 1, table: str = OPENINGS
 ) -> Manifest:
-    """Return the first snapshot of one of `shards` arenas that replaced others.
+    """Return the manifest of the first snapshot of an arena that a resharding to `shards` shards
+    made.
 
-    The names of its successors end with a stroke.
+    The asterisk at the end of a name means a successor of the arena, with the same WAL.
     """
     wal = f"demo-{name.rstrip('*')}"
     return Manifest(
@@ -49,7 +52,7 @@ def test_successors_are_known_by_where_their_records_begin() -> None:
     fresh, first = arena("fresh", 1, 99), arena("a", 1, 15)
     strangers = [fresh, arena("stranger", 16, 20)]
     assert successors([first, *strangers]) == {}
-    # migrated to other sizes before its first record
+    # `brief` was migrated to other sizes before its first record
     brief = arena("brief", 16, 15, OPENINGS, at=1)
     then = arena("b", 16, 15, OPENINGS, at=2)
     assert successors([then, brief, first, *strangers]) == {"a": "b"}
@@ -59,7 +62,8 @@ def test_successors_are_known_by_where_their_records_begin() -> None:
 
 
 def test_two_wals_that_count_alike_have_nothing_to_do_with_each_other() -> None:
-    """The manifests of two shards may have the same record numbers."""
+    """Each shard numbers its own records, so the manifests of two shards may have the same
+    numbers."""
     one = arena("a", 1, 15, wal="demo-1-0")
     for wal, found in (("demo-1-0", {"a": "b"}), ("demo-1-1", {})):
         other = arena("b", 16, 20, wal=wal)
@@ -70,7 +74,8 @@ def test_two_wals_that_count_alike_have_nothing_to_do_with_each_other() -> None:
 
 @pytest.mark.parametrize("first", [1, 2])
 def test_no_arena_precedes_itself(first: int) -> None:
-    """`predecessors` decides; equal numbers may be chance, even through a third arena."""
+    """The manifest's field `predecessors` decides. Record numbers may fit by chance, even through a
+    third arena."""
     wal = f"demo-{first}-0"
     old = arena("old", 11, 20, wal=wal)
     young = [
@@ -108,7 +113,7 @@ def test_shards_count_until_all_that_took_their_place_are_there() -> None:
     assert names() == (set(), set())
     assert names(*three[:2], successor) == (set(), {"2-0", "2-0*", "2-1"})
     segment = shard("2-2", OLD, 3, table=BRONZE)
-    # the snapshot with its initial contents is missing
+    # the snapshot with the initial contents of 2-2 is missing
     assert names(*three[:2], segment) == (set(), set(YOUNG))
     assert names(*three) == (set(OLD), set())
 
@@ -119,7 +124,7 @@ def test_predecessors_do_not_count_though_successors_were_never_complete() -> No
 
 
 def test_shards_count_if_nothing_of_those_before_is_there() -> None:
-    """A lake may be younger than the predecessors, and then has no data of them."""
+    """A lake that was created after the resharding contains no data of the predecessors."""
     some = [shard(name, OLD, 3) for name in ("2-0", "2-1")]
     assert not excluded(some).absent & {"2-0", "2-1"}
 
@@ -138,7 +143,7 @@ def test_missing_parts_of_a_resharding_are_named() -> None:
 
 
 def test_each_shard_of_a_resharding_counts_once() -> None:
-    """This includes a shard that took two snapshots before its first record."""
+    """A shard that took two snapshots before its first record counts once as well."""
     again = replace(shard("2-0", OLD, 2), epoch=2)
     segments, one = [arena(name, 1, 9) for name in OLD], shard("2-0", OLD, 2)
     for there in ([one, again], [again, one]):

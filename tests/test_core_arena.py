@@ -1,4 +1,4 @@
-"""An arena's lifecycle: attach and its refusals, rebuild, migration, and memory use."""
+"""An arena's lifecycle: attach and refusals of attach, rebuild, migration, and memory use."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def refusal(action: Callable[[], Any]) -> Fault:
 
 # ---- attach --------------------------------------------------------------------------------
 
-# Field -> (a wrong value, words of the refusal, the expected value).
+# Header field -> (wrong value, words of the refusal, expected value)
 HEADER: dict[str, tuple[int, str, int]] = {
     "magic": (5, "magic", lib.PG_MAGIC),
     "version": (0, "version mark", lib.PG_MAGIC),
@@ -79,7 +79,7 @@ def test_a_region_that_is_not_where_it_belongs(region: int, field: str) -> None:
     was = getattr(row, field)
     setattr(row, field, was + 64)
     fault = refusal(core.attach)
-    # Numbers of names, watches, watermarks and bulk loads are sizes, which move all later regions.
+    # The row counts of these regions are sizes of the arena: another count moves all later regions.
     sizes = (
         lib.PG_R_NAMESPACES, lib.PG_R_TOPICS, lib.PG_R_WATCHES, lib.PG_R_WATERMARKS,
         lib.PG_R_ACCOUNTS, lib.PG_R_BULK_LOADS, lib.PG_R_BULK_LOAD_BLOCKS,
@@ -189,7 +189,7 @@ def busy(**config: Any) -> Core:
 
 
 def statuses(core: Core) -> list[tuple[Status, int]]:
-    """Cancel every key; return the statuses. Armed timers are thus removed."""
+    """Cancel every key, which removes the armed timers; return (status, ticket) of each cancel."""
     keys: list[wire.Key] = [f"k{i}" for i in range(200)]
     return [core.cancel(key)[:2][::-1] for key in keys]
 
@@ -202,7 +202,7 @@ def test_rebuild_after_damage_of_all_derived_state(seed: int) -> None:
     for region in DERIVED:
         view = core.region(region)
         if not view:
-            continue  # bulk loads, of which this arena remembers none
+            continue  # an empty region of bulk loads, which this arena does not have
         for _ in range(1 + len(view) // rng.choice([1, 10, 1000])):
             view[rng.randrange(len(view))] = rng.randrange(256)
     core.attach()
@@ -243,7 +243,8 @@ def test_wall_timers_follow_the_clock_that_the_arena_wakes_up_to() -> None:
 
 
 def test_an_entry_without_its_consequences_counts_as_fired() -> None:
-    """The state is that after a crash between an entry's commit and the freeing of its slot."""
+    """The test restores the state after a crash between an entry's commit and the freeing of its
+    slot."""
     core = Core()
     core.put("before", MS, payload=b"1")
     core.advance(MS)
@@ -435,8 +436,8 @@ MEMORY_PAGE = Path(__file__).resolve().parent.parent / "docs" / "benchmarks.md"
 
 
 def test_bytes_per_timer(capsys: pytest.CaptureFixture[str]) -> None:
-    """Print the size of a full arena: a million 16-byte keys, 48-byte payloads, otherwise
-    defaults."""
+    """Print the size of a full arena with a million timers (16-byte keys, 48-byte payloads); all
+    other settings have their defaults."""
     timers = 1_000_000
     config = core_config(Config("full", capacity=timers, payload_bytes=timers * (16 + 48)))
     core = Core(**config)
@@ -467,7 +468,7 @@ def test_the_default_sizes_are_below_64_mib() -> None:
         for wal_dir in ("", "/wal")
         for config in [config_struct(**core_config(Config("default", wal_dir=wal_dir)))]
     ]
-    assert mib[0] < mib[1] < 64 < 2 * mib[0], "docs/operations.md: no space for a copy"
+    assert mib[0] < mib[1] < 64 < 2 * mib[0], "docs/operations.md: 64 MiB fit one arena, not two"
     assert f"take {mib[0]:.1f} MiB" in MEMORY_PAGE.read_text().replace("\n", " ")
 
 

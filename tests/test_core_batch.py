@@ -1,4 +1,5 @@
-"""The command socket of the core: sessions, batches, re-sent batches and hostile bytes."""
+"""Messages of the command socket in the core: sessions, batches, re-sent batches and hostile
+bytes."""
 
 from __future__ import annotations
 
@@ -32,7 +33,8 @@ def peer(core: Core) -> Peer:
 
 
 def refused_and_untouched(peer: Peer, data: bytes, uid: int = 1000) -> wire.Reply:
-    """Return the error of the reply; only a counter may have changed."""
+    """Check that the core refuses the message and changes nothing but counters; return the
+    reply."""
     before = peer.core.image()
     reply = peer.core.handle(data, uid=uid, real_boot_ns=peer.now_ns)
     assert isinstance(reply, wire.Reply)
@@ -90,8 +92,8 @@ def test_no_session_is_taken_from_a_silent_client(core: Core, peer: Peer) -> Non
 
 
 WINDOWS = 16
-"""Number of sessions whose whole windows of full batches fit into the answer pool of 20
-sessions."""
+"""Number of sessions for which an answer pool sized for 20 sessions has space, if each fills its
+window with full batches."""
 
 
 def test_answers_keep_their_real_size_in_a_bounded_pool() -> None:
@@ -238,7 +240,8 @@ def test_two_sessions_do_not_see_each_other(core: Core, peer: Peer) -> None:
 
 
 def test_a_batch_that_was_interrupted_goes_on_where_it_stood(core: Core, peer: Peer) -> None:
-    """The state is that of a daemon that died with one of three records applied."""
+    """The test restores the state of a daemon that died after it had applied one of three
+    records."""
     records = [put(b"%d" % i) for i in range(3)]
     data = peer.encode(*records)
     peer.ask(data)
@@ -361,7 +364,7 @@ def patched(offset: int, form: str, value: int) -> Callable[[bytes], bytes]:
     return patch
 
 
-# Offsets of a batch with the name table of one pair ("n", "t"), padded to 8, at 64.
+# Byte offsets in a batch whose name table has one pair, ("n", "t"), padded to 8 bytes.
 NAMES_AT, RECORD_AT = 64, 72
 FRAME_BAD = {
     "magic": (patched(0, "<I", 0x12345678), WireError.MALFORMED),
@@ -415,7 +418,7 @@ RECORD_BAD = {
 
 
 def victim(peer: Peer) -> bytes:
-    """Return a valid batch: a put of key "kk" with 5 bytes, and a cancel."""
+    """Return a valid batch: a put of key "kk" with a payload of 5 bytes, and a cancel."""
     return peer.encode(put(b"kk", b"12345"), cancel(b"c"))
 
 
@@ -485,7 +488,7 @@ def test_random_bytes_behind_a_good_frame(peer: Peer) -> None:
 
 
 def test_every_mutation_of_one_byte_is_valid_or_refused() -> None:
-    """For any change of one byte, the batch is refused, or it is another valid batch."""
+    """A batch with one changed byte is either refused or another valid batch."""
     core = Core(capacity=4, sessions=1, payload_bytes=4096, fanout=256, tick_ns=100_000_000)
     peer = Peer(core)
     peer.batch(put(b"kk", b"old"))

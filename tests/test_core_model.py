@@ -1,4 +1,4 @@
-"""The core compared with a naive model under a virtual clock: a dict and a list."""
+"""The core under a virtual clock, compared with a naive model of a dict and a list."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.tier("check")
 GRANULE = lib.PG_GRANULE
 TICKET_MAX = lib.PG_TICKET_SHARD - 1
 STEP_NS = 2_000_000
-"""Most that wall timers may be off while the wall clock drifts: two differences below 1 ms."""
+"""Largest error of a wall timer while the wall clock drifts: two drifts of less than 1 ms each."""
 
 Key = tuple[bytes, wire.Key]
 KEYS: list[wire.Key] = [*"abcd", b"a", uuid.UUID(int=5), "k" * 255]
@@ -50,8 +50,8 @@ class Timer:
     wall_ns: int | None
     topic: bytes
     payload: bytes
-    due_ns: int  # deadline, or the time of arming if that was later
-    ordered: bool  # on the arena's clock, and armed before it was due
+    due_ns: int  # the later of deadline and time of arming
+    ordered: bool  # has a boot-clock deadline, and was armed before it was due
 
     def granules(self, key: wire.Key) -> int:
         extension = 0 if self.wall_ns is None else GRANULE
@@ -86,7 +86,7 @@ class TopicRow:
     name: bytes
     incarnation: int
     sequence: int = 0
-    newest_deadline_ns: int = 0  # largest deadline of the ordered timers that fired
+    newest_deadline_ns: int = 0  # largest deadline of all fired timers with `ordered`
 
 
 @dataclass
@@ -129,7 +129,7 @@ class Model:
         )
 
     def born(self, namespace: bytes, topic: bytes) -> Status | None:
-        """Create the names. Return the status if they have no space, or None."""
+        """Create the names. Return a status if a table is full, else None."""
         if namespace not in self.namespaces:
             if len(self.namespaces) == self.config["namespaces"]:
                 return Status.FULL_NAMESPACES
@@ -150,7 +150,7 @@ class Model:
     # ---- commands ----
 
     def deadline(self, kind: int, time_ns: int) -> int | None:
-        """Return the deadline; None = too far."""
+        """Return the deadline on the boot clock; None if it is too far in the future."""
         ns = time_ns
         if kind == TimeKind.DELAY:
             ns = self.now_ns + max(0, time_ns)
@@ -195,7 +195,7 @@ class Model:
         return Status.FULL_TICKETS if self.next_ticket > TICKET_MAX else None
 
     def cancelled(self, key: Key, ticket: int) -> tuple[Status, int]:
-        """Return status and ticket of the answer."""
+        """Cancel a key; return (status, ticket) of the answer."""
         timer = self.timers.get(key)
         if timer is None:
             return self.cancelled_fired(key, ticket)
@@ -265,7 +265,7 @@ NAMESPACE = st.sampled_from([b"n", b"n", b"n", b"n", b"shop", b"third"])
 TOPIC = st.sampled_from([b"t", b"t", b"t", b"", b"u", b"v", b"w"])
 MODE = st.sampled_from(PutMode)
 PAYLOAD = st.sampled_from([0, 0, 1, 15, 16, 48, 700, 2000, 65536])
-# Spans of time, as (ticks, powers of the fan-out, nanoseconds).
+# A span of time: (ticks, exponent of the fan-out, nanoseconds).
 SPAN = st.tuples(
     st.integers(0, 40),
     st.sampled_from([0, 0, 0, 1, 1, 2, 3]),
@@ -286,17 +286,17 @@ class CoreMachine(RuleBasedStateMachine):
 
     @initialize(config=CONFIGS, tickets_left=st.sampled_from([None] * 8 + [0, 1, 5]))
     def begin(self, config: dict[str, Any], tickets_left: int | None) -> None:
-        if config["now_ns"] > 2**61:  # else the wall clock would be past its end
+        if config["now_ns"] > 2**61:  # an offset would overflow the wall clock
             config["wall_offset_ns"] = 0
         self.core = Core(**config)
         self.model = Model(dict(config), config["now_ns"], config["wall_offset_ns"])
         if tickets_left is not None:
             self.model.next_ticket = TICKET_MAX + 1 - tickets_left
             self.core.header.next_ticket = self.model.next_ticket
-        self.wall_offset_ns = self.model.offset_ns  # offset that the next advance will see
-        self.unfinished = False  # True if the last advance left due work
+        self.wall_offset_ns = self.model.offset_ns  # offset that the next advance applies
+        self.unfinished = False  # True if the last advance left due timers
 
-    # ---- what fired ----
+    # ---- fired timers ----
 
     def fired(self, entry: Entry) -> None:
         m, key = self.model, decoded(entry)
@@ -344,7 +344,8 @@ class CoreMachine(RuleBasedStateMachine):
         assert m.tail - before <= budget
         assert self.core.header.replay_head <= m.published
         for notice in m.replay_buffer[: self.core.header.replay_head - m.head]:
-            # Notices were withdrawn for a record that was refused in the end.
+            # The core withdrew notices for a due timer that had no space even then, so work is
+            # left.
             assert more
             m.replay_buffer.remove(notice)
         self.unfinished = more
@@ -364,7 +365,7 @@ class CoreMachine(RuleBasedStateMachine):
             assert self.core.header.next_deadline_ns == FOREVER_NS
 
     def settle(self, budget: int = PLENTY) -> None:
-        """Fire all due timers, emptying the replay buffer as often as necessary."""
+        """Fire all due timers. Publish after each advance, so that the replay buffer has space."""
         iterations = (len(self.model.timers) + 1) * (self.core.header.levels + 2) + 10
         while self.advance(self.model.now_ns, budget):
             self.publish()
@@ -523,7 +524,7 @@ class CoreMachine(RuleBasedStateMachine):
 
     @rule(back=st.integers(0, 2**63))
     def go_back(self, back: int) -> None:
-        """Time cannot go back: the arena does not change."""
+        """Advance to an earlier time, which must not change the arena."""
         self.advance(max(0, self.model.now_ns - back))
 
     @precondition(lambda self: self.model.config["capacity"] == 8)
@@ -537,7 +538,7 @@ class CoreMachine(RuleBasedStateMachine):
 
     @rule(span=SPAN)
     def walk(self, span: tuple[int, int, int]) -> None:
-        """Advance from one next_ns to the next; nothing may be a tick late."""
+        """Advance in steps, each to `next_ns` of the core. No timer may fire a tick late."""
         self.settle()
         m, target = self.model, min(FOREVER_NS, self.model.now_ns + max(0, self.span(span)))
         steps = (len(m.timers) + 2) * 2 * (self.core.header.levels + 1)
@@ -657,7 +658,8 @@ class CoreMachine(RuleBasedStateMachine):
         assert not self.would_fit(config)
 
     def would_fit(self, config: dict[str, Any]) -> bool:
-        """Return whether all armed timers and all notices fit easily."""
+        """Return whether an arena of this configuration certainly has space for all armed timers
+        and notices."""
         m = self.model
         waiting = m.replay_buffer[m.published - m.head :]
         pinned = sum(n.granules for n in m.replay_buffer)
@@ -755,13 +757,13 @@ TestCore = pytest.mark.costly("200 programs of 40 random steps")(CoreMachine.Tes
 TestCore.settings = effort(200, 5000)
 
 
-# ---- by name ---------------------------------------------------------------------------------
+# ---- single cases ----------------------------------------------------------------------------
 
 MS = 1_000_000
 
 
 def test_the_last_ticket_was_given_before_a_start() -> None:
-    """There is no next ticket with which it could be compared."""
+    """After the start there is no next ticket to compare the last ticket with."""
     machine = CoreMachine()
     machine.begin(
         config={
@@ -779,7 +781,7 @@ def test_the_last_ticket_was_given_before_a_start() -> None:
 
 
 def level(core: Core) -> int:
-    """Return the wheel's level of the arena's first slot."""
+    """Return the level of the wheel that has the timer of the arena's first slot."""
     wheel = core.rows(lib.PG_R_WHEEL, "pg_wheel")
     return int(core.rows(lib.PG_R_HOT, "pg_hot")[0].bucket // wheel.ring)
 
@@ -806,7 +808,7 @@ def test_a_timer_comes_down_level_by_level(ms: int, coarsest: int) -> None:
 @pytest.mark.parametrize("late", [1, 8])
 def test_a_coarse_bucket_that_is_reached_late(late: int) -> None:
     core = Core(tick_ns=MS, fanout=20, capacity=20, replay_capacity=32)
-    ticks = list(range(60, 80))  # one bucket of level 1
+    ticks = list(range(60, 80))  # all in one bucket of level 1
     for tick in ticks:
         core.put(f"{tick}", tick * MS)
     hot = core.rows(lib.PG_R_HOT, "pg_hot")
@@ -825,7 +827,7 @@ def test_a_coarse_bucket_that_is_reached_late(late: int) -> None:
 
 
 def test_every_chunk_of_the_wheel_may_be_in_use() -> None:
-    """Each timer has a bucket of its own, up to the reserve that a replacement needs."""
+    """Each timer has its own bucket. Only the reserve chunk that a replacement needs stays free."""
     core = Core(capacity=30, tick_ns=MS, fanout=20, replay_capacity=32)
     free = ffi.cast("uint32_t *", ffi.from_buffer(core.region(lib.PG_R_FREE_CHUNKS)))
     for i in range(30):
@@ -865,7 +867,8 @@ def test_too_far_is_exactly_past_the_end(now_ns: int) -> None:
 
 
 def test_extend_never_moves_a_wall_deadline_back() -> None:
-    """The deadline must not move back even by less than a step of the wall clock."""
+    """The deadline must not move back even by less than the change that counts as a step of the
+    wall clock."""
     core = Core(wall_offset_ns=10**9)
     core.put("k", 10**10, TimeKind.WALL)
     core.advance(1, wall_offset_ns=10**9 - 500_000)

@@ -1,4 +1,4 @@
-"""The daemon as a process: load, restarts, hostile bytes, and refused starts."""
+"""The daemon as a process: many clients, restarts, hostile bytes, and refused starts."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ Value = TypeVar("Value")
 
 
 def authoritative_state(daemon: Daemon) -> tuple[object, ...]:
-    """Return all state that a refused message must not change."""
+    """Return the state and the counters that a refused message must not change."""
     reader = Reader.attach(daemon.paths)
     try:
         reader.check()
@@ -100,7 +100,7 @@ def shop(namespace: str = "shop") -> Client:
     return Client("demo", namespace=namespace, timeout=PATIENCE_S)
 
 
-# ---- processes other than the test's own ---------------------------------------------------------
+# ---- work in child processes ---------------------------------------------------------------------
 
 
 class Collected(NamedTuple):
@@ -110,7 +110,7 @@ class Collected(NamedTuple):
 
 
 def work(directory: str, seed: int, adds: int) -> tuple[set[str], set[str]]:
-    """Add and cancel at random; return the keys of acknowledged timers and of cancelled ones."""
+    """Add and cancel at random; return (keys of acknowledged timers, keys of cancelled timers)."""
     os.environ["PURGATORYD_DIR"] = directory
     rng = random.Random(seed)
     added: set[str] = set()
@@ -131,8 +131,7 @@ def work(directory: str, seed: int, adds: int) -> tuple[set[str], set[str]]:
 
 
 def collect(directory: str, name: str, high_water_mark: int) -> Collected:
-    """Collect all notices of the namespace, until the last of each topic (see finish) has
-    arrived."""
+    """Collect all notices of the namespace, up to the last notice of each topic (see finish)."""
     os.environ["PURGATORYD_DIR"] = directory
     keys: list[str] = []
     seqs: list[tuple[str, int]] = []
@@ -148,7 +147,7 @@ def collect(directory: str, name: str, high_water_mark: int) -> Collected:
             except Lagged as error:
                 lost.append((error.topic, error.first_lost, error.last_lost))
                 continue
-            assert notice is not None, f"silence after {len(keys)} notices"
+            assert notice is not None, f"no notice came after {len(keys)} notices"
             if notice.key == f"the last of {notice.topic}":
                 left = int(notice.payload) if left is None else left
                 left -= 1
@@ -165,7 +164,7 @@ def pool() -> Iterator[ProcessPoolExecutor]:
 
 
 class Collector:
-    """Runs collect() in another process; live after construction."""
+    """Runs collect() in another process. After construction it is subscribed."""
 
     def __init__(
         self, pool: ProcessPoolExecutor, daemon: Daemon, name: str = "one", hwm: int = 1000
@@ -186,13 +185,13 @@ class Collector:
 
 
 def finish(client: Client, topics: int) -> None:
-    """End the collectors: these timers are the last of topics t0, t1, ..."""
+    """End the collectors: add the last timer of each topic t0, t1, ..."""
     payload = str(topics).encode()
     names = [f"t{i}" for i in range(topics)]
     client.add_many([(f"the last of {name}", 0.4, name, payload) for name in names])
 
 
-# ---- several at once -------------------------------------------------------------------------
+# ---- several clients at once -----------------------------------------------------------------
 
 
 @pytest.mark.tier("test")
@@ -216,7 +215,8 @@ def test_the_ledger_of_workers_and_subscribers(
 
 
 def flood(topics: int, rounds: int) -> list[str]:
-    """Cause one message per notice: a topic sends one per loop iteration."""
+    """Add one timer per topic and round. Each notice is a message, because a loop iteration sends
+    one message per topic."""
     keys = []
     with shop() as client:
         for i in range(rounds):
@@ -309,7 +309,7 @@ def test_namespaces_and_topics_with_the_same_beginning_are_apart(daemon: StartDa
         assert subscriber.get(0) is None
 
 
-# ---- amounts and times -----------------------------------------------------------------------
+# ---- many timers, and times ------------------------------------------------------------------
 
 
 def test_100k_timers_at_one_instant(daemon: StartDaemon) -> None:
@@ -331,7 +331,7 @@ def test_100k_timers_at_one_instant(daemon: StartDaemon) -> None:
 
 
 def test_a_delay_counts_from_when_it_was_sent_at_the_earliest(daemon: StartDaemon) -> None:
-    """This holds even if other clients' batches delay the loop."""
+    """A delay is never shortened, even if batches of other clients delay the loop."""
     real = daemon()
     stop = threading.Event()
 
@@ -413,7 +413,7 @@ def test_a_wall_deadline_is_met_on_the_wall_clock(daemon: StartDaemon) -> None:
         at = datetime.now(UTC) + timedelta(seconds=0.2)
         client.add("k", deadline=at, topic="t")
         client.add("over", deadline=at - timedelta(days=40_000), topic="t")
-        in_time = datetime.now(UTC) < at  # on a busy machine "k" may be due first
+        in_time = datetime.now(UTC) < at  # False if a busy machine delayed the adds
         found = {notice.key: notice for notice in take(subscriber, 2)}
         assert found.keys() == {"k", "over"}
         assert [*found] == ["over", "k"] or not in_time
@@ -432,7 +432,7 @@ def test_a_topic_is_ordered_by_deadline_from_tick_to_tick(daemon: StartDaemon) -
         client.add_many(
             {"key": [str(i) for i in range(5000)], "deadline_boot_ns": times}, topic="t"
         )
-        added_ns = boot_ns()  # on a busy machine, some were due before
+        added_ns = boot_ns()  # on a busy machine, some timers were due earlier
         deadlines_ns = [n.deadline_boot_ns for n in take(subscriber, 5000)]
     ticks = [-(-due_ns // tick_ns) for due_ns in deadlines_ns if due_ns > added_ns]
     assert ticks == sorted(ticks)
@@ -623,7 +623,7 @@ def test_sessions_end_and_are_limited(daemon: StartDaemon) -> None:
 
 
 def bad_messages(session: int) -> dict[str, tuple[bytes, int]]:
-    """Return messages to send, and the error that each must cause."""
+    """Return the messages to send, each with the error that it must cause."""
     good = raw.batch(session, 1, [raw.put(b"key", payload=b"payload")])
     table = raw.name_table(raw.NAMES)
 
@@ -791,7 +791,7 @@ def test_garbage_is_survived_while_others_are_served(real: Daemon) -> None:
 
 
 def test_noise_on_the_plain_sockets(real: Daemon) -> None:
-    """The bytes are not even ZeroMQ's greeting."""
+    """The clients send random bytes instead of ZeroMQ's greeting."""
     for path in (real.paths.cmd, real.paths.pub, real.paths.admin):
         for noise in (b"", b"\0" * 64, b"GET / HTTP/1.1\r\n\r\n", b"\xff" * 300):
             with socket.socket(socket.AF_UNIX) as plain:
@@ -836,7 +836,7 @@ def test_messages_on_the_notice_socket_do_not_hold_up_the_loop(real: Daemon) -> 
         context.term()
 
 
-# ---- a stop that drains ------------------------------------------------------------------------
+# ---- stop with a drain -------------------------------------------------------------------------
 
 
 @pytest.mark.tier("test")
@@ -856,14 +856,15 @@ def test_a_draining_daemon_arms_nothing_and_ends_when_nothing_is_armed(real: Dae
             for one in pending:
                 with pytest.raises(Stopping):
                     one.result(PATIENCE_S)
-            assert client.cancel("never") is CancelResult.CANCELLED  # the last answer of the daemon
+            # the daemon answers once more, then it ends
+            assert client.cancel("never") is CancelResult.CANCELLED
     assert real.process.wait(PATIENCE_S) == 0
     real.start()
     topics = Reader.attach(real.paths)
     assert set(topics.newest_sequences("shop")) == {"t"}
     topics.close()
     with shop() as client:
-        client.add("again", delay=HOUR_S)  # the drain ended with the process
+        client.add("again", delay=HOUR_S)  # the new process does not drain
 
 
 def test_a_draining_daemon_waits_for_owners_to_take_their_outcomes(real: Daemon) -> None:
@@ -888,7 +889,7 @@ def test_a_draining_daemon_can_be_stopped_at_once(real: Daemon) -> None:
     assert stats(real)["live"] == 1
 
 
-# ---- names -----------------------------------------------------------------------------------
+# ---- names of namespaces and topics ----------------------------------------------------------
 
 
 def test_odd_names_go_through(real: Daemon) -> None:
@@ -969,20 +970,20 @@ def test_a_virtual_clock_does_not_go_back(daemon: StartDaemon) -> None:
 
 
 def watch(key: bytes, watch_key: bytes) -> tuple[bytes, bytes]:
-    """Return record and bytes of an operation that waits for the watermark 1 of one watch key."""
+    """Return (record, bytes) of an operation that waits until one watch key reaches watermark 1."""
     extension = struct.pack("<QQBBB5x", 1, 0, len(watch_key), 0, 0) + watch_key
     head = raw._RECORD.pack(4, 0, 0, len(key), 0, raw.DELAY, 0, len(extension), raw.HOUR_NS, 0)
     return head, key + extension
 
 
 def trigger(watch_key: bytes) -> tuple[bytes, bytes]:
-    """Return record and bytes of an advance to the watermark 1."""
+    """Return (record, bytes) of an advance to watermark 1."""
     return raw.record(5, len(watch_key), value=1), watch_key
 
 
 @pytest.mark.tier("test")
 def test_a_message_for_a_later_virtual_time_keeps_its_place(daemon: StartDaemon) -> None:
-    """A message with more than 1024 visits continues in the next iteration, while others wait."""
+    """A message with over 1024 visits continues in the next iteration. Messages behind it wait."""
     real = daemon("demo", "--clock", "virtual", "--inbox", "10000")
     with Raw(real.paths.cmd) as client:
         client.hello()
@@ -1030,7 +1031,7 @@ def test_a_virtual_clock_stands_while_the_daemon_is_down(daemon: StartDaemon) ->
         real.restart("--clock", "real")
 
 
-# ---- what it does not start with -------------------------------------------------------------
+# ---- refused starts --------------------------------------------------------------------------
 
 
 def test_a_second_daemon_of_a_name_is_refused(real: Daemon, daemon: StartDaemon) -> None:
@@ -1092,7 +1093,7 @@ def test_a_stale_socket_is_taken_over_and_other_files_are_not(
 
 
 def in_small_memory(directory: Path, size: str) -> str:
-    """Return a Python that sees a private /dev/shm of `size`."""
+    """Return the path of a Python that runs with a private /dev/shm of `size`."""
     needs("mountns", "a small /dev/shm")
     script = directory / "python"
     inner = (
@@ -1109,7 +1110,7 @@ def in_small_memory(directory: Path, size: str) -> str:
         ("8m", ()),
         ("64m", ("--capacity", "10000000")),
         ("64m", ("--payload-memory", "60G")),
-        # the private arena file does not fit
+        # only the private arena file does not fit
         ("24m", ("--capacity", "1000", "--payload-memory", "16M")),
     ],
 )
@@ -1126,7 +1127,7 @@ def test_an_arena_that_does_not_fit_reports_needed_and_available(
 
 @pytest.fixture
 def small_memory(daemon_dir: Path) -> Iterator[Daemon]:
-    """Start a daemon with a private /dev/shm of 8 MiB, which its successors share."""
+    """Start a daemon with a private /dev/shm of 8 MiB, which its later starts use again."""
     needs("mountns", "a small /dev/shm")
     mount = "mount -t tmpfs -o size=8m tmpfs /dev/shm && echo mounted && exec cat"
     holder = subprocess.Popen(
@@ -1152,7 +1153,7 @@ SMALL = (
 
 @pytest.mark.tier("test")
 def test_a_resize_that_does_not_fit_says_so_and_changes_nothing(small_memory: Daemon) -> None:
-    """Both arenas exist at the same time for a moment."""
+    """During a resize, the old and the new arena exist at the same time."""
     with shop() as client:
         client.add("k", delay=HOUR_S, payload=b"p")
     small_memory.stop()
@@ -1167,10 +1168,10 @@ def test_a_resize_that_does_not_fit_says_so_and_changes_nothing(small_memory: Da
 
 
 def test_a_full_shared_memory_does_not_touch_a_running_daemon(small_memory: Daemon) -> None:
-    """The daemon's pages are allocated at the start: a full arena causes an answer, and no
-    SIGBUS."""
+    """The daemon allocates all pages at its start. So it can answer "full" instead of a SIGBUS."""
     shm = Path(f"/proc/{small_memory.pid}/root/dev/shm")
-    with (shm / "filler").open("wb") as filler, contextlib.suppress(OSError):  # until it is full
+    # until /dev/shm is full
+    with (shm / "filler").open("wb") as filler, contextlib.suppress(OSError):
         while True:
             filler.write(bytes(1 << 16))
     assert os.statvfs(shm).f_bavail == 0
@@ -1225,7 +1226,7 @@ def test_a_restart_may_enlarge(daemon: StartDaemon) -> None:
         after = stats(real)
         retained = ("stream_id", "live", "adds", "cancels")
         assert [after[name] for name in retained] == [before[name] for name in retained]
-        # the daemon published its end and its new start
+        # these have grown: the daemon published notices about its stop and start
         on = ("next_ticket", "replay_tail", "published")
         assert all(after[name] > before[name] for name in on)
         assert (after["capacity"], after["replay_capacity"]) == (5000, 256)
@@ -1257,12 +1258,11 @@ def test_flags_win_over_the_environment_and_that_over_the_file(
     assert (found["capacity"], found["fanout"], found["tick_ns"]) == (300, 32, 1_000_000)
 
 
-# ---- rest and rights -------------------------------------------------------------------------
+# ---- idle daemon, and permissions ------------------------------------------------------------
 
 
 def switches(pid: int) -> int:
-    """Return how often its threads went to sleep. Involuntary waits, which others cause, do not
-    count."""
+    """Return how often the threads of a process went to sleep. Preemptions do not count."""
     texts = thread_status(pid).values()
     found = (re.findall(r"^voluntary_ctxt_switches:\s+(\d+)", text, re.M) for text in texts)
     return sum(int(n) for (n,) in found)
@@ -1321,7 +1321,7 @@ def test_administration_is_denied_to_other_users(real: Daemon) -> None:
 
 
 def in_child(call: Callable[[], object], uid: int) -> str:
-    """Return repr() of the result of `call` in a forked process of another user."""
+    """Run `call` in a forked process as another user; return repr() of its result."""
     read_fd, write_fd = os.pipe()
     pid = os.fork()
     if pid == 0:

@@ -1,8 +1,8 @@
 """A daemon whose disk fails once, for a write, a sync or the name of a new segment.
 
-The disk is a block device, so the kernel's page cache behaves as it does after a failed sync: it
-has bytes that the disk lacks, and the next sync succeeds. Timers that were acknowledged as durable
-have to exist after every kind of restart, including a reboot.
+The disk is a real block device, because of the kernel's page cache: after a failed sync it contains
+bytes that the disk lacks, and the next sync succeeds. Timers that were acknowledged as durable must
+exist after every kind of restart, including a reboot.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ pytestmark = pytest.mark.tier("all")
 
 HOUR_S = 3600.0
 LARGE = 200_000
-"""Number of timers for which a start writes the snapshot after it is ready."""
+"""Number of timers with which a start is ready before it has written the snapshot."""
 MARKER = "the write of these bytes fails"
 SEGMENT = "0000000000000001.wal"
-"""Name of the first segment: a block that contains it belongs to the directory."""
+"""File name of the first segment. A block that contains this name is part of the directory."""
 HEADER = "PPGWAL01"
-"""First bytes of a segment's header."""
+"""First bytes of the header of each segment."""
 FAULTS = [("write", MARKER), ("sync", MARKER), ("write", SEGMENT), ("write", HEADER)]
 SMALL = ("--wal-segment-bytes", "256K", "--wal-buffer-bytes", "4M", "--snapshot-segments", "1000")
 
@@ -52,7 +52,7 @@ def disk(tmp_path: Path) -> Iterator[FaultyDevice]:
 
 @pytest.fixture
 def disk_with_has_journal(tmp_path: Path) -> Iterator[FaultyDevice]:
-    """ext4 with has_journal, which becomes read-only if it cannot record a name."""
+    """A disk with ext4 and has_journal, which becomes read-only if it cannot store a file name."""
     with faulty_device(tmp_path, "has_journal") as found:
         yield found
 
@@ -67,7 +67,7 @@ def there(*keys: str) -> list[bool]:
 
 
 def add_until_it_fails(disk: FaultyDevice, call: str, marker: str) -> list[str]:
-    """Add until the disk fails; return the keys that were acknowledged as durable."""
+    """Add timers until the disk fails; return the keys that were acknowledged as durable."""
     keys: list[str] = []
     with durable() as client:
 
@@ -104,7 +104,7 @@ def add_durably(*keys: str) -> None:
 
 
 def reboot(real: Daemon, disk: FaultyDevice) -> None:
-    """Remove the arena and the page cache."""
+    """Remove the arena, and drop the page cache of the disk."""
     real.kill()
     remove_arena_files(real.paths)
     disk.unmount()
@@ -112,7 +112,7 @@ def reboot(real: Daemon, disk: FaultyDevice) -> None:
 
 
 def start_after_reboot(real: Daemon, disk: FaultyDevice) -> None:
-    """Start from a WAL in which `wal verify` finds no damage."""
+    """Reboot, check that `wal verify` finds no damage, and start the daemon."""
     reboot(real, disk)
     verified = wal_command(real, "verify", disk.folder)
     assert verified.returncode == 0, verified.stderr
@@ -142,7 +142,7 @@ def test_a_restart_and_a_reboot_after_a_failed_call(
 def test_the_arena_is_lost_after_a_failed_call(
     daemon: StartDaemon, disk: FaultyDevice, call: str, marker: str
 ) -> None:
-    """The case is a container that loses its /dev/shm, while the host's page cache stays."""
+    """The test simulates a container that loses its /dev/shm: the host keeps its page cache."""
     real = daemon("demo", "--wal-dir", str(disk.folder), *SMALL)
     keys = add_until_it_fails(disk, call, marker)
     real.kill()
@@ -150,7 +150,7 @@ def test_the_arena_is_lost_after_a_failed_call(
     real.start()
     assert all(there(*keys))
     if marker == MARKER:
-        assert there("behind-0") == [False], "the disk must not have the record"
+        assert there("behind-0") == [False], "the record must not be on the disk"
     add_durably("after")
     start_after_reboot(real, disk)
     assert all(there(*keys, "after"))
@@ -162,7 +162,7 @@ def test_the_arena_is_lost_after_a_failed_call(
 def test_a_file_system_that_became_read_only_is_mounted_again(
     daemon: StartDaemon, disk_with_has_journal: FaultyDevice, call: str, arena_is_lost: bool
 ) -> None:
-    """The name of a new segment is lost with the transaction that failed."""
+    """The failed transaction loses the name of a new segment."""
     disk = disk_with_has_journal
     real = daemon("demo", "--wal-dir", str(disk.folder), *SMALL)
     keys = add_until_it_fails(disk, call, SEGMENT)
@@ -234,7 +234,7 @@ def test_a_start_with_the_arena_begins_a_segment_and_a_snapshot(
     real.start()
     (old, new), (first, second) = segments(wal / "demo"), snapshots(wal / "demo")
     assert first.lsn == old.lsn < new.lsn <= second.lsn
-    for file in (old, first):  # a reboot needs neither file
+    for file in (old, first):  # a reboot must not need these two files
         file.path.unlink()
     add_durably("b")
     real.kill()
@@ -244,7 +244,7 @@ def test_a_start_with_the_arena_begins_a_segment_and_a_snapshot(
 
 
 def large(daemon: StartDaemon, wal: Path) -> Daemon:
-    """Start a daemon, kill it, and leave more timers than a start writes before it is ready."""
+    """Start a daemon, add LARGE timers, kill it. Its next start is ready before its snapshot."""
     args = ("--wal-dir", str(wal), "--capacity", str(2 * LARGE), "--wal-buffer-bytes", "64M")
     real = daemon("demo", *args)
     with durable() as client:
@@ -287,7 +287,7 @@ def test_a_first_snapshot_that_the_arena_left_is_no_failed_attempt(
 def test_a_large_snapshot_that_fails_stops_the_wal(daemon: StartDaemon, daemon_dir: Path) -> None:
     wal = daemon_dir / "wal"
     real = large(daemon, wal)
-    (wal / "demo" / "snapshot.new").mkdir()  # prevents any file of that name
+    (wal / "demo" / "snapshot.new").mkdir()  # a folder of that name, so that no file can be created
     real.start()
     with pytest.raises((NotDurable, WalStopped)):
         add_durably("a")
@@ -300,7 +300,7 @@ def test_a_large_snapshot_that_fails_stops_the_wal(daemon: StartDaemon, daemon_d
     assert there("a", "b", "c", "k0") == [True, False, True, True]
 
 
-# ---- past the page cache ---------------------------------------------------------------------
+# ---- reads that bypass the page cache --------------------------------------------------------
 
 
 def read_whole(path: Path) -> bytes:
@@ -323,7 +323,7 @@ def test_a_failed_write_is_not_read_back(
         with pytest.raises(OSError, match="Input/output"):
             os.fdatasync(file.fileno())
         os.fdatasync(file.fileno())
-    assert path.read_bytes() == b"behind", "the page cache has dropped it"
+    assert path.read_bytes() == b"behind", "the page cache has dropped the bytes"
     assert read_whole(path) == b"before"
 
 
@@ -340,7 +340,7 @@ def test_a_header_whose_write_failed_is_not_trusted(
         file.write(header)
         with pytest.raises(OSError, match="Input/output"):
             os.fdatasync(file.fileno())
-    assert path.read_bytes() == header, "the page cache has dropped it"
+    assert path.read_bytes() == header, "the page cache has dropped the bytes"
     assert not has_header(path)
     assert uuid_of(path) == bytes(16)
 

@@ -1,9 +1,9 @@
-"""The pages: every command and example in them runs, and every link has a target.
+"""The pages of docs: every command and example in them runs, and every link has a target.
 
-Each ```python and ```sh block runs by itself, in a new folder, next to a daemon of each name that
-it uses (unless it starts one); so do the commands that a help text shows. A block that waits for
-notices gets some: timers that are due at once, in the topics that the block names. A block that
-does not end by itself is interrupted after its first line of output.
+Each ```python and ```sh block runs by itself in a new folder. For each daemon name that the block
+uses, the test runs a daemon, unless the block starts it. The commands in help texts run in the same
+way. If a block waits for notices, the test fires timers in the topics that the block names. If a
+block does not end by itself, the test interrupts it after its first line of output.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def blocks(*languages: str) -> list[Block]:
 
 
 def commands() -> list[Block]:
-    """Return the blocks of commands, and the commands that help texts show."""
+    """Return the shell blocks of all pages, and the commands in help texts."""
     shown = (
         block._replace(text="\n".join(_EXAMPLE.findall(block.text))) for block in blocks("text")
     )
@@ -81,9 +81,10 @@ def commands() -> list[Block]:
 
 
 def shell_script(text: str) -> str:
-    """Return the commands as a script; make targets are only looked up in the Makefile.
+    """Return the commands as a script, without `make`: its targets are only looked up in the
+    Makefile.
 
-    Background commands end with the script.
+    The script ends its background commands when it exits.
     """
     lines = ["trap 'kill $(jobs -p) 2>/dev/null || true; wait' EXIT"]
     lines += [line.removeprefix("$ ") for line in text.splitlines()]
@@ -91,7 +92,7 @@ def shell_script(text: str) -> str:
 
 
 def subjects(text: str) -> set[tuple[str, str]]:
-    """Return (namespace, topic) pairs that a block names, in Python, in a shell or on the wire."""
+    """Return the (namespace, topic) pairs in a block of Python, shell or raw frames."""
     namespace = next(iter(_NAMESPACE.findall(text)), "default")
     topics = _TOPIC.findall(text)
     return set(_SUBJECT.findall(text)) | {(namespace, topic) for topic in topics or ["default"]}
@@ -105,7 +106,7 @@ def feed(block: Block, name: str, serial: Iterator[int]) -> None:
 
 
 def wait_for_output(process: subprocess.Popen[str], block: Block) -> None:
-    """Feed timers until the process has printed something or ended."""
+    """Let timers fire until the process has printed something or ended."""
     assert process.stdout is not None
     end, serial = time.monotonic() + PATIENCE_S, count()
     while not select.select([process.stdout], [], [], 0.05)[0]:
@@ -135,7 +136,7 @@ def run_block(block: Block, command: list[str], folder: Path, *, fed: bool, endl
 
 
 def kill_group(process: subprocess.Popen[str]) -> None:
-    """End all processes that the block left behind; they have a session of their own."""
+    """End all processes that the block left in its process group."""
     try:
         os.killpg(process.pid, signal.SIGKILL)
     except ProcessLookupError:

@@ -58,7 +58,7 @@ deaths besides: 0
 
 
 def story(example: str, daemon_dir: Path) -> str:
-    """Return the output of the example, which must succeed without messages on stderr."""
+    """Run the example, which must succeed and write nothing to stderr; return its output."""
     run = subprocess.run(
         [sys.executable, "-m", f"examples.purgatory.{example}", "demo"],
         cwd=ROOT, env=clean_environment(daemon_dir), capture_output=True, text=True,

@@ -1,4 +1,4 @@
-"""OpenMetrics: the metrics of a daemon as Prometheus sees them, with alerts and dashboard."""
+"""OpenMetrics: a daemon's metrics as Prometheus receives them, the alerts and the dashboard."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
 
 def parsed(text: str) -> Samples:
-    """Return every sample by its name and labels; prometheus_client's parser refuses errors."""
+    """Return the value of every sample by (name, labels). The parser refuses invalid text."""
     reported = text_string_to_metric_families(text)  # type: ignore[no-untyped-call]
     found: list[Sample] = [sample for family in reported for sample in family.samples]
     return {(s.name, frozenset(s.labels.items())): s.value for s in found}
@@ -129,7 +129,7 @@ def serving(directory: Path, address: str) -> Iterator[str]:
 
 @contextmanager
 def endpoint(directory: Path, address: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """Run the endpoint; yield the process and its URL."""
+    """Run the endpoint; yield (process, URL)."""
     command = ["-m", "purgatoryd.cli", "metrics", "--name", "demo", "--serve", address]
     with subprocess.Popen(
         [sys.executable, *command], env=clean_environment(directory), stdout=subprocess.PIPE,
@@ -213,7 +213,7 @@ def test_the_endpoint_follows_the_shards(daemon: StartDaemon, daemon_dir: Path) 
 
 
 def asked(url: str, host: str | None = None) -> int:
-    """Return the status of the answer."""
+    """Request the URL; return the HTTP status of the answer."""
     request = urllib.request.Request(url, headers={"Host": host} if host else {})
     try:
         with urllib.request.urlopen(request, timeout=PATIENCE_S) as answer:
@@ -249,7 +249,7 @@ def test_a_unix_socket_is_for_the_group(daemon: StartDaemon, daemon_dir: Path) -
                 assert b" 200 " in answer.readline()
                 assert b"\npurgatoryd_up{" in answer.read()
     with serving(daemon_dir, str(path)) as reported:
-        assert reported == str(path), "the socket of a dead endpoint is replaced"
+        assert reported == str(path), "the socket that a dead endpoint left is replaced"
 
 
 def test_an_endpoint_that_is_stopped_leaves_no_socket(daemon_dir: Path) -> None:
@@ -280,12 +280,12 @@ def test_addresses_are_parsed() -> None:
 # ---- alerts, dashboard, page -----------------------------------------------------------------
 
 PROMETHEUS = {"instance", "job"}
-"""Labels that Prometheus adds."""
+"""Labels that Prometheus adds to each sample."""
 LABEL = re.compile(r'(\w+)(=~|!~|!=|=)"([^"]*)"')
 
 
 def expressions() -> dict[str, str]:
-    """Return all queries to Prometheus, by alert or panel."""
+    """Return the Prometheus query of each alert and of each panel's target, by name."""
     rules = {rule["alert"]: rule["expr"] for rule in ALERTS}
     panels = {
         f"{panel['title']} {number}": target["expr"]
@@ -297,7 +297,7 @@ def expressions() -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def exposed() -> dict[str, dict[str, set[str]]]:
-    """Return the labels of each sample of a working daemon, with their values."""
+    """Return, for each sample name of a working daemon, its labels and their values."""
     names: dict[str, dict[str, set[str]]] = {"up": {"job": {"purgatoryd"}}}
     with tempfile.TemporaryDirectory() as directory, pytest.MonkeyPatch.context() as patch:
         patch.setenv("PURGATORYD_DIR", directory)
@@ -341,7 +341,7 @@ def test_planned_waiting_alerts_nobody() -> None:
 
 @pytest.mark.tier("all")
 def test_the_slow_alert_sees_all_that_a_daemon_owns_of_a_call(daemon: StartDaemon) -> None:
-    """Each histogram in the alert has counted calls of a client and a subscriber."""
+    """Each histogram that the alert uses has counted the calls of one client and one subscriber."""
     used(daemon)
     found = parsed(text("demo"))
     (slow,) = (rule["expr"] for rule in ALERTS if rule["alert"] == "PurgatorydSlow")
@@ -371,7 +371,7 @@ def test_prometheus_accepts_every_alert(rule: dict[str, Any]) -> None:
 
 
 def promtool(*arguments: str | Path) -> None:
-    """Run promtool; fail with its output."""
+    """Run promtool. If it fails, the test fails with its output."""
     done = subprocess.run(["promtool", *arguments], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
 
@@ -383,7 +383,8 @@ def test_alerts_come_when_they_should_and_only_then() -> None:
 
 
 def test_every_alert_is_tried_with_healthy_samples() -> None:
-    """Each alert has a case that raises it, and one that does not: too early or below its limit."""
+    """Each alert has a case that raises it. It also has a case that does not, because its samples
+    stay below the limit or do not last long enough."""
     tried = {
         (look["alertname"], bool(look.get("exp_alerts")))
         for case in yaml.safe_load(CASES.read_text())["tests"]
@@ -404,7 +405,7 @@ def test_prometheus_accepts_the_queries_of_panels(tmp_path: Path) -> None:
 
 
 def known_names() -> set[str]:
-    """Return the names of all samples that a daemon can have."""
+    """Return the names of all samples that a daemon can publish."""
     names = set(re.findall(r"^\| `(purgatoryd_\w+)` \| (\w+) ", table(), re.MULTILINE))
     parts = {"histogram": ("_bucket", "_count", "_sum")}
     return {name + part for name, kind in names for part in parts.get(kind, ("",))}

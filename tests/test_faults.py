@@ -1,9 +1,9 @@
 """Memory, files and space run out: the Nth call of every function fails, for every N.
 
-The daemon continues, or ends with one clear sentence. libzmq aborts the process if it has no memory
-or descriptors left (ABORTS), or crashes (CRASHES), and so does glibc; even then the arena holds all
-acknowledged changes. By default N takes the values 1, 2, 6, 18, 54 ...; with CRASH_TEST=complete in
-the environment it takes all values.
+The daemon continues, or ends with one clear sentence. Without memory or descriptors, libzmq aborts
+the process (ABORTS) or crashes (CRASHES), and glibc ends it (GLIBC_ENDS). Even then the arena
+contains all acknowledged changes. By default N takes the values 1, 2, 6, 18, 54 ...; with
+CRASH_TEST=complete in the environment it takes all values.
 """
 
 from __future__ import annotations
@@ -78,13 +78,13 @@ AT_THE_START = {
     "pipe2", "eventfd", "epoll_create1", "timerfd_create", "socket", "bind", "listen",
     "pthread_create",
 }  # fmt: skip
-"""Functions that a ready daemon without a WAL does not call."""
+"""Functions that a daemon without a WAL calls only until it is ready."""
 
 AT_TIMES = {"calloc", "open64", "timerfd_settime"}
-"""Functions that are called at work only sometimes: a busy daemon does not sleep."""
+"""Functions that a working daemon may not call. For example, a busy daemon does not sleep."""
 
 LATER = {"accept4", "send", "recv", "epoll_wait", "timerfd_settime"}
-"""Functions that a daemon does not call if it ends as soon as it is ready."""
+"""Functions that a daemon may not call if it is stopped as soon as it is ready."""
 
 WAL_FAULTS = [
     Fault("openat", "EMFILE"), Fault("open64", "EMFILE"), Fault("fallocate", "ENOSPC"),
@@ -98,7 +98,8 @@ WAL_FAULTS = [
 ]  # fmt: skip
 
 IN_ANY_PROCESS = {"malloc": 499, "calloc": 199, "realloc": 199, "mmap64": 3, "open64": 41}
-"""One in this number of calls fails, unless each does, or $FAULT_EVERY sets the number."""
+"""Numbers of calls of which one fails. $FAULT_EVERY replaces them; in a complete run each call
+fails."""
 CRASHES_OF_CPYTHON = (-signal.SIGABRT, -signal.SIGSEGV)
 
 # Functions for which libzmq asserts that the call succeeds.
@@ -107,13 +108,13 @@ ABORTS = {
     "pthread_create", "accept4",
 }  # fmt: skip
 
-# Functions whose failure libzmq does not check: a notification of a connection needs memory if the
-# socket's path is long.
+# Functions whose failure libzmq does not check. With a long socket path, libzmq allocates memory to
+# notify of a connection.
 CRASHES = {"malloc"}
 
 
 def each(faults: list[Fault], *sample: Fault) -> pytest.MarkDecorator:
-    """Return the parameters; those of the sample are part of `make test`."""
+    """Parametrize a test with faults; `make test` runs only the faults of the sample."""
     values = [fault if fault in sample else wide(fault) for fault in faults]
     return pytest.mark.parametrize("fault", values, ids=lambda f: f"{f.call}-{f.code}")
 
@@ -125,7 +126,7 @@ def shim(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Before:
-    """An arena of a killed daemon, and its acknowledged changes."""
+    """The arena files of a killed daemon, and the tickets of its acknowledged timers."""
 
     def __init__(self, real: Daemon) -> None:
         self.directory, self.paths = real.dir, real.paths
@@ -141,9 +142,9 @@ class Before:
     def victims(
         self, fault: Fault, shim: Path, args: tuple[str, ...], after: Path | None
     ) -> Iterator[Victim]:
-        """Yield daemons whose Nth call fails, for N = 1, 2 ...
+        """Yield a daemon for each N = 1, 2 ...: its Nth call of the function fails.
 
-        The first one has no fault, and shows the number of calls.
+        Before them, yield a daemon without a fault, which counts the calls.
         """
         if (args, after) not in self._calls:
             self.again()
@@ -160,12 +161,12 @@ class Before:
 
     @property
     def untouched(self) -> bool:
-        """Return whether no daemon has started on the arena."""
+        """Return whether no daemon has started on the restored arena."""
         present = {name: path_of(name).read_bytes() for name in self._bytes}
         return present == self._bytes and not self.paths.lock.exists()
 
     def again(self) -> None:
-        """Restore the arena for the next N; the lock file shows when a start begins."""
+        """Restore the arena for the next N. Remove the lock file: the next start creates it."""
         remove_arena_files(self.paths)
         self.paths.lock.unlink(missing_ok=True)
         for name, data in self._bytes.items():
@@ -199,12 +200,12 @@ def before(request: pytest.FixtureRequest) -> Iterator[Before]:
 
 
 def ended_well(victim: Victim, fault: Fault, code: int) -> None:
-    """Check that the daemon reported the error, if there was one."""
+    """Check that the daemon ended with the exit code and the message that its fault may cause."""
     said = victim.stderr
     if code == Exit.BROKEN:
         assert fault.call == "read", said
         assert re.fullmatch(r"purgatoryd: \S+/wal/\S+: cannot be read: .+\n", said), said
-    elif code in (Exit.UNUSABLE, -signal.SIGTERM):  # SIGTERM came while it was ending
+    elif code in (Exit.UNUSABLE, -signal.SIGTERM):  # SIGTERM arrived while it was ending
         assert re.fullmatch(r"purgatoryd: .+\n", said.splitlines(keepends=True)[-1]), said
         assert "Traceback" not in said
     elif code == -signal.SIGABRT:
@@ -218,7 +219,7 @@ def ended_well(victim: Victim, fault: Fault, code: int) -> None:
 
 
 def recovered(paths: Paths, tickets: set[int]) -> None:
-    """Start the next daemon: all acknowledged changes must be there, completely."""
+    """Open the arena as the next daemon does, and check that all acknowledged timers exist."""
     arena = opened(Opening(CONFIG, paths))
     arena.check()
     arena.set_state(ArenaState.READY)
@@ -228,9 +229,9 @@ def recovered(paths: Paths, tickets: set[int]) -> None:
 
 
 def known(paths: Paths) -> set[int]:
-    """Return tickets that are armed or in the replay buffer.
+    """Return the tickets of all timers that are armed or in the replay buffer.
 
-    Armed ones are read first, because a live daemon may fire them.
+    The armed timers are read first, because a live daemon may fire them in between.
     """
     reader = Reader.attach(paths)
     try:
@@ -271,20 +272,21 @@ def test_a_failed_call_keeps_its_number_and_its_file() -> None:
     Fault("rename", "KILL"),
 )
 def test_the_start(fault: Fault, before: Before, shim: Path) -> None:
-    """From the lock on, with other sizes: attach, rebuild, birth, migration, sockets."""
+    """Faults after the lock, at a start with other sizes: attach, rebuild, migration, sockets
+    ..."""
     hits = 0
     for victim in before.victims(fault, shim, OTHER_SIZES, before.paths.lock):
         ended_well(victim, fault, victim.end())
         recovered(before.paths, before.tickets)
         hits += victim.hit
-    assert hits > 0 or fault.call in LATER, "never called"
+    assert hits > 0 or fault.call in LATER, "the function was never called"
 
 
 @each([fault for fault in FAULTS if fault.call in IN_ANY_PROCESS])
 def test_the_beginning_of_the_process(fault: Fault, before: Before, shim: Path) -> None:
     """Faults between the loader and the lock, before the daemon has changed anything.
 
-    The interpreter runs then, and may crash.
+    Most of these calls come from the interpreter, which may crash.
     """
     before.again()
     every = 1 if COMPLETE else EVERY or IN_ANY_PROCESS[fault.call]
@@ -315,7 +317,7 @@ def test_work_and_stop(fault: Fault, before: Before, shim: Path) -> None:
         recovered(before.paths, before.tickets | acknowledged)
         marker.unlink()
         hits += victim.hit
-    assert hits > 0 or fault.call in AT_TIMES, "never called"
+    assert hits > 0 or fault.call in AT_TIMES, "the function was never called"
 
 
 @pytest.mark.tier("test")
@@ -334,11 +336,11 @@ def test_the_wal(fault: Fault, before: Before, shim: Path) -> None:
             successor.close()
             shutil.rmtree(folder)
         hits += victim.hit
-    assert hits > 0, "never called"
+    assert hits > 0, "the function was never called"
 
 
 def work(victim: Victim) -> set[int]:
-    """Return the tickets of the acknowledged adds; the daemon may end meanwhile."""
+    """Send batches to a daemon that may end at any time; return the acknowledged tickets."""
     tickets: set[int] = set()
     batches: list[list[tuple[bytes, bytes] | driver.Command]] = [
         [raw.put(b"far%d" % i, payload=b"x" * 100) for i in range(10)],
@@ -365,7 +367,7 @@ def work(victim: Victim) -> set[int]:
 
 
 def ask(victim: Victim, client: Raw, request: bytes) -> raw.Answer | None:
-    """Return the answer, after repeated requests; None once the daemon has ended."""
+    """Repeat a request until it is answered. Return the answer, or None if the daemon has ended."""
     sequence = raw.answer(request).sequence
     while victim.running:
         client.send(request)

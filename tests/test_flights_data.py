@@ -1,4 +1,4 @@
-"""The flights of 2013: the tables, the time base, the events and the oracle for them."""
+"""The data of the flights of 2013: tables, time base, events, and the oracle for the events."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ pytestmark = pytest.mark.tier("all")
 ROWS_IN_2013 = 336_776
 MINUTE_NS = 60_000_000_000
 
-# Usual scheduled gate-to-gate times in minutes, over seasons and airlines. Each range is so
-# narrow that an hour's error in either zone leaves it.
+# Usual scheduled gate-to-gate times in minutes, over all seasons and airlines. The ranges are
+# narrow: if the time zone of either airport is wrong by an hour, the time is outside of its range.
 USUAL_BLOCK_MIN = {
     ("JFK", "HNL"): (620, 705),
     ("JFK", "LAX"): (345, 400),
@@ -77,7 +77,7 @@ def timetable(year: YearOf, base: TimeBase) -> Timetable:
 
 
 def flight_row(date: str, sched_dep: str, sched_arr: str, dest: str) -> FlightRow:
-    """Return an invented flight from JFK, on time; clocks as "HH:MM"."""
+    """Return an invented flight from JFK that is on time. The clock times have the form "HH:MM"."""
     year_, month, day = map(int, date.split("-"))
     return FlightRow(
         year_, month, day, _minutes(sched_dep), 0, _minutes(sched_arr), 0,
@@ -210,7 +210,8 @@ def test_departures_agree_with_the_tables_own_utc_hours(year: YearOf) -> None:
 def test_block_times_of_known_routes(year: YearOf, origin: str, dest: str) -> None:
     lowest, highest = USUAL_BLOCK_MIN[origin, dest]
     blocks = [at.block_min for row, at in year if (row.origin, row.dest) == (origin, dest)]
-    # A few rows have an odd schedule, by up to an hour: nine in ten must fit, and the median.
+    # In a few rows the schedule is off by up to an hour. So only nine in ten rows and the median
+    # must fit.
     vigintiles = statistics.quantiles(blocks, n=20)
     assert lowest <= vigintiles[0] <= statistics.median(blocks) <= vigintiles[-1] <= highest
 
@@ -221,7 +222,7 @@ def test_every_block_time_is_sane(year: YearOf) -> None:
 
 
 def test_time_on_the_ground_is_plausible_for_every_landed_flight(year: YearOf) -> None:
-    """Gate-to-gate time minus time in the air is taxiing: an hour too few would be negative."""
+    """Taxi time is gate-to-gate time minus time in the air. With an hour too few it is negative."""
     by_dest_and_month = defaultdict(list)
     for row, at in year:
         if at.departed_unix_s is None or at.landed_unix_s is None or row.air_time_min is None:
@@ -242,7 +243,7 @@ def test_delays_are_those_of_the_table(year: YearOf) -> None:
 
 
 def test_no_schedule_falls_into_a_repeated_or_skipped_hour(year: YearOf, base: TimeBase) -> None:
-    """Such a clock reading would name two instants, or none."""
+    """A clock reading in such an hour means two instants, or none."""
     for row, at in year:
         for airport, unix_s in ((row.origin, at.sched_dep_unix_s), (row.dest, at.sched_arr_unix_s)):
             there = datetime.fromtimestamp(unix_s, base.zone(airport))

@@ -1,4 +1,4 @@
-"""The corpus of the Python fuzz target; that of the C targets runs with `make test-c`."""
+"""The corpus of the Python fuzz target. `make test-c` runs the corpus of the C targets."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import decoders  # noqa: E402  -- a program, in a folder of its own
 
 @pytest.mark.parametrize("target", range(len(decoders.TARGETS)))
 def test_every_input_is_decoded_or_refused(target: int) -> None:
-    """Each input goes to each decoder, because an input may break another decoder."""
+    """Each input goes to each decoder, because an input found for one decoder may break another."""
     assert CORPUS
     for path in CORPUS:
         decoders.run(bytes([target]) + path.read_bytes()[1:])

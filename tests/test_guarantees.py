@@ -15,7 +15,7 @@ ROWS = [row for row in PAGE.splitlines() if row.startswith("| **")]
 
 
 def named_tests(row: str) -> list[tuple[str, str]]:
-    """(file, function or "") of each test of a row; `::name` belongs to the file before it."""
+    """Return (file, function or "") of each test in a row. `::name` alone is in the last file."""
     found, file = [], ""
     for path, function in re.findall(r"`(tests/[\w/]+\.(?:py|c))?(?:::(\w+))?`", row):
         file = path or file

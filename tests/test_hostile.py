@@ -1,7 +1,7 @@
 """Hostile and broken clients with a real daemon, next to an honest client.
 
-If the tests run as root, the attackers are processes of another uid; they are members of the
-daemon's group, so they have all rights of a client.
+If the tests run as root, the attackers run under another uid. They are members of the daemon's
+group, so they have all rights of a client.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ pytestmark = pytest.mark.tier("test")
 MIB = 2**20
 ACL = "system.posix_acl_access"
 BASE_MAX = 256 * MIB
-"""Most memory that a daemon may need in addition to its initial memory."""
+"""Largest memory in bytes that a daemon may need in addition to its initial memory."""
 NOBODY = 65534
 PING = 5
 CUT_OFF = {
@@ -62,7 +62,7 @@ CUT_OFF = {
 
 
 def own_bytes(daemon: Daemon) -> int:
-    """Return the memory of the daemon alone, without its arena."""
+    """Return the memory of the daemon in bytes, without its arena."""
     status = Path(f"/proc/{daemon.pid}/status").read_text()
     found = re.search(r"^RssAnon:\s+(\d+) kB", status, re.M)
     assert found is not None
@@ -85,7 +85,8 @@ def attacked(daemon: Daemon, attack: str, uid: int = NOBODY) -> Iterator[subproc
         process.terminate()
         said, _ = process.communicate(timeout=PATIENCE_S)
         blows = int(said.split()[-1])
-        assert blows > 0 or attack in CUT_OFF  # these attackers print only that they were refused
+        # attackers of CUT_OFF print only that they were refused
+        assert blows > 0 or attack in CUT_OFF
     finally:
         process.kill()
         process.wait()
@@ -94,13 +95,13 @@ def attacked(daemon: Daemon, attack: str, uid: int = NOBODY) -> Iterator[subproc
 
 
 def reported(attacker: subprocess.Popen[bytes]) -> bool:
-    """Return whether the attacker has reported a blow."""
+    """Return whether the attacker has printed a line that the test has not read."""
     assert attacker.stdout is not None
     return bool(select.select([attacker.stdout], [], [], 0)[0])
 
 
 class Honest:
-    """A client and a subscriber that expect all of their results, and nothing else."""
+    """A client and a subscriber that check that they get all of their results and nothing else."""
 
     def __init__(self, daemon: Daemon) -> None:
         self.daemon = daemon
@@ -126,7 +127,7 @@ class Honest:
         self.peak = max(self.peak, own_bytes(self.daemon))
 
     def work_until(self, done: Callable[[], bool], at_least: int = 50) -> None:
-        """Run rounds until the attack has had the awaited effect."""
+        """Run at least `at_least` rounds, until `done` shows the effect of the attack."""
         end_s = time.monotonic() + PATIENCE_S
         while self.rounds < at_least or not done():
             self.work()
@@ -163,7 +164,8 @@ def test_memory_is_given_back(honest: Honest) -> None:
 def test_a_refused_uid_gets_no_further_and_others_do(honest: Honest) -> None:
     needs("root", "two uids")
     needs("acl", "so that the kernel refuses")
-    with attacked(honest.daemon, "endless-small"):  # not refused while messages of others wait
+    # the daemon refuses it once no other messages wait
+    with attacked(honest.daemon, "endless-small"):
         honest.work_until(lambda: ACL in os.listxattr(honest.daemon.paths.cmd))
     assert ask_as(NOBODY, honest.daemon) == "refused by the kernel"
     assert ask_as(NOBODY - 1, honest.daemon) == "answered"
@@ -171,8 +173,7 @@ def test_a_refused_uid_gets_no_further_and_others_do(honest: Honest) -> None:
 
 
 def test_no_peer_can_pass_a_descriptor(honest: Honest) -> None:
-    """The process that drops the last reference to a file waits for its close, which the peer
-    delays."""
+    """A peer that passes a file could delay its close, and the daemon would wait for the close."""
     needs("passrights")
     paths = honest.daemon.paths
     for path in (paths.cmd, paths.pub, paths.admin):
@@ -183,8 +184,8 @@ def test_no_peer_can_pass_a_descriptor(honest: Honest) -> None:
 def ask_as(uid: int, daemon: Daemon) -> str:
     """Ping the daemon as another uid.
 
-    Returns "answered", "refused" if no handshake succeeds, or "refused by the kernel" if there is
-    no connection in the first place.
+    Returns "answered"; "refused" if no handshake succeeds; "refused by the kernel" if connect()
+    fails.
     """
     program = f"""
 import os, sys
@@ -206,7 +207,7 @@ except (ConnectionError, PermissionError) as error:
 
 @pytest.fixture
 def honest_with_few_descriptors(daemon_dir: Path, tmp_path: Path) -> Iterator[Honest]:
-    """An honest client of a daemon that may have 4096 descriptors."""
+    """An honest client of a daemon with a limit of 4096 descriptors."""
     python = tmp_path / "python"
     python.write_text(f'#!/bin/sh\nulimit -n 4096\nexec {sys.executable} "$@"\n')
     python.chmod(0o755)
@@ -215,11 +216,12 @@ def honest_with_few_descriptors(daemon_dir: Path, tmp_path: Path) -> Iterator[Ho
 
 
 def test_connections_do_not_use_up_the_descriptors(honest_with_few_descriptors: Honest) -> None:
-    """One uid gets an eighth of the descriptors. Without any, libzmq would end the process."""
+    """A uid gets an eighth of the descriptors. Without free descriptors, libzmq ends the
+    process."""
     honest = honest_with_few_descriptors
     with attacked(honest.daemon, "half-handshakes") as attacker:
         assert attacker.stdout is not None
-        assert b"held\n" in attacker.stdout  # the attacker has all connections that it gets
+        assert b"held\n" in attacker.stdout  # the attacker has as many connections as it can get
         honest.work_until(lambda: descriptors(honest.daemon) < 4096 // 4)
     honest.work()
 
@@ -275,7 +277,9 @@ def test_a_connection_has_unread_bytes_until_they_are_read() -> None:
         asked = {ours.fileno(), theirs.fileno()}
         theirs.send(b"x")
         ours.send(b"x")
-        assert admission.unread(asked) == {ours.fileno()}, "only bytes of a peer count"
+        assert admission.unread(asked) == {ours.fileno()}, (
+            "only the connection of a known peer counts"
+        )
         ours.recv(1)
         assert admission.unread(asked) == set()
         admission._peers.clear()
@@ -333,7 +337,7 @@ def test_a_shut_listener_is_as_it_was_once_it_is_open(listener: Path) -> None:
 
 
 def test_access_lists_of_other_users_stay(listener: Path) -> None:
-    Listeners([listener]).shut_to([7])  # as another user's access list
+    Listeners([listener]).shut_to([7])  # stands for an access list that another user has set
     given = listed(listener)
     listeners = Listeners([listener])
     listeners.shut_to([NOBODY])
@@ -360,7 +364,7 @@ def test_a_listener_that_is_gone_harms_nobody(listener: Path) -> None:
 
 
 class Controlled:
-    """A socket and its admission control, which trusts no uid."""
+    """A socket with its admission control, in which no uid is trusted."""
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], path: Path) -> None:
         self.path = path
@@ -377,7 +381,7 @@ class Controlled:
         return self._socket.recv(copy=False)
 
     def hears_of(self, connections: int) -> bool:
-        """Take all notifications; return whether exactly this number of connections is left."""
+        """Handle all notifications; return whether exactly this number of connections is left."""
         return not self.admission.iterate(1) and self.admission._connections.total() == connections
 
     def close(self) -> None:

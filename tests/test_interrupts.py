@@ -1,7 +1,7 @@
 """Ctrl-C and exceptions of signal handlers in every call of a client.
 
-A call completes, or raises before anything was sent, or raises with a handle that reports its
-outcome later. Afterwards the client works, and every result belongs to its call.
+An interrupted call completes, or raises before anything was sent, or raises with a handle that
+reports the outcome later. Afterwards the client works, and each call returns its own result.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ pytestmark = pytest.mark.tier("all")
 
 
 def works(client: Any, number: int) -> None:
-    """Check that every result belongs to its call."""
+    """Check that each call returns its own result."""
     key = f"probe{number}"
     assert client.cancel(key) is CancelResult.UNKNOWN
     assert client.add(key, HOUR_S).key == key
@@ -125,11 +125,11 @@ def test_a_client_works_after_an_interrupt(daemon: StartDaemon, name: str) -> No
 
 
 PARTITIONED = ("add", "cancel", "cancel_many", "get", "forget")
-"""Calls with one key, for a namespace with partitions."""
+"""Calls with keys. They are tested for a namespace with partitions."""
 
 
 def outcome_of(client: Any, handle: Any) -> Any:
-    """Return the result of the call of a handle."""
+    """Return the result of the call to which the handle belongs."""
     if isinstance(handle, list):
         return [one.result() for one in handle]
     if isinstance(handle, BulkResult):
@@ -275,7 +275,7 @@ WAITS: dict[str, Step] = {
     "flush": lambda c, n: c.flush(),
     "settle": lambda c, n: c.settle(c.add_many([(f"s{n}", 0)], mode="replace")),
 }
-"""Calls of a partitioned client that only wait."""
+"""Calls that only wait. They are tested for a namespace with partitions."""
 
 
 @pytest.mark.parametrize("name", WAITS)
@@ -291,7 +291,7 @@ def test_an_interrupted_wait_for_partitions_is_repeated(daemon: StartDaemon, nam
 
 CLOSED = (Client, Purgatory, Subscriber, Admin)
 CLOSED_TOO = [*((cls, 1) for cls in CLOSED), (Client, 4), (Purgatory, 4)]
-"""Classes, and the number of partitions of their namespace."""
+"""Pairs (class, number of partitions of the namespace)."""
 
 
 @pytest.mark.parametrize(("cls", "partitions"), CLOSED_TOO)
@@ -326,7 +326,7 @@ def test_an_interrupted_constructor_leaves_nothing(
             made.close()
 
 
-# A garbage collection of half-closed ZeroMQ objects may hang, so another thread does it.
+# The garbage collection of half-closed ZeroMQ objects may hang, so another thread runs it.
 LEFT = """
 import gc, os, sys, threading, time
 sys.path.insert(0, sys.argv[2])
@@ -387,7 +387,7 @@ def test_an_interrupt_leaves_no_descriptor(
 
 
 class Looks:
-    """Effects that an Admin does not show: the arena, and the results of clients."""
+    """Effects of an Admin's calls that other objects show: the arena, and clients."""
 
     def __init__(self) -> None:
         self.client = Client("demo", timeout=PATIENCE_S)
@@ -409,7 +409,7 @@ class Looks:
         return self.sessions[-1]._core.connections[0].session.id
 
     def drains(self, admin: Admin) -> bool:
-        """Return whether the daemon drains, and end the drain."""
+        """Return whether the daemon drains. If so, end the drain."""
         try:
             self.client.add("look", HOUR_S, mode="replace")
         except Stopping:
@@ -419,7 +419,7 @@ class Looks:
 
 
 def admin_effects(looks: Looks) -> dict[str, Effect]:
-    """Return the effects of the calls of an Admin, on a daemon with a virtual clock."""
+    """Return the expected effect of each call of an Admin. The daemon has a virtual clock."""
 
     def published(_: Any, n: int) -> Any:
         return looks.header(lambda reader: reader.newest_sequences("default").get(f"t{n}"))
@@ -477,7 +477,7 @@ def test_an_interrupted_call_of_an_admin_has_a_handle_or_no_effect(
     daemon("demo", "--clock", "virtual", "--namespaces", "1024", "--bulk-loads", "4096")
     doubts = 0
     with Admin("demo", timeout=PATIENCE_S) as admin, closing(Looks()) as looks:
-        looks.client.add("stays", HOUR_S)  # an armed timer, without which a drain ends the daemon
+        looks.client.add("stays", HOUR_S)  # keeps the daemon running during a drain
         effect = admin_effects(looks)[name]
         prepare = [partial(step, admin) for step in effect.before]
         for number, found, error in interrupted(partial(effect.call, admin), prepare):
@@ -582,16 +582,16 @@ TRIED: dict[type, set[str]] = {
     Subscriber: {"get", "close"},
     Admin: public(Admin),
 }
-"""Calls that the tests above interrupt."""
+"""Calls that the tests of this file interrupt, by class."""
 ELSEWHERE = {
-    "DelayedOperation", "DelayedOperationPurgatory",  # in test_local.py
-    "BulkLoad", "BulkLoadStatus", "BulkResult", "Remote", "Resume",  # send and wait for nothing
-    "Ledger",  # called by clients
+    "DelayedOperation", "DelayedOperationPurgatory",  # tested in test_local.py
+    "BulkLoad", "BulkLoadStatus", "BulkResult", "Remote", "Resume",  # neither send nor wait
+    "Ledger",  # only called by clients
 }  # fmt: skip
 
 
 def exported() -> Iterator[type]:
-    """Yield the exported classes with public methods, except those for asyncio and plain tuples."""
+    """Yield the exported classes with public methods. Exceptions, enums and tuples are left out."""
     for name in clients.__all__:
         cls = getattr(clients, name)
         plain = (BaseException, enum.Enum, tuple)
@@ -687,10 +687,9 @@ print(interrupts, sent, sorted(set(range(1, sent + 1)) - set(seen)))
 
 
 def shaken(call: Callable[[int], Any], number: int) -> tuple[Any, Interrupted | None]:
-    """Make a call during or soon before a signal.
+    """Make a call, and let a signal arrive during it or soon after it.
 
-    Returns the result, and the exception of the signal handler if it was raised in a line of the
-    package.
+    Returns (result, exception that the signal handler raised, or None).
     """
 
     def ring(*_: object) -> None:
@@ -713,7 +712,7 @@ def shaken(call: Callable[[int], Any], number: int) -> tuple[Any, Interrupted | 
 
 
 def within(error: Interrupted) -> bool:
-    """Return whether an exception was raised in a call of the package, not before or after it."""
+    """Return whether an exception was raised inside of a call of the package."""
     trace, files = error.__traceback__, []
     while trace is not None:
         files.append(trace.tb_frame.f_code.co_filename)
@@ -729,7 +728,7 @@ def test_a_storm_of_signals_over_every_call(daemon: StartDaemon, cls: type[Any])
     numbers = itertools.count()
     with cls("demo", timeout=PATIENCE_S) as client, closing(Looks()) as looks:
         if cls is Admin:
-            # an armed timer, without which a drain ends the daemon
+            # keeps the daemon running during a drain
             looks.client.add("stays", HOUR_S)
         for name, effect in (admin_effects(looks) if cls is Admin else EFFECTS).items():
             for number in itertools.islice(numbers, 80):

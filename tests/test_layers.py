@@ -19,11 +19,11 @@ CORE = ROOT / "shm_layout" / "core"
 CODE = layers.code_of(CORE)
 HEADERS = layers.code_of(CORE, "*/*.h")
 BELOW_LISTENERS = {"allowance", "config", "log"}
-"""Modules of the daemon that its sockets use."""
+"""Modules of the daemon that daemon/listeners imports."""
 
 
 def core(folder: Path, **files: str) -> dict[str, str]:
-    """Return the code of a core with these files; the storey precedes "__" in their names."""
+    """Return the code of a core with these files: STOREY__NAME is the text of STOREY/NAME.c."""
     for name, text in files.items():
         storey, _, stem = name.partition("__")
         (folder / storey).mkdir(exist_ok=True)

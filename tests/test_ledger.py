@@ -1,4 +1,4 @@
-"""Ledgers of clients and subscribers: the lines that they write about received answers."""
+"""Ledgers: the lines that clients and subscribers write about received answers."""
 
 from __future__ import annotations
 
@@ -157,7 +157,8 @@ def test_outcomes_and_notices_are_noted(daemon: StartDaemon, tmp_path: Path) -> 
         assert operation.result(PATIENCE_S).cause == "satisfied"
         notice = subscriber.get(PATIENCE_S)
         assert notice is not None
-        noted = {n["op"]: n for n in lines(tmp_path)}  # each line is written at once
+        # read before the ledger is closed: each line is written at once
+        noted = {n["op"]: n for n in lines(tmp_path)}
     assert noted["watch"]["ticket"] == noted["outcome"]["ticket"] == operation.ticket
     assert noted["outcome"]["found"] == "satisfied"
     reported = {n: noted["notice"][n] for n in ("ticket", "topic", "sequence", "received_boot_ns")}

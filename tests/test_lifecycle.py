@@ -1,4 +1,4 @@
-"""The daemon's states: the table of moves, notifications of a move, and the view from outside."""
+"""The daemon's states: allowed moves, notices about a move, and what other processes see."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def manager(daemon_dir: Path) -> Iterator[Manager]:
     made.socket.close()
 
 
-# ---- the table -------------------------------------------------------------------------------
+# ---- the table of moves ----------------------------------------------------------------------
 
 
 def test_every_state_has_its_moves_and_the_page_has_them_all() -> None:
@@ -109,11 +109,11 @@ def test_a_crowded_resource_stays_so_until_there_is_space_again() -> None:
     assert [crowded(used, 100, before=True) for used in (79, 80)] == [False, True]
 
 
-# ---- from outside ----------------------------------------------------------------------------
+# ---- the state that other processes see ------------------------------------------------------
 
 
 def status(real: Daemon, *args: str) -> tuple[dict[str, Any], int]:
-    """Return the output of `purgatoryd status`, and its exit code."""
+    """Run `purgatoryd status --json`; return (output, exit code)."""
     done = CliRunner().invoke(app, ["status", "--name", real.name, "--json", *args])
     return json.loads(done.stdout), done.exit_code
 
@@ -177,7 +177,7 @@ def test_a_start_moves_with_its_steps_and_a_loop_each_second(
         now_ns = boot_ns() - still_ns
         source = SimpleNamespace(header=StatusRecord(state, os.getpid(), now_ns, now_ns))
         with monkeypatch.context() as patch:
-            # this process is younger than the recorded times
+            # the recorded times are older than this process, so is_alive() would return False
             patch.setattr(health, "is_alive", lambda _: True)
             return health.look(source, frozen_ns).condition == "frozen"
 
@@ -229,8 +229,8 @@ def test_a_daemon_that_is_nearly_full_says_so_until_there_is_space(daemon: Start
 def test_a_late_reader_finds_each_move_since_the_first_start(
     daemon: StartDaemon, daemon_dir: Path
 ) -> None:
-    """The notices are in the replay buffer and in the WAL, even if the daemon has no other user and
-    one namespace for users."""
+    """The notices about moves are in the replay buffer and in the WAL, even if no client reads them
+    and the only namespace for users is taken."""
     wal = daemon_dir / "wal"
     space = "--namespaces", "1", "--topics", "1", "--wal-dir", str(wal), "--retain-age", "1h"
     real = daemon("demo", *FULL, *space)
@@ -245,7 +245,7 @@ def test_a_late_reader_finds_each_move_since_the_first_start(
         ("recovering", "ready"), ("ready", "degraded"),
     ]  # fmt: skip
     with contextlib.closing(Reader.attach(real.paths)) as reader:
-        # The header has a move a moment before its notice is published.
+        # The daemon stores a move in the header a moment before it publishes the notice.
         eventually(lambda: len(notices(reader, EVENTS_NAMESPACE, EVENTS_TOPIC)) >= len(moves))
         found = notices(reader, EVENTS_NAMESPACE, EVENTS_TOPIC)
     assert [(one["was"], one["state"]) for one in map(said, found)] == moves
@@ -324,7 +324,7 @@ def test_an_answer_comes_after_the_reload_that_was_asked_for_before(
             os.kill(real.pid, signal.SIGSTOP)
             os.kill(real.pid, signal.SIGHUP)
             ping = other.submit(admin.ping)
-            time.sleep(0.02)  # time for the request to arrive
+            time.sleep(0.02)  # so that the request arrives before the signal is handled
             os.kill(real.pid, signal.SIGCONT)
             ping.result()
             reader = Reader.attach(real.paths)

@@ -1,4 +1,4 @@
-"""Delayed operations inside one process: the semantics of the reference, one by one, and races."""
+"""Delayed operations inside one process: each rule of the reference, interrupts, and races."""
 
 from __future__ import annotations
 
@@ -144,8 +144,8 @@ def test_an_operation_is_tried_twice_for_any_number_of_keys(
 def test_an_event_between_the_first_try_and_the_list_is_not_lost(
     purgatory: DelayedOperationPurgatory,
 ) -> None:
-    """The condition turns true after the first try, and nobody checks the key, because the
-    operation was on no list yet."""
+    """The condition becomes true after the first try, before the operation is on any key's list. So
+    no check of the key finds the operation."""
     answers = iter([False, True])
     op = Op(lambda: next(answers))
     assert purgatory.try_complete_else_watch(op, ["a", "b"])
@@ -154,8 +154,7 @@ def test_an_event_between_the_first_try_and_the_list_is_not_lost(
 
 
 def test_an_event_during_a_try_is_not_lost(purgatory: DelayedOperationPurgatory) -> None:
-    """The check finds the operation at work and records its trigger: the operation is tried
-    again."""
+    """A check of the key during a try leaves a trigger: the operation is tried again."""
     flag = Flag()
     checked: list[int] = []
 
@@ -169,7 +168,7 @@ def test_an_event_during_a_try_is_not_lost(purgatory: DelayedOperationPurgatory)
     op = Op(ready)
     purgatory.try_complete_else_watch(op, ["k"])
     assert purgatory.check_and_complete("k") == 1
-    assert checked == [0], "completed by the try in progress"
+    assert checked == [0], "only the try in progress completes the operation"
     assert op.calls == ["try", "try", "try", "try", "complete"]
 
 
@@ -196,7 +195,7 @@ def test_completing_leaves_all_lists_and_the_wheel_at_once(
     for left, op in enumerate(reversed(ops)):
         assert op.force_complete()
         assert (purgatory.watched, purgatory.num_delayed) == (9998 - 2 * left, 4999 - left)
-    assert not purgatory._watchers, "empty lists are removed"
+    assert not purgatory._watchers, "the empty lists of the keys are removed"
 
 
 def test_an_operation_completes_once_for_any_caller(
@@ -242,8 +241,7 @@ def test_expiry_completes_first_and_then_expires(
 def test_expiry_tries_the_condition_once_more(
     purgatory: DelayedOperationPurgatory, time: Time
 ) -> None:
-    """The condition changed without a check: the operation is completed late, but not as timed
-    out."""
+    """The condition is true, but unchecked. The operation completes late, and does not expire."""
     flag = Flag()
     op = Op(flag)
     purgatory.try_complete_else_watch(op, ["k"])
@@ -287,7 +285,7 @@ def test_cancel_for_key_returns_the_incomplete_operations(
     assert not any(op.completed for op in ops)
     assert (purgatory.watched, purgatory.num_delayed) == (1, 1)
     time.add(2)
-    assert purgatory.advance() == 1, "the timers of cancelled operations are disarmed"
+    assert purgatory.advance() == 1, "cancelled operations have no armed timer"
     assert [op.ends for op in ops] == [[], [], ["complete", "expire"]]
 
 
@@ -299,7 +297,7 @@ def test_a_cancelled_operation_may_be_watched_again(
     (same,) = purgatory.cancel_for_key("k")
     time.add(5)
     purgatory.try_complete_else_watch(same, ["other"])
-    assert purgatory.advance() == 0, "the timeout counts from the new watch"
+    assert purgatory.advance() == 0, "the timeout starts again with the new watch"
     time.add(2)
     assert purgatory.advance() == 1
 
@@ -323,12 +321,12 @@ def test_keys_are_looked_at_before_anything_happens(
         purgatory.try_complete_else_watch(op, unhashable)
     assert op.calls == []
     purgatory.try_complete_else_watch(op, ["k", "k"])
-    assert purgatory.watched == 1, "a repeated key is one key"
+    assert purgatory.watched == 1, "a repeated key counts once"
 
 
 @dataclass
 class Produce(DelayedOperation):
-    """Compares by value and has no hash, as dataclasses do."""
+    """An operation that is a dataclass: it compares by value and has no hash."""
 
     partition: int
 
@@ -462,7 +460,7 @@ def test_errors_are_logged_when_nobody_takes_them(
 
 
 def test_operations_complete_one_another(purgatory: DelayedOperationPurgatory) -> None:
-    """A ring that is longer than the stack is deep: each completes the next one."""
+    """Each operation of a ring completes the next one. The ring is longer than Python's stack."""
     ops: list[Op] = []
     for _ in range(3000):
         ops.append(Op(on_complete=lambda op: ops[(ops.index(op) + 1) % 3000].force_complete()))
@@ -484,7 +482,7 @@ def test_a_callback_checks_the_key_that_completed_it(
 
 
 def test_a_callback_may_watch_again(purgatory: DelayedOperationPurgatory, time: Time) -> None:
-    """Each expired operation arms its successor on the same key."""
+    """Each operation that expires watches a new operation on the same key."""
     ops: list[Op] = []
 
     def again(_: object) -> None:
@@ -519,7 +517,7 @@ def test_a_condition_may_cancel_its_own_key(
     )
 
 
-# ---- the end ----------------------------------------------------------------------------------
+# ---- shutdown ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -572,7 +570,7 @@ def test_a_wrong_ending_changes_nothing(purgatory: DelayedOperationPurgatory) ->
 
 
 def test_a_shutdown_during_a_watch_loses_no_operation(time: Time) -> None:
-    """The shutdown comes between the first try and the lists: the operation is refused."""
+    """The shutdown comes after the first try, before the operation is on a list: it is refused."""
     p = DelayedOperationPurgatory("end", clock_ns=time, reaper=False)
     op = Op(lambda: p.shutdown("expire"))
     with pytest.raises(Closed):
@@ -630,7 +628,8 @@ def test_the_reaper_survives_a_callback_that_raises_system_exit() -> None:
 def test_the_reaper_notices_time_that_passed_without_it(
     time: Time, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The clock jumps as in a suspend, during which a wait stands still."""
+    """The clock jumps forward as after a suspend. The time of a suspend does not count in a
+    wait."""
     monkeypatch.setattr(local, "NAP_MAX_S", 0.01)
     over = threading.Event()
     p = DelayedOperationPurgatory("real", clock_ns=time)
@@ -648,8 +647,8 @@ FILES = (str(Path(inspect.getfile(local))), str(Path(inspect.getfile(wheel))))
 
 
 class Scene:
-    """Six operations on the keys "a" and "b". At the end, the operations that an interrupt left are
-    ended."""
+    """Six operations on the keys "a" and "b". end() ends those that an interrupted call has
+    left."""
 
     def __init__(self, *, watched: bool = True) -> None:
         self.time, self.flag = Time(), Flag()
@@ -664,7 +663,7 @@ class Scene:
         return self.purgatory.try_complete_else_watch(op, ["a", "b"])
 
     def end(self) -> None:
-        """Watch all operations that are not watched, and let all of them time out."""
+        """Let all watched operations time out; then watch all others, and let them time out."""
         self.time.add(10)
         self.purgatory.advance()
         again = DelayedOperationPurgatory("again", clock_ns=self.time, reaper=False)
@@ -677,7 +676,7 @@ class Scene:
         again.advance()
 
     def check(self) -> None:
-        """Check that all have ended, once each, and that nothing is left."""
+        """Check that each operation has ended once, and that the purgatory is empty."""
         assert {tuple(op.ends) for op in self.ops} <= {("complete",), ("complete", "expire")}
         assert self.purgatory.watched == self.purgatory.num_delayed == 0
         self.purgatory._wheel.check()
@@ -807,7 +806,7 @@ def test_every_call_of_a_purgatory_is_interrupted() -> None:
 
 @pytest.mark.tier("test")
 def test_an_interrupted_try_loses_no_trigger_of_another_thread() -> None:
-    """The other thread's event comes while the interrupted thread tries the operation."""
+    """The other thread checks the key while the interrupted thread tries the operation."""
     purgatory = DelayedOperationPurgatory("real", reaper=False)
     flag = Flag()
 
@@ -942,7 +941,7 @@ def run_all(work: Callable[[int], object], threads: int = 8) -> None:
 
 
 class Countdown(DelayedOperation):
-    """Completes at the last of `left` arrivals. Records callbacks that overlap."""
+    """Completes at the last of `left` arrivals. Counts calls of its methods that overlap."""
 
     def __init__(self, left: int, timeout: float = 3600) -> None:
         super().__init__(timeout)
@@ -984,8 +983,8 @@ class Countdown(DelayedOperation):
 
 @pytest.mark.usefixtures("many_switches")
 def test_all_complete_at_the_last_of_many_random_attempts() -> None:
-    """A trigger that is lost in a race would leave an operation for ever, because nobody tries it
-    after the last arrival."""
+    """If a race lost a trigger, an operation would never end: nothing tries it after the last
+    arrival."""
     threads, per_thread = 8, 40
     p = DelayedOperationPurgatory("races")
     ops = [Countdown(threads * per_thread) for _ in range(25)]
@@ -1039,7 +1038,7 @@ def test_expiry_and_completion_race_and_one_of_them_wins() -> None:
 
 @pytest.mark.usefixtures("many_switches")
 def test_cancel_for_key_and_completion_race() -> None:
-    """Each cancelled operation is watched again elsewhere by the thread that got it."""
+    """The thread that cancels an operation watches it again on another key."""
     p = DelayedOperationPurgatory("races")
     ops = [Countdown(1) for _ in range(400)]
 
@@ -1065,7 +1064,7 @@ def test_cancel_for_key_and_completion_race() -> None:
 
 @pytest.mark.usefixtures("many_switches")
 def test_shutdown_and_watch_race() -> None:
-    """Each operation was refused, or it ended: none is lost."""
+    """Each watch was refused, or its operation has ended: no operation is lost."""
     p = DelayedOperationPurgatory("races")
     ops = [[Countdown(1) for _ in range(300)] for _ in range(4)]
     refused = [0] * 4

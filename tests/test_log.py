@@ -30,10 +30,10 @@ from purgatoryd.shm_layout.status_file import StatusFile
 pytestmark = pytest.mark.tier("test")
 
 Stderr = tuple[int, Callable[[], None]]
-"""A descriptor, and a function that acts on its other end once the daemon is ready."""
+"""A pair (descriptor, function that closes or stops its other end once the daemon is ready)."""
 
 
-# ---- readers that take nothing ---------------------------------------------------------------
+# ---- stderr without a working reader ---------------------------------------------------------
 
 
 def full_disk() -> Stderr:
@@ -51,7 +51,7 @@ def closed_terminal() -> Stderr:
 
 
 def fill(fd: int) -> None:
-    """Write until nothing more fits; the descriptor is blocking again afterwards."""
+    """Write until nothing more fits. Afterwards the descriptor is in blocking mode."""
     os.set_blocking(fd, False)
     with contextlib.suppress(BlockingIOError):
         while True:
@@ -73,7 +73,7 @@ def full_pipe() -> Stderr:
 
 
 def stalled_journald() -> Stderr:
-    """The stderr stream of a service, to which messages go that journald refuses as datagrams."""
+    """A full stderr stream to journald, which the log uses if journald takes no datagrams."""
     reader, writer = socket.socketpair()
     KEPT_OPEN.append(reader.detach())
     fill(writer.fileno())
@@ -85,7 +85,7 @@ STALL = [full_pipe, stalled_journald]
 
 
 class Spoken(Daemon):
-    """A daemon whose stderr is not a file."""
+    """A daemon whose stderr is the given descriptor instead of a file."""
 
     def __init__(self, directory: Path, stderr: int, *args: str) -> None:
         self._stderr = stderr
@@ -103,7 +103,7 @@ class Spoken(Daemon):
 
 @contextlib.contextmanager
 def speaking(make: Callable[[], Stderr], directory: Path, *args: str) -> Iterator[Spoken]:
-    """Run a ready daemon that logs to the descriptor of `make`."""
+    """Run a daemon whose stderr is the descriptor from `make`; yield it when it is ready."""
     stderr, spoil = make()
     real = Spoken(directory, stderr, *args)
     os.close(stderr)
@@ -124,7 +124,7 @@ def state(real: Daemon) -> int | None:
 
 
 def provoke_a_line() -> None:
-    """Fill nine of ten slots, as any client can, so that the daemon logs a warning."""
+    """Make the daemon log a warning, as any client can: fill nine of ten slots."""
     with Client("demo") as client:
         for key in range(9):
             client.add(str(key), delay=3600)
@@ -143,7 +143,7 @@ def test_a_log_without_a_reader_neither_ends_nor_freezes_the_daemon(
             assert client.get("0") is not None
         if make in REFUSE:
             eventually(lambda: stats(real)["log_dropped"] > 0)
-        real.stop()  # ends cleanly, with a line that cannot be written
+        real.stop()  # ends cleanly, although its last line cannot be written
 
 
 @pytest.mark.parametrize("make", [full_disk, full_pipe])
@@ -181,7 +181,7 @@ def test_a_failed_start_keeps_its_exit_code(make: Callable[[], Stderr], daemon_d
 
 
 class Silent(Spoken):
-    """A daemon whose stderr cannot be read afterwards."""
+    """A daemon whose messages the test does not read."""
 
     @property
     def stderr(self) -> str:
@@ -209,7 +209,7 @@ def test_a_daemon_starts_although_no_reader_takes_its_ready_line(daemon_dir: Pat
 def test_signals_reach_the_loop_and_no_other_thread(
     args: tuple[str, ...], daemon_dir: Path
 ) -> None:
-    """Otherwise a reload that was requested before a message might happen after its answer."""
+    """If another thread took SIGHUP, the loop might answer a later message before it reloads."""
     with contextlib.closing(Daemon("demo", daemon_dir, args)) as real:
         tasks = thread_status(real.pid)
         assert len(tasks) > 1
@@ -232,7 +232,7 @@ def takes_signals(pid: int, task: int) -> bool | None:
 
 
 class Reading:
-    """A stand-in for stderr and its reader, which can be stopped."""
+    """Stand-in for stderr and its reader. The reader can be stopped."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.lines: list[str] = []
@@ -261,7 +261,8 @@ def test_the_queue_is_bounded_and_the_next_line_counts_dropped_ones(
     logger = log.Log()
     reading.goes_on.clear()
     logger.warning("first")
-    eventually(lambda: logger._queue.empty())  # the thread has the line, and its reader has stopped
+    # the log's thread has taken the line and waits for the reader
+    eventually(lambda: logger._queue.empty())
     for number in range(15):
         logger.warning(f"{number}")
     assert logger.dropped == 5
@@ -333,7 +334,7 @@ def test_a_stalled_journald_delays_no_caller(
         logger = log.Log()
         logger.set_up("warning")
         logger.warning("waits")
-        logger.flush(0.01)  # otherwise it would wait for journald without end
+        logger.flush(0.01)  # without a limit it would wait for journald forever
         journald.setblocking(False)
         received = []
 

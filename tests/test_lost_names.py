@@ -63,7 +63,7 @@ def remove(real: Daemon, suffixes: tuple[str, ...] = BOTH) -> None:
 
 
 def placed(real: Daemon) -> bool:
-    """Return whether the names exist, and lead to the arena of the running daemon."""
+    """Return whether both arena files have their names and belong to the running daemon."""
     if not all(file(real.paths, suffix).is_file() for suffix in BOTH):
         return False
     return stats(real)["daemon_pid"] == real.pid
@@ -178,12 +178,12 @@ def test_a_stop_right_after_the_removal_is_clean(daemon: StartDaemon) -> None:
     assert real.process.wait(PATIENCE_S) == 0
 
 
-# ---- arenas that cannot be placed ------------------------------------------------------------
+# ---- arena files that cannot get their names again -------------------------------------------
 
 
 @pytest.fixture(params=["a file of ours", "a directory"])
 def taken(request: pytest.FixtureRequest, daemon: StartDaemon) -> Iterator[Daemon]:
-    """A daemon with a foreign file under the name of its arena."""
+    """A daemon whose arena file was removed and replaced by a foreign file."""
     real = daemon("demo", "--capacity", "100")
     with Client("demo", timeout=PATIENCE_S) as client:
         client.add("soon", delay=3600)
@@ -199,7 +199,8 @@ def taken(request: pytest.FixtureRequest, daemon: StartDaemon) -> Iterator[Daemo
 
 
 def test_another_file_with_the_name_stays(taken: Daemon) -> None:
-    """The daemon arms nothing, continues with its timers, and recovers once the file is gone."""
+    """The daemon refuses new timers, and fires and cancels the armed ones. After the foreign file
+    is removed, it arms timers again."""
     with (
         Client("demo", timeout=PATIENCE_S) as client,
         Purgatory("demo", timeout=PATIENCE_S) as purgatory,
@@ -224,7 +225,8 @@ def test_another_file_with_the_name_stays(taken: Daemon) -> None:
 
 
 def test_a_daemon_that_cannot_be_placed_takes_no_memory(daemon: StartDaemon) -> None:
-    """The daemon tries again each second."""
+    """The daemon tries to create its arena files again each second. No try may leave a file
+    open."""
     real = daemon("demo", "--capacity", "100")
     obstacle = file(real.paths, ".next")
     obstacle.write_bytes(b"precious")
@@ -233,7 +235,8 @@ def test_a_daemon_that_cannot_be_placed_takes_no_memory(daemon: StartDaemon) -> 
         remove(real)
         eventually(lambda: "is foreign: it belongs to uid 65534" in real.stderr)
         before = memory_files(real.pid)
-        for _ in range(3):  # the daemon binds each again when it checks its names
+        # wait for three tries: each check of the names also binds a removed socket again
+        for _ in range(3):
             real.paths.pub.unlink()
             eventually(real.paths.pub.is_socket)
         assert memory_files(real.pid) == before
@@ -279,7 +282,7 @@ def test_without_space_for_a_copy_the_daemon_fires_cancels_and_stops(daemon_dir:
         real.close()
 
 
-# ---- a copy that takes long ------------------------------------------------------------------
+# ---- a slow copy of the arena ----------------------------------------------------------------
 
 SLOW = """
 import os, time
@@ -302,13 +305,13 @@ os.posix_fallocate = slow(os.posix_fallocate, lambda fd, at, length: length)
 os.pwrite = slow(os.pwrite, lambda fd, data, at: len(data))
 os.close = slow(os.close, freed)
 """
-"""Code for the Python of a daemon: each system call on an arena file takes 50 ms for each MiB."""
+"""Code that a daemon's Python runs first: system calls on arena files take 50 ms per MiB."""
 COPY_S = 4.0
-"""A copy of the arena takes longer than this."""
+"""Lower bound of the time that a slow copy of the arena takes."""
 
 
 class Slow:
-    """A kernel that is slow once `begin` was called, for daemons started with `environment`."""
+    """A kernel that is slow after begin(), simulated for daemons started with `environment`."""
 
     def __init__(self, folder: Path, manager: Manager, watchdog_s: float) -> None:
         self._flag = folder / "slow"
@@ -325,7 +328,8 @@ class Slow:
 
 
 def longest_silence_s(manager: Manager, over: Callable[[], bool]) -> float:
-    """Return the longest time between two signs of progress, up to the second one after `over`."""
+    """Return the longest time in seconds between two watchdog notifications. Stop at the second
+    notification after `over` has become True."""
     manager.hears("WATCHDOG=1")
     longest_s, last_s, more = 0.0, time.monotonic(), 2
     while more:
@@ -404,7 +408,7 @@ def test_removed_sockets_are_bound_again_and_connections_stay(
             path.unlink()
         before.add("meanwhile", delay=3600)
         eventually(lambda: all(path.is_socket() for path in sockets))
-        # A socket is bound first, and its mode is set afterwards.
+        # The daemon binds a socket first and sets its mode afterwards.
         eventually(lambda: all(path.stat().st_mode & 0o777 == 0o660 for path in sockets))
         with Client("demo", timeout=PATIENCE_S) as after:
             assert after.get("meanwhile") is not None
@@ -440,7 +444,7 @@ def test_a_socket_that_cannot_be_bound_again_keeps_no_other_from_it(
 
 
 def test_a_removal_of_a_socket_costs_a_descriptor(daemon: StartDaemon) -> None:
-    """libzmq ends the connections of an endpoint together with the endpoint."""
+    """The daemon keeps the old listener, because libzmq closes a listener with its connections."""
     real = daemon()
 
     def descriptors() -> int:
@@ -461,7 +465,7 @@ def test_a_removal_of_a_socket_costs_a_descriptor(daemon: StartDaemon) -> None:
 
 
 def test_libzmq_ends_connections_with_their_endpoint(tmp_path: Path) -> None:
-    """If this test fails, bind_again() can unbind the old listener."""
+    """If this test fails with a new libzmq, bind_again() can unbind the old listener."""
     endpoint = f"ipc://{tmp_path / 'socket'}"
     with zmq.Context() as context, context.socket(zmq.ROUTER) as router:
         router.set(zmq.ROUTER_MANDATORY, 1)
@@ -510,10 +514,10 @@ def test_a_shard_whose_arena_is_placed_again_is_not_restarted(daemon: StartDaemo
 def test_a_copy_that_did_not_replace_the_arena_is_removed(
     suffixes: tuple[str, ...], step: str, daemon_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Otherwise the next start would use the copy as the arena, without later changes."""
-    (daemon_dir / "demo.lock").touch()  # so that the arena files are removed with the directory
+    """The next start would use a remaining copy as the arena, and lose all later changes."""
+    (daemon_dir / "demo.lock").touch()  # makes the fixture daemon_dir remove the arena files
     paths = paths_in(daemon_dir, "demo")
-    gc.collect()  # releases files of earlier tests
+    gc.collect()  # closes files that objects of earlier tests still hold
     others = memory_files(os.getpid())
 
     def fail(*_: object) -> None:
@@ -540,7 +544,7 @@ def test_a_copy_that_did_not_replace_the_arena_is_removed(
         assert arena.private.has_name
         assert opening.lock is not None
         assert opening.lock.holds(paths.private)
-        own = 5  # two files with their mappings, and a lock
+        own = 5  # two open files, their two mappings, and the lock's file
         eventually(lambda: memory_files(os.getpid()) == others + own)
 
 

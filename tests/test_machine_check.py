@@ -1,4 +1,4 @@
-"""Messages of the set-up if the machine lacks something: one clear sentence each."""
+"""Messages of the set-up about parts that the machine lacks: one clear sentence each."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Namespaces of several arenas, merged into others: preserved state, refusals, and owners of
-tickets."""
+"""Merge of several arenas' namespaces into new arenas: preserved state, refusals, ticket owners."""
 
 from __future__ import annotations
 
@@ -49,7 +48,7 @@ def begun(count: int, placements: Placements, **sizes: Any) -> Shards:
 
 
 def resharded(old: Shards, count: int, to: Placements, **sizes: Any) -> Shards:
-    """Return the contents in new arenas."""
+    """Merge the contents of all shards into `count` new arenas; return these."""
     new = begun(count, to, **{"now_ns": old.cores[0].now_ns, **sizes})
     for core in new.cores:
         sources = [(as_arena(one), old.routes(to, k)) for k, one in enumerate(old.cores)]
@@ -59,8 +58,8 @@ def resharded(old: Shards, count: int, to: Placements, **sizes: Any) -> Shards:
 
 
 def total(shards: Shards) -> dict[str, NamespaceStats]:
-    """Return the contents of each namespace over all shards, without those of partitioned
-    namespaces that each shard has."""
+    """Return the statistics of each namespace, added up over all shards. The partitioned namespace
+    PARTS, which each shard has, is left out."""
     found: dict[str, NamespaceStats] = {}
     for core in shards.cores:
         for name, one in namespace_stats(as_arena(core)).items():
@@ -156,7 +155,8 @@ def test_the_youngest_notices_that_fit_are_kept_and_a_gap_is_reported() -> None:
 
 
 def outcome_of_a_topic_that_went(shards: Shards) -> Owner:
-    """An operation of one namespace has ended, and its topic's row belongs to another namespace."""
+    """An operation of one namespace has ended and left an outcome. The row of its topic has been
+    given to another namespace since."""
     core = shards.of(b"other", b"")
     owner = Owner(core)
     owner.send(watch(b"w", ALL, [Key(b"r", 1)], FAR_NS, name=1), advance(b"r", 1, name=1))
@@ -291,7 +291,7 @@ def test_a_session_of_several_shards_is_merged() -> None:
 
 
 def half_applied(core: Purgatory, name: int) -> Owner:
-    """Return the owner of a batch of which one record was applied when the daemon was killed."""
+    """Return the owner of a batch. A kill came after one record of this batch was applied."""
     owner = Owner(core)
     owner.send(put(b"1", FAR_NS, name=name), put(b"2", FAR_NS, name=name))
     row = Core.rows_of_sessions(core)[0]

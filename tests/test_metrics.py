@@ -1,4 +1,4 @@
-"""Histograms and counters in the arena: their definitions, and when they can be read."""
+"""Histograms and counters in the arena: what they measure, and in which states they can be read."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ NAMES = {name.lower() for name in Measured.__members__}
 
 
 def histogram(*values_ns: int) -> Histogram:
-    """Return the core's histogram of these spans."""
+    """Return a histogram of the core that has counted these spans in ns."""
     core = Core()
     for ns in values_ns:
         lib.pg_measure(core.a, Measured.SEND, ns)
@@ -94,7 +94,7 @@ def test_since_returns_the_difference_of_two_histograms() -> None:
     assert (between.count, between.sum_ns) == (2, 307)
     assert [count for _, count in between.buckets()] == [1, 1]
     assert 300 <= between.max_ns <= 300 + 300 // 8
-    assert older.since(newer) == older, "a lower counter belongs to another arena"
+    assert older.since(newer) == older, "counters that fell are those of a new arena"
 
 
 # ---- counters of the core --------------------------------------------------------------------
@@ -116,7 +116,7 @@ KEPT_BY = pytest.mark.parametrize(
 
 @KEPT_BY
 def test_every_final_state_counts_a_wait(retained: dict[str, int]) -> None:
-    """A wait is counted once per final state; a kept key and a moved deadline are none."""
+    """Each final state counts one wait. Puts that keep or extend the old timer count none."""
     core = Purgatory(**retained)
     owner = pd.Owner(core)
     far = [pd.Key(b"far", 1)]
@@ -148,13 +148,13 @@ def test_a_far_timer_has_its_own_bucket() -> None:
     found = of(core, Measured.REMOTE)
     assert found.count == 20
     assert found.sum_ns == pytest.approx(20 * century_ns, rel=2**-23), (
-        "the sum has more than 64 bits"
+        "a sum of 64 bits would overflow"
     )
     assert found.quantile(0.5) == pytest.approx(century_ns, rel=1 / 8)
 
 
 def moved_to(core: Purgatory, how: str) -> Purgatory:
-    """Return another arena with the armed timers of `core`."""
+    """Move the armed timers of `core` to another arena, in the way that `how` names; return it."""
     if how == "a snapshot":
         snapshot, wal = Snapshot(core).finish().data, Wal(core).take()
         redo = Redo(snapshot)
@@ -193,7 +193,7 @@ def test_a_wall_timer_has_waited_whatever_the_wall_clock_did() -> None:
     core.put("k", 64 * MS, TimeKind.WALL)
     core.advance(4 * MS, wall_offset_ns=-32 * MS)
     core.advance(70 * MS, wall_offset_ns=-32 * MS)
-    assert core.cancel("k").status == Status.CANCELLED, "its wall time has not come"
+    assert core.cancel("k").status == Status.CANCELLED, "its wall deadline has not passed"
     assert of(core, Measured.REMOTE).sum_ns == 70 * MS
 
 
@@ -229,7 +229,7 @@ def test_messages_other_than_batches_are_not_measured_as_batches() -> None:
 
 
 def test_work_on_a_batch_is_that_of_all_its_iterations() -> None:
-    """Each call takes 1 ms, with 4 ms between two calls."""
+    """The batch needs three calls. Each call takes 1 ms, and 4 ms pass between two calls."""
     core = Purgatory(capacity=4096, watches=4096)
     owner = pd.Owner(core)
     keys = [pd.Key(b"far", 1)]
@@ -247,7 +247,7 @@ def test_work_on_a_batch_is_that_of_all_its_iterations() -> None:
 
 
 def reported(core: Core, built_ns: int, handed_ns: int) -> bool:
-    """Give the next message to its owner; return False if there is none."""
+    """Send the next inbox message to its owner; return False if there is none."""
     out = ffi.new("uint64_t[]", 4096)
     used = lib.pg_inbox(core.a, ffi.new("uint64_t *"), out, ffi.sizeof(out))
     lib.pg_notified(core.a, built_ns, handed_ns)
@@ -255,7 +255,7 @@ def reported(core: Core, built_ns: int, handed_ns: int) -> bool:
 
 
 def test_an_outcome_waits_for_its_owners_socket() -> None:
-    """Only the first sending of an outcome counts, not that of a CHECK or a repetition."""
+    """Only the first message with an outcome counts, not a CHECK or a repeated outcome."""
     core = Purgatory(clock_kind=lib.PG_CLOCK_BOOT)
     owner = pd.Owner(core)
     owner.send(
@@ -276,7 +276,8 @@ def test_an_outcome_waits_for_its_owners_socket() -> None:
 
 
 def test_an_owner_that_is_not_there_is_not_waited_for() -> None:
-    """A message that is sent later waited for its owner, which is no stage of the daemon."""
+    """While the owner has no connection, its message waits. No stage of the daemon counts this
+    time."""
     core = Purgatory(clock_kind=lib.PG_CLOCK_BOOT)
     pd.Owner(core).send(pd.watch(b"late", lib.PG_C_ALL, [pd.Key(b"far", 1)], 2 * MS))
     core.advance(3 * MS)
@@ -313,7 +314,7 @@ def test_the_budget_of_iterations_with_work_is_counted() -> None:
     iterations, before = core.metrics.iterations, core.metrics.iteration_budget
     core.advance(300 * MS, budget=1000)
     assert (core.metrics.iterations, core.metrics.iteration_budget) == (iterations + 1, before), (
-        "the iteration had no work"
+        "an iteration without work adds no budget"
     )
 
 
@@ -419,7 +420,7 @@ def test_the_wal_keeps_the_histograms() -> None:
 
 
 def test_a_daemon_records_histograms_once_a_minute(daemon_dir: Path) -> None:
-    (daemon_dir / "demo.lock").touch()  # so that the arena files are removed with the directory
+    (daemon_dir / "demo.lock").touch()  # makes the fixture daemon_dir remove the arena files
     paths = paths_in(daemon_dir, "demo")
     opening = Opening(Config("demo", capacity=100, wal_dir=str(daemon_dir / "wal")), paths)
     directory = opening.wal
@@ -450,7 +451,7 @@ def test_a_folder_that_cannot_be_listed_ends_no_daemon(
     def fail(*_: object) -> None:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
-    (daemon_dir / "demo.lock").touch()  # so that the arena files are removed with the directory
+    (daemon_dir / "demo.lock").touch()  # makes the fixture daemon_dir remove the arena files
     paths = paths_in(daemon_dir, "demo")
     opening = Opening(Config("demo", capacity=100, wal_dir=str(daemon_dir / "wal")), paths)
     directory = opening.wal
@@ -492,7 +493,7 @@ def test_a_daemon_fills_every_histogram(daemon: StartDaemon) -> None:
     with metrics_of(one) as found:
         assert found.histograms.keys() == NAMES
         empty = {name for name, h in found.histograms.items() if not h.count}
-        assert empty <= {"wakeup_lateness"}, "an idle daemon wakes up once a second"
+        assert empty <= {"wakeup_lateness"}, "an idle daemon may not have woken up late"
         assert (found.counters["expiries"], found.counters["satisfied"]) == (1, 1)
         assert (found.gauges["live"], found.gauges["up"], found.gauges["starts"]) == (2, 1, 1)
         assert found.gauges.keys() == GAUGES.keys()

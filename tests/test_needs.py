@@ -1,5 +1,4 @@
-"""Features of the machine: a test without one is skipped with the reason, or fails if it is
-required."""
+"""needs() skips a test whose feature the machine lacks, or fails it if the feature is required."""
 
 from __future__ import annotations
 
@@ -11,7 +10,7 @@ pytestmark = pytest.mark.tier("check")
 
 @pytest.fixture(autouse=True)
 def lacking(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A machine that has a hammer and no anvil."""
+    """A machine with the feature "hammer" and without the feature "anvil"."""
     probes = {"hammer": (lambda: True, "a hammer"), "anvil": (lambda: False, "`anvil` is needed")}
     monkeypatch.setattr(machine, "PROBES", probes)
     monkeypatch.delenv(machine.VARIABLE, raising=False)

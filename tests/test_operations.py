@@ -1,4 +1,4 @@
-"""The owner's book of operations, without a daemon: early, late and repeated messages."""
+"""Book, the owner's table of operations, without a daemon: early, late and repeated messages."""
 
 from __future__ import annotations
 
@@ -45,7 +45,8 @@ def outcome_of(cause: int, ticket: int = TICKET) -> RawOutcome:
 
 @pytest.mark.parametrize("holds", [False, True])
 def test_a_check_before_the_watchs_answer_is_answered_after_it(book: Book, holds: bool) -> None:
-    """With a WAL the answer waits for the disk, and the CHECK does not."""
+    """With a WAL, the answer to a watch waits for the disk. A CHECK does not, and may come
+    first."""
     op = operation(lambda: holds)
     book.expect(op)
     book.take([outcome_of(0)])
@@ -103,14 +104,14 @@ def test_a_check_of_an_unknown_operation_is_ignored(book: Book) -> None:
     assert (book.acks(), book.completions(), book.open) == ([], [], 0)
 
 
-# ---- an owner that resumes the session of an earlier process. All times are the same, as under a
-# ---- virtual clock that stands still; after a reboot of a remote daemon, times decide nothing
-# either
+# ---- an owner that resumes the session of an earlier process -----------------------------------
+# In these tests all times are equal, as under a virtual clock that stands still. So times cannot
+# tell the processes' operations apart, as after a reboot of a remote daemon.
 
 
 @pytest.fixture
 def resumed(book: Book) -> list[int]:
-    """Error codes of the earlier process's outcomes that the callback received."""
+    """Error codes of the outcomes that the callback received: those of the earlier process."""
     found: list[int] = []
     session = Session(lambda count: bytes(count))
     session.original = True
@@ -124,7 +125,8 @@ def test_tickets_tell_the_operations_of_an_earlier_process(book: Book, resumed: 
     book.expect(op)
     book.armed(op, added())
     book.take([outcome_of(Cause.EXPIRED, TICKET - 1), outcome_of(Cause.EXPIRED)])
-    book.take([outcome_of(Cause.EXPIRED, TICKET - 1), outcome_of(Cause.EXPIRED)])  # a repetition
+    # the daemon repeats the outcomes
+    book.take([outcome_of(Cause.EXPIRED, TICKET - 1), outcome_of(Cause.EXPIRED)])
     book.work()
     assert (len(resumed), op.result(0).cause) == (2, "expired")
     assert [ticket for ticket, _, _ in book.acks()] == [5, 6, 7, 6, 7]
@@ -134,7 +136,7 @@ def test_an_ambiguous_outcome_waits_for_the_answers(book: Book, resumed: list[in
     first, second = operation(lambda: False), operation(lambda: False)
     book.expect(first)
     book.expect(second)
-    book.armed(second, added(TICKET + 1))  # the answer to the first watch was lost, and is repeated
+    book.armed(second, added(TICKET + 1))  # the first watch's answer was lost and comes later
     outcomes = [outcome_of(Cause.EXPIRED, TICKET - 1), outcome_of(Cause.EXPIRED)]
     book.take(outcomes)
     book.work()

@@ -1,4 +1,4 @@
-"""Under the memory model of C11, readers and the group-commit thread see nothing that is torn.
+"""The core under the memory model of C11: readers and the group-commit thread see no torn state.
 
 `build/orders/explore` runs the compiled core in all executions that the model allows, first as it
 is, then with each order weakened (tests/orders/model.h).
@@ -21,9 +21,9 @@ ROOT = Path(__file__).resolve().parents[1]
 EXPLORE = ROOT / "build/orders/explore"
 REDUNDANT = ROOT / "tests/orders/redundant.toml"
 HAS_FAULT = {"unasked"}
-"""Scenarios that leave out a check of the product's callers, and so prove that it is needed."""
+"""Scenarios that must have a fault: they leave out a check that the product's callers make."""
 EXECUTIONS_MAX = 100_000
-"""The program gives up after so many executions."""
+"""Number of executions of a scenario after which the program stops."""
 
 
 @dataclass(frozen=True)
@@ -31,20 +31,20 @@ class Place:
     """A load, store or fence in the source."""
 
     file: str
-    """Below shm_layout/ or tests/."""
+    """The path, relative to shm_layout/ or tests/."""
     line: int
     function: str
 
     @property
     def code(self) -> str:
-        """The text of the line."""
+        """The text of the source line."""
         folder = ROOT / ("shm_layout" if self.file.startswith("core/") else "tests")
         return (folder / self.file).read_text().splitlines()[self.line - 1].strip()
 
 
 @dataclass(frozen=True)
 class Exploration:
-    """One line of the program's output."""
+    """The executions of one scenario with one weakening: a line of the program's output."""
 
     scenario: str
     weakening: str
@@ -54,7 +54,7 @@ class Exploration:
 
 
 def places(addresses: list[str]) -> dict[str, Place]:
-    """Resolve return addresses. Each call stands before its return address."""
+    """Return the source line of the call before each return address."""
     calls = [hex(int(address, 16) - 1) for address in addresses]
     command = ["addr2line", "-f", "-e", str(EXPLORE), *calls]
     lines = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
@@ -84,7 +84,9 @@ def test_no_execution_of_the_core_has_a_fault() -> None:
     assert len(intact) >= 17
     assert {name: e.fault for name, e in intact.items() if e.fault and name not in HAS_FAULT} == {}
     assert all(intact[name].fault for name in HAS_FAULT)
-    assert all(e.executions < EXECUTIONS_MAX for e in intact.values()), "none was cut short"
+    assert all(e.executions < EXECUTIONS_MAX for e in intact.values()), (
+        "the program stopped too early"
+    )
 
 
 def test_each_weakened_order_is_found_or_redundant_for_a_reason() -> None:
@@ -100,14 +102,14 @@ def test_each_weakened_order_is_found_or_redundant_for_a_reason() -> None:
         for place, weakening in harmless
         if not any(is_meant(row, place, weakening) for row in listed)
     }
-    assert unlisted == set(), "no execution has a fault, and redundant.toml does not say why"
+    assert unlisted == set(), "these weakenings cause no fault, and redundant.toml does not say why"
     stale = [row for row in listed if not any(is_meant(row, *key) for key in harmless)]
-    assert stale == [], "weakening it leads to a fault, or the code is gone"
+    assert stale == [], "in these rows, the weakening causes a fault, or the code is gone"
     assert all(row["reason"].endswith(".") for row in listed)
 
 
 def is_meant(row: dict[str, str], place: Place, weakening: str) -> bool:
-    """Return whether a row of redundant.toml is about this place."""
+    """Return whether a row of redundant.toml means this weakening at this place."""
     return (
         row["weakening"] == weakening
         and row["file"] == place.file

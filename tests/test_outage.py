@@ -61,7 +61,7 @@ def stopped(real: Daemon) -> Callable[[], None]:
 
 
 def rebuilt(real: Daemon) -> Callable[[], None]:
-    """Remove the arena, as a reboot does: the WAL has everything."""
+    """Kill the daemon and remove its arena, as a reboot does; return the method that starts it."""
     real.kill()
     for path in (real.paths.arena, real.paths.private):
         Path(f"/dev/shm{path}").unlink()
@@ -69,7 +69,7 @@ def rebuilt(real: Daemon) -> Callable[[], None]:
 
 
 def trigger(sender: Purgatory, key: str) -> None:
-    """Repeat a trigger whose session was lost, which the client does not do in a new session."""
+    """Send a trigger. Send it again if its session is lost, which the client itself does not do."""
     try:
         sender.advance(key, 1)
     except SessionExpired:
@@ -81,7 +81,8 @@ def trigger(sender: Purgatory, key: str) -> None:
 def test_operations_completed_in_time_do_not_expire(
     outage: Callable[[Daemon], Callable[[], None]], daemon: StartDaemon, daemon_dir: Path
 ) -> None:
-    """All deadlines pass during the outage, and all triggers are sent earlier in the outage."""
+    """All triggers are sent during the outage and before the deadlines, which pass during it as
+    well."""
     wal = ("--wal-dir", str(daemon_dir / "wal")) if outage is rebuilt else ()
     real = daemon("demo", *wal)
     durable = outage is rebuilt
@@ -99,14 +100,14 @@ def test_operations_completed_in_time_do_not_expire(
         senders = [threading.Thread(target=trigger, args=(other, key)) for key in keys]
         for sender in senders:
             sender.start()
-        time.sleep(TIMEOUT_S + 0.3)  # until all deadlines have passed
+        time.sleep(TIMEOUT_S + 0.3)  # all deadlines pass
         end_outage()
         for sender in senders:
             sender.join(PATIENCE_S)
         eventually(lambda: stats(real)["operations"] == 0)
         assert (stats(real)["satisfied"], stats(real)["expired"]) == (OPERATIONS, 1)
-        assert stats(real)["expiries"] == 1  # only the timer
-        if outage is not rebuilt:  # not rebuilt: the sessions are gone
+        assert stats(real)["expiries"] == 1  # only the timer has fired
+        if outage is not rebuilt:  # a reboot loses the sessions
             assert {op.result(PATIENCE_S).cause for op in operations} == {"satisfied"}
             assert lost.result(PATIENCE_S).cause == "expired"
 
@@ -138,18 +139,19 @@ def test_a_flood_of_triggers_delays_no_expiry_for_ever(daemon: StartDaemon) -> N
 
 
 def lose_all(client: Purgatory, patch: pytest.MonkeyPatch) -> None:
-    """Messages of `client` that its socket accepts do not arrive."""
+    """Lose all messages of `client`: its socket accepts them, but they never arrive."""
     channel = client._core.connections[0].channel
     assert channel is not None
     patch.setattr(channel, "send", lambda frame: True)
 
 
 def test_a_trigger_that_an_outage_lost_counts_when_it_is_sent_again(daemon: StartDaemon) -> None:
-    """The outage is shorter than the client's pause, which has grown before."""
+    """The client's pause before it sends again is at its maximum, which is longer than the
+    outage."""
     real = daemon("demo")
     with Purgatory("demo") as owner, Purgatory("demo", timeout=PATIENCE_S) as other:
         other.advance("seen", 1)
-        time.sleep(GRACE_NS / 1e9)  # until the grace period of the start is over
+        time.sleep(GRACE_NS / 1e9)  # the grace period after the start ends
         operation = owner.watch("op", AllOf({"k": 1}), timeout=0.3)
         go_on = frozen(real)
         other._core.connections[0]._resend_s = connection.RESEND_MAX_S
@@ -158,7 +160,7 @@ def test_a_trigger_that_an_outage_lost_counts_when_it_is_sent_again(daemon: Star
             sender = threading.Thread(target=trigger, args=(other, "k"))
             begun_s = time.monotonic()
             sender.start()
-            time.sleep(0.5)  # the deadline passes
+            time.sleep(0.5)  # the deadline of the operation passes
             assert other._core.connections[0].session.in_doubt()
         go_on()
         sender.join(PATIENCE_S)
@@ -169,8 +171,8 @@ def test_a_trigger_that_an_outage_lost_counts_when_it_is_sent_again(daemon: Star
 def test_messages_waiting_at_a_wakeup_are_applied_before_operations_expire(
     daemon: StartDaemon,
 ) -> None:
-    """Waiting messages take longer than the outage. The trigger is behind three batches of its
-    session, and libzmq alternates between the sessions."""
+    """The daemon needs more time for the waiting messages than the outage took. Each trigger is
+    behind three batches of its session, and libzmq takes messages of the sessions in turn."""
     real = daemon("demo", "--capacity", "500000")
     with ExitStack() as stack:
         peers = [stack.enter_context(Raw(real)) for _ in range(80)]
@@ -184,7 +186,7 @@ def test_messages_waiting_at_a_wakeup_are_applied_before_operations_expire(
         ]
         frames += [(peer, peer.encode_batch(advance(b"k%d" % n))) for n, peer in enumerate(peers)]
         owner = stack.enter_context(Purgatory("demo", namespace="broker"))
-        time.sleep(GRACE_NS / 1e9)  # until the grace period of the start is over
+        time.sleep(GRACE_NS / 1e9)  # the grace period after the start ends
         operations = owner.watch_many(
             [(f"op{n}", AllOf({f"k{n}": 1}), 0.2) for n in range(len(peers))]
         )
@@ -200,8 +202,9 @@ def test_messages_waiting_at_a_wakeup_are_applied_before_operations_expire(
 
 
 def test_an_outage_during_the_grace_of_another_expires_nothing(daemon: StartDaemon) -> None:
-    """An operation waits for the end of the first grace period, which passes in the second outage.
-    All triggers are in flight at once: messages that wait in the sender do not count as sent."""
+    """The operation `nobody` waits for the end of the first grace period, which comes during the
+    second outage. Each trigger has its own thread: a message that waits in its sender does not
+    count as sent."""
     real = daemon("demo")
     with Purgatory("demo") as owner, Purgatory("demo", timeout=PATIENCE_S) as other:
         keys = [f"k{n}" for n in range(5)]
@@ -211,7 +214,7 @@ def test_an_outage_during_the_grace_of_another_expires_nothing(daemon: StartDaem
         go_on = frozen(real)
         time.sleep(1)
         go_on()
-        other.advance("seen", 1)  # starts the first grace period
+        other.advance("seen", 1)  # its answer shows that the first grace period has begun
         go_on = frozen(real)
         senders = [threading.Thread(target=trigger, args=(other, key)) for key in keys]
         for sender in senders:
@@ -226,7 +229,7 @@ def test_an_outage_during_the_grace_of_another_expires_nothing(daemon: StartDaem
         assert causes == {"satisfied"}
 
 
-# ---- the decision ----------------------------------------------------------------------------
+# ---- when operations may expire --------------------------------------------------------------
 
 
 def test_the_grace_is_longer_than_any_pause_of_a_client() -> None:
@@ -234,7 +237,7 @@ def test_the_grace_is_longer_than_any_pause_of_a_client() -> None:
 
 
 class Asked:
-    """A stand-in for an arena and the messages of clients, which records the calls."""
+    """Stand-in for an arena and for the clients' messages. It stores the calls that it receives."""
 
     def __init__(self) -> None:
         self.accepts = self.caught = True
@@ -249,7 +252,7 @@ class Asked:
         self.calls.append("release")
 
     def note_wakeup(self) -> None:
-        """Record that messages may wait."""
+        """Do nothing: the tests set `caught` themselves."""
 
     def caught_up(self) -> bool:
         return self.caught
@@ -262,7 +265,7 @@ def asked() -> Asked:
 
 @pytest.fixture
 def grace(asked: Asked) -> Grace:
-    """The grace period of a daemon that started at 1000 s; the first wait is over."""
+    """The Grace of a daemon that started at 1000 s. The grace period after the start is over."""
     made = Grace(as_arena(asked), asked)
     made.begin_iteration(1000 * 1000 * MS)
     assert made.ends_ns == 1000 * 1000 * MS + GRACE_NS
@@ -283,7 +286,7 @@ def test_an_iteration_in_time_delays_nothing(grace: Grace, asked: Asked) -> None
     grace.sleep(now_ns)
     grace.begin_iteration(now_ns + LATE_NS - 1)
     grace.sleep(now_ns + 100 * MS)
-    grace.begin_iteration(now_ns + 50 * MS)  # a message woke the loop
+    grace.begin_iteration(now_ns + 50 * MS)  # earlier than planned: a message woke the loop
     assert asked.calls == []
 
 
@@ -325,7 +328,7 @@ def test_a_delay_lasts_until_the_messages_that_waited_are_applied(
 
 
 class Peers:
-    """A stand-in for the connections of a socket, one of which has unread bytes."""
+    """Stand-in for the connections of a socket. Connection 8 has unread bytes."""
 
     def __init__(self) -> None:
         self.connected = {7, 8}
@@ -405,7 +408,8 @@ def test_an_outage_during_a_grace_makes_it_longer_only_if_nobody_waits(
 
 
 def test_no_new_grace_begins_before_all_have_expired(grace: Grace, asked: Asked) -> None:
-    """Otherwise a daemon that is always late would never expire anything."""
+    """Operations wait, and each iteration is late. If each began a new grace period, none would
+    expire."""
     asked.accepts = False
     now_ns = 3000 * 1000 * MS
     grace.sleep(now_ns)
@@ -421,7 +425,7 @@ def test_long_outages_prolong_the_delay_a_bounded_number_of_times(
     grace.begin_iteration(now_ns)
     asked.accepts = False
     for outage in range(1, LONG_OUTAGES_MAX + 1):
-        # the grace period is over, but the loop has not noticed
+        # the previous grace period has passed during this outage
         at_ns = now_ns + outage * 5000 * MS
         grace.begin_iteration(at_ns)
         assert grace.ends_ns == at_ns + GRACE_NS
@@ -446,7 +450,7 @@ COUNT = 20
 
 @pytest.fixture
 def late() -> Iterator[tuple[pd.Purgatory, Owner]]:
-    """Yield operations that come due 10 ms apart, and a timer at 60 ms."""
+    """Yield (core, owner): an operation comes due every 10 ms, and a timer at 60 ms."""
     made = pd.Purgatory(replay_capacity=64)
     owner = Owner(made)
     owner.send(
@@ -461,7 +465,7 @@ def late() -> Iterator[tuple[pd.Purgatory, Owner]]:
 
 
 def ended(made: pd.Purgatory) -> list[tuple[bytes, int]]:
-    """Return keys and causes of the operations' notices, in order."""
+    """Return (key, cause) of each operation's notice, in order."""
     return [(one.key, one.cause) for one in made.verdicts(0)]
 
 
@@ -469,7 +473,7 @@ def test_operations_wait_and_timers_do_not(late: tuple[pd.Purgatory, Owner]) -> 
     made, owner = late
     made.advance(15 * MS)
     assert lib.pg_hold_operations(made.a, 15 * MS, 400 * MS, 0)
-    assert not made.advance(400 * MS)  # no work is left to do at once
+    assert not made.advance(400 * MS)  # held operations are no due work
     assert made.next_ns > 400 * MS
     assert (made.metrics.expired, made.metrics.expiries) == (1, 1)
     made.check()
@@ -497,10 +501,11 @@ def test_operations_are_released_a_budget_at_a_time(
     assert made.advance(400 * MS, budget=budget)
     assert not lib.pg_hold_operations(
         made.a, 400 * MS, 500 * MS, 0
-    )  # not before all operations had their chance
+    )  # refused until all released operations have ended
     assert made.metrics.expired > 0
     left = COUNT - made.metrics.expired
-    assert not lib.pg_hold_operations(made.a, 400 * MS, 500 * MS, 1)  # only after a long outage
+    # with again=1, as after a long outage, they are held again
+    assert not lib.pg_hold_operations(made.a, 400 * MS, 500 * MS, 1)
     assert not made.advance(400 * MS, budget=budget)
     assert COUNT - made.metrics.expired == left
     lib.pg_release_operations(made.a)
@@ -517,10 +522,10 @@ def test_a_second_outage_before_the_release_covers_operations_armed_since(
     assert lib.pg_hold_operations(made.a, -1, 5 * MS, 0)
     made.advance(6 * MS)
     owner.send(pd.watch(b"since", ALL, [pd.Key(b"none", 1)], 10 * MS, notice=True))
-    assert lib.pg_hold_operations(made.a, 6 * MS, 30 * MS, 0)  # nothing waits yet
+    assert lib.pg_hold_operations(made.a, 6 * MS, 30 * MS, 0)  # returns 1: no operation waits yet
     made.advance(30 * MS)
     assert made.metrics.expired == 0
-    assert not lib.pg_hold_operations(made.a, 30 * MS, 40 * MS, 0)  # something waits
+    assert not lib.pg_hold_operations(made.a, 30 * MS, 40 * MS, 0)  # returns 0: operations wait
     lib.pg_release_operations(made.a)
     made.advance(30 * MS)
     assert sorted(key for key, _ in ended(made)) == [b"op0", b"op1", b"op2", b"since"]
@@ -532,7 +537,7 @@ def test_operations_outside_the_outage_expire_in_time(
     made, owner = late
     assert lib.pg_hold_operations(made.a, 15 * MS, 400 * MS, 0)
     made.advance(400 * MS)
-    assert made.metrics.expired == 1  # op0 was due before the outage
+    assert made.metrics.expired == 1  # op0, which was due before the outage
     owner.send(pd.watch(b"after", ALL, [pd.Key(b"none", 1)], 10 * MS, notice=True))
     owner.send(pd.watch(b"before", ALL, [pd.Key(b"none", 1)], 0, notice=True))
     made.advance(420 * MS)
@@ -549,11 +554,11 @@ def test_an_operation_that_waits_is_cancelled_extended_and_rebuilt(
     assert lib.pg_hold_operations(made.a, -1, 400 * MS, 0)
     made.advance(400 * MS)
     assert owner.send(pd.cancel(b"op3"))[0].status == Status.CANCELLED
-    # refused, but the answer has the ticket of the operation
+    # the put is refused, but its answer has the ticket of the operation
     ticket = owner.send(pd.put(b"op4", 1))[0].ticket
     assert owner.send(pd.extend(b"op4", 100 * MS, ticket))[0].status == Status.EXTENDED
     made.check()
-    made.rebuild(410 * MS)  # the next start delays nothing until its daemon requests it
+    made.rebuild(410 * MS)  # a rebuild ends the delay; the daemon has to request it again
     made.check()
     lib.pg_release_operations(made.a)
     made.advance(420 * MS)

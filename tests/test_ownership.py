@@ -47,7 +47,7 @@ def file(paths: Paths, suffix: str = "") -> Path:
 
 
 def files(paths: Paths) -> dict[str, int]:
-    """The inode of each arena file of a daemon."""
+    """Return the inode of each arena file of a daemon, by file name."""
     return {path.name: path.lstat().st_ino for path in shm.MOUNT.glob(f"{paths.arena[1:]}*")}
 
 
@@ -59,7 +59,7 @@ def empty(directory: Path) -> None:
 
 
 def start_again(directory: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Try a start with the same run directory, which has to be refused."""
+    """Start a second daemon with the same run directory. The start has to be refused."""
     return subprocess.run(
         [*RUN, *arguments], cwd=directory, env=clean_environment(directory), timeout=PATIENCE_S,
         capture_output=True, text=True, check=False,
@@ -67,8 +67,7 @@ def start_again(directory: Path, *arguments: str) -> subprocess.CompletedProcess
 
 
 def elsewhere(directory: Path, unshare: str, *arguments: str) -> subprocess.Popen[str]:
-    """Start a daemon in a container, where the path of the run directory leads to an empty
-    folder."""
+    """Start a daemon in a container with an empty folder at the path of the run directory."""
     mount = f"mount -t tmpfs -o mode=700 tmpfs {directory}"
     command = f"{mount} && exec {shlex.join([*RUN, *arguments])}"
     return subprocess.Popen(
@@ -78,7 +77,7 @@ def elsewhere(directory: Path, unshare: str, *arguments: str) -> subprocess.Pope
 
 
 def serves(real: Daemon) -> bool:
-    """Return whether the daemon answers a client, and others find the timer that it arms."""
+    """Return whether the daemon arms a client's timer, and `purgatoryd get` finds it."""
     with Client("demo", timeout=PATIENCE_S) as client:
         client.add("served", delay=3600, mode="replace")
     done = CliRunner().invoke(app, ["get", "served", "--name", "demo"])
@@ -162,7 +161,7 @@ def test_one_of_ten_first_starts_in_containers_that_share_dev_shm_wins(daemon_di
 def test_a_first_start_keeps_the_arena_files_of_another(
     daemon_dir: Path, monkeypatch: pytest.MonkeyPatch, *, has_ended: bool
 ) -> None:
-    """The other daemon names its files after this one has checked the names."""
+    """Another daemon creates its arena files right after this daemon has checked the names."""
     paths = paths_in(daemon_dir, "demo")
     theirs = shm.MOUNT / f"{paths.private[1:]}{'' if has_ended else NEW}"
 
@@ -213,7 +212,7 @@ def test_no_child_inherits_the_lock(daemon: StartDaemon) -> None:
         assert int(flags, 8) & os.O_CLOEXEC
 
 
-# ---- other files with the names ----------------------------------------------------------------
+# ---- foreign files with the names of arena files -----------------------------------------------
 
 
 @pytest.mark.parametrize("suffix", ["", ".private", ".new", ".private.new", ".next"])
@@ -289,7 +288,7 @@ def test_a_start_that_is_killed_for_memory_leaves_no_file(
 
 
 def copy_wal(real: Daemon, copier: Sequence[str]) -> Path:
-    """Return a copy of a daemon's folder of WALs, in another folder."""
+    """Copy a daemon's folder of WALs; return the path of the copy."""
     other = real.dir / "other"
     other.mkdir()
     subprocess.run([*copier, f"{real.dir}/wal/.", str(other)], check=True, timeout=PATIENCE_S)
@@ -301,7 +300,7 @@ def snapshot_of(directory: Path) -> dict[str, bytes]:
 
 
 def with_wal(daemon: StartDaemon) -> Daemon:
-    """A daemon with a durable timer."""
+    """Start a daemon with a WAL and one durable timer."""
     real = daemon("demo", "--wal-dir", "wal")
     with Client("demo", durable=True, timeout=PATIENCE_S) as client:
         client.add("k", delay=3600)
@@ -309,7 +308,7 @@ def with_wal(daemon: StartDaemon) -> Daemon:
 
 
 def keys(directory: Path) -> set[str]:
-    """Return keys that the daemon with this run directory has armed."""
+    """Return the keys of all timers that the daemon with this run directory has armed."""
     arguments = [sys.executable, "-m", "purgatoryd.cli", "list", "--name", "demo", "--json"]
     done = subprocess.run(
         arguments, env=clean_environment(directory), capture_output=True, check=True, text=True
@@ -343,7 +342,7 @@ def test_a_restored_copy_goes_on_as_a_stream_of_its_own(
     stream, other = stats(real)["stream_id"], copy_wal(real, ["cp", "-a"])
     real.stop()
     remove_arena_files(real.paths)
-    for arguments in (("--as-restored",), ()):  # afterwards the copy is an original
+    for arguments in (("--as-restored",), ()):  # the second start needs no --as-restored
         real.start("--wal-dir", str(other), *arguments)
         assert keys(daemon_dir) == {"k"}
         assert stats(real)["stream_id"] != stream
@@ -397,8 +396,7 @@ def test_a_birth_that_is_not_a_regular_file_is_named(
 
 
 def test_a_moved_folder_is_the_original(daemon: StartDaemon) -> None:
-    """A disk moved to another host is an original as well: the file contains nothing of the
-    host."""
+    """A WAL may move, even to another host: its file `birth` contains nothing of the host."""
     real = with_wal(daemon)
     real.stop()
     (real.dir / "wal").rename(real.dir / "moved")

@@ -1,4 +1,4 @@
-"""Wheel and sdist: each works in an empty environment, from add to notice, in another folder."""
+"""Wheel and sdist: both work in an empty environment outside of the checkout: add, then notice."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def run(*command: str | Path, cwd: Path, env: dict[str, str] | None = None) -> s
 
 
 def build(kind: str, source: Path, out: Path) -> Path:
-    """Call the build backend as a front end does; `kind` is sdist or wheel."""
+    """Build a package as pip does, by a call of the build backend. `kind` is sdist or wheel."""
     code = f"from setuptools.build_meta import build_{kind} as b; print(b({str(out)!r}))"
     return out / run(sys.executable, "-c", code, cwd=source).split()[-1]
 
@@ -53,7 +53,7 @@ def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def wheel(sdist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A wheel built from the unpacked sdist, which therefore has all files of a build."""
+    """The wheel, built from the unpacked sdist. So the sdist has all files that a build needs."""
     out = tmp_path_factory.mktemp("wheel")
     with tarfile.open(sdist) as packed:
         packed.extractall(out, filter="data")
@@ -72,7 +72,7 @@ except ExtraMissing as error:
 
 
 def names_the_extras(python: Path, folder: Path) -> None:
-    """Check the messages of the pipeline without any of its extras."""
+    """Check that the pipeline's messages name the extra to install if no extra is installed."""
     command = [
         str(python.with_name("purgatoryd")),
         "pipeline",
@@ -104,8 +104,7 @@ main()
 
 
 def with_only(extra: str) -> str:
-    """Return a command that runs with only the packages of this extra, among those of the
-    pipeline."""
+    """Return code that runs the command line with only this extra's packages of the pipeline."""
     reported = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
         "optional-dependencies"
     ]

@@ -1,4 +1,4 @@
-"""The pages say what the code declares, once, and within their length."""
+"""The pages of docs agree with the code, state each thing once, and keep within their length."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ WHOLLY_GENERATED = {DOCS / "reference" / f"{name}.md" for name in REFERENCES[:4]
 WORDS_MAX, GUIDE_WORDS_MAX = 22_000, 3_000
 WORDS_OF = {ROOT / "README.md": 900, ROOT / "CHANGELOG.md": 500}
 NO_GUIDES = {DOCS / "protocol.md", DOCS / "architecture.md"}
-"""Pages that no user has to read: only the total counts."""
+"""Pages whose words count in the total, but have no limit of their own."""
 _GENERATED = (
     re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL),
     re.compile(r"<!-- ([\w ]+): begin -->.*?<!-- \1: end -->", re.DOTALL),
@@ -41,7 +41,7 @@ _FILE = re.compile(r"`((?:[\w.-]+/)*[\w-]+\.(?:py|c|h|toml|yml))(?:::(\w+))?`")
 
 
 def words(path: Path) -> int:
-    """The words of a page that somebody wrote: without code and generated parts."""
+    """Return the number of words of a page, without code blocks and generated parts."""
     if path in WHOLLY_GENERATED:
         return 0
     text = TEXTS[path]
@@ -51,7 +51,7 @@ def words(path: Path) -> int:
 
 
 def rows(page: str) -> dict[str, list[str]]:
-    """By the code in the first cell: the other cells of each row."""
+    """Return the cells of each table row after the first cell, by the name in the first cell."""
     found: dict[str, list[str]] = {}
     for line in TEXTS[DOCS / "reference" / f"{page}.md"].splitlines():
         first, *others = (cell.strip() for cell in line.strip("|").split(" | "))
@@ -145,7 +145,7 @@ def test_each_column_and_each_violation_has_a_meaning() -> None:
 
 
 def files() -> list[str]:
-    """All files of the repository."""
+    """Return the paths of all files of the repository that a page may name."""
     folders = ("tests", "daemon", "clients", "cli", "pipeline", "shm_layout", "docs", "benchmarks")
     found = [one for folder in (*folders, ".ci", "examples") for one in (ROOT / folder).rglob("*")]
     return [path.relative_to(ROOT).as_posix() for path in found]
@@ -162,7 +162,7 @@ def test_files_and_tests_that_pages_name_exist() -> None:
 
 
 OF_USERS = {"prometheus.yml", "fleet.toml", "purgatoryd.toml", "default.toml"}
-"""Files that readers have, not this repository."""
+"""Files that readers of the pages create; the repository does not contain them."""
 
 
 # ---- the pictures --------------------------------------------------------------------------------

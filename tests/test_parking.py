@@ -213,8 +213,8 @@ KEYS = [b"%d" % n for n in range(6)]
 
 
 class Parking(RuleBasedStateMachine):
-    """Adds of all modes, cancels, unparks, kills and reboots: nothing fires early, twice or after
-    its cancel, and an unparked timer has its own payload."""
+    """Adds of all modes, cancels, unparks, kills and reboots. No timer fires early, twice or after
+    its cancel, and each unparked timer has its own payload."""
 
     @initialize()
     def begin(self) -> None:

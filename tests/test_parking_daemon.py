@@ -30,7 +30,7 @@ def client() -> Client:
 
 
 def payloads_of(daemon: Daemon, wal: Path) -> dict[tuple[Key, int], bytes]:
-    """Return the payloads that a reader of the WAL finds for parked timers."""
+    """Read the WAL; return the payloads of parked timers by (key, ticket)."""
     found, walk = {}, Walk()
     for file in segments(wal / daemon.name):
         if uuid_of(file.path) != walk.uuid:

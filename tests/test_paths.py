@@ -1,4 +1,4 @@
-"""Names -> paths: the order of directories, and one clear sentence for each refusal."""
+"""Paths of a daemon's files: which directory is tried first, and a clear sentence per refusal."""
 
 import os
 import socket
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.tier("check")
 
 @pytest.fixture
 def host(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """A stand-in for /run/purgatoryd, so that tests never touch the host's."""
+    """A directory that the tests use in place of the host's /run/purgatoryd."""
     directory = tmp_path / "run"
     monkeypatch.setattr(module, "HOST_DIRECTORY", directory)
     return directory
@@ -24,7 +24,7 @@ def host(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def shared(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """A stand-in for /tmp/purgatoryd-UID."""
+    """A directory that the tests use in place of /tmp/purgatoryd-UID."""
     directory = tmp_path / "shared"
     monkeypatch.setattr(module, "_shared_tmp", lambda: directory)
     return directory
@@ -32,7 +32,7 @@ def shared(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 def serve_at(path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as s:
-        s.bind(str(path))  # a closed socket leaves its file
+        s.bind(str(path))  # the file stays after the socket is closed
 
 
 @pytest.mark.parametrize("name", ["", "A", "a_b", "a/b", "..", "ä", "a" * 33, "a\n"])

@@ -1,4 +1,4 @@
-"""Answers that wait for the WAL: when they are sent, and the errors once it has stopped."""
+"""Answers that wait for the WAL: when they are sent, and their errors if the WAL has stopped."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Sent = list[tuple[bytes, wire.Reply]]
 
 @pytest.fixture
 def sent() -> Sent:
-    """Messages that are sent, in place of a socket."""
+    """A list in place of a socket: the messages that were sent."""
     return []
 
 
@@ -44,8 +44,8 @@ def serving(
     replies: list[memoryview], send: Callable[..., bool], boot_ns: Callable[[], int],
     measure: Callable[[Measured, int], None],
 ) -> tuple[commands.Commands, Any]:  # fmt: skip
-    """Return commands and a WAL: a message arrives for each of `replies`, whose record has LSN 5,
-    and LSN 4 is on disk."""
+    """Return (commands, WAL). One message arrives for each of `replies`. Its record has LSN 5, and
+    the WAL on disk ends at LSN 4."""
     asked = [transport.Request(b"route", b"", 0, 0, 0, 0, -1) for _ in replies]
     socket = SimpleNamespace(receive=lambda: asked.pop() if asked else None, send=send)
     handled = iter(replies)
@@ -95,8 +95,7 @@ def test_a_refusal_finds_the_answers_that_its_peer_waits_for(
 
 
 def test_the_refusal_of_an_ended_session_comes_behind_its_pending_answer() -> None:
-    """The first copy of a batch is applied, its session is dropped, and a second copy is
-    refused."""
+    """A batch is applied, its session ends, and then a second copy of the batch is refused."""
     answers: list[tuple[int, int]] = []
     refusal = memoryview(wire.encode_frame(Message.BATCH, 7, 1, error=WireError.SESSION_EXPIRED))
 
@@ -116,7 +115,7 @@ def test_the_refusal_of_an_ended_session_comes_behind_its_pending_answer() -> No
 def test_an_answer_is_kept_as_it_was(waiting: PendingAcks, sent: Sent) -> None:
     buffer = reply(1, Status.ADDED)
     waiting.hold(1, b"route", buffer, 0)
-    buffer[:] = bytes(len(buffer))  # the next call overwrites the arena's buffer
+    buffer[:] = bytes(len(buffer))  # as the next call of the core overwrites its buffer
     waiting.release(1)
     assert sequences(sent) == [1]
 
@@ -128,7 +127,7 @@ def test_a_stopped_wal_is_reported_to_all_who_wait(waiting: PendingAcks, sent: S
     (first, applied), (second, refused) = sent
     assert (first, applied.session, applied.sequence) == (b"one", 7, 1)
     assert (applied.error, applied.detail) == (WireError.NOT_DURABLE, (4, 28))
-    assert (second, refused.error) == (b"two", 0), "each record reports that it was not applied"
+    assert (second, refused.error) == (b"two", 0), "each record has status WAL"
     waiting.release(100)
     assert len(sent) == 2
 
@@ -156,7 +155,7 @@ def test_waiting_work_is_bounded(waiting: PendingAcks, sent: Sent) -> None:
 
 
 def test_time_on_disk_belongs_to_the_response_queue() -> None:
-    """The socket takes 7 ns for a message."""
+    """The socket needs 7 ns to take a message."""
     now = SimpleNamespace(ns=10)
 
     def takes(*_: object) -> bool:

@@ -1,4 +1,4 @@
-"""Ship: every record of a WAL gets to the lake once, despite kills and errors."""
+"""`pipeline ship`: every record of a WAL gets into the lake once, despite kills and errors."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def lake(tmp_path: Path) -> Lake:
 
 
 def shipped(wal: Path, lake: Lake) -> int:
-    """Ship all sealed files; return their number."""
+    """Ship all sealed segments and all snapshots; return the number of these files."""
     shipper = Shipper(wal, lake, "node")
     try:
         return len(list(shipper.poll()))
@@ -83,7 +83,7 @@ def rows_of(lake: Lake, table: str = BRONZE) -> list[dict[str, Any]]:
 
 
 def frames_of(wal: Path) -> list[Frame]:
-    """Return the records of all sealed segments, read without the decoder."""
+    """Return the records of all sealed segments, read without the pipeline's decoder."""
     walk, frames = Walk(), []
     for file in segments(wal)[:-1]:
         walk.enter(file.path)
@@ -101,7 +101,7 @@ def tree(root: Path) -> dict[str, int]:
     return {str(path): path.stat().st_mtime_ns for path in root.rglob("*") if path.is_file()}
 
 
-# ---- what is in the lake ---------------------------------------------------------------------
+# ---- contents of the lake --------------------------------------------------------------------
 
 
 def test_every_record_is_in_the_lake_once(stored: Path, lake: Lake) -> None:
@@ -176,7 +176,7 @@ def test_manifests_say_what_is_in_the_files(stored: Path, lake: Lake) -> None:
             assert manifest.bytes == path.stat().st_size
             assert path.name == f"{manifest.name}.parquet"
             assert found.schema.names == BRONZE_TABLE.names
-            about = pq.read_metadata(path)  # readers use it to skip files outside of a time range
+            about = pq.read_metadata(path)  # readers skip files by these times
             at = [about.row_group(n).column(about.schema.names.index("at")).statistics
                   for n in range(about.num_row_groups)]  # fmt: skip
             ends = min(one.min for one in at), max(one.max for one in at)
@@ -254,7 +254,7 @@ def test_an_empty_wal_is_no_error(tmp_path: Path, lake: Lake, count: int) -> Non
     assert [one.tier for one in tiers(lake, [wal])] == [Place.HOT] * count
 
 
-# ---- what cannot be read ---------------------------------------------------------------------
+# ---- damaged files ---------------------------------------------------------------------------
 
 
 def cut(data: bytes) -> bytes:
@@ -281,7 +281,8 @@ def flipped(data: bytes) -> bytes:
 def test_a_manifest_that_tells_of_another_file_costs_no_data(
     tmp_path: Path, lake: Lake, changed: dict[str, Any]
 ) -> None:
-    """The WAL may be gone. A file that no manifest names looks like one left by a kill."""
+    """A data file that no manifest names looks like a file left by a kill. It must stay, because
+    the WAL may be gone."""
     wal = tmp_path / "wal"
     sw.write(wal, sw.segment([*sw.names(), sw.arm(3)]))
     sw.write(wal, sw.segment([sw.arm(4)], 4, first_group=2, seal=False), 4)
@@ -339,7 +340,7 @@ def test_another_major_version_is_refused(tmp_path: Path, lake: Lake) -> None:
 def test_an_arena_in_the_middle_has_the_names_of_those_around_it(
     reported_by: str, tmp_path: Path, lake: Lake
 ) -> None:
-    """The arena's own snapshot was removed before anything was shipped."""
+    """The snapshot of the middle arena was removed before anything was shipped."""
     names = [ww.namespace(0, "shop"), ww.topic(0, 0, "late")]
     first, middle, last = (ww.Wal(uuid=bytes([n]) * 16) for n in (3, 2, 1))
     files = {
@@ -355,7 +356,8 @@ def test_an_arena_in_the_middle_has_the_names_of_those_around_it(
 
 
 def test_in_a_folder_that_was_emptied_all_begins_anew(tmp_path: Path, lake: Lake) -> None:
-    """The exporter keeps running; retention hold and names are restored."""
+    """The WAL folder is emptied while the exporter runs. The exporter sets its retention hold and
+    reads the names again."""
     wal = tmp_path / "wal"
     wal.mkdir()
     shipper = Shipper(wal, lake, "node")
@@ -366,7 +368,7 @@ def test_in_a_folder_that_was_emptied_all_begins_anew(tmp_path: Path, lake: Lake
             path.unlink()
         arena = ww.Wal(uuid=bytes([number]) * 16)
         (wal / file_name(1, SEGMENT)).write_bytes(arena.segment(1, [records]))
-        assert list(shipper.poll()) == []  # the segment is not sealed
+        assert list(shipper.poll()) == []  # the only segment is not sealed
         assert [hold.lsn for hold in read_holds(wal).values()] == [1]
         newest = wal / file_name(1 + len(records), SEGMENT)
         newest.write_bytes(arena.segment(1 + len(records), [[]], first_group=2))
@@ -394,7 +396,7 @@ def test_a_folder_that_somebody_else_made_in_the_lake_stays(tmp_path: Path, lake
     assert folder.is_dir()
 
 
-# ---- killed, and side by side ----------------------------------------------------------------
+# ---- kills, and two exporters at the same time -----------------------------------------------
 
 
 def test_killed_at_any_step_nothing_is_lost_doubled_or_left_behind(tmp_path: Path) -> None:
@@ -456,11 +458,12 @@ def test_segments_are_hot_then_both_then_in_the_lake(stored: Path, lake: Lake) -
 def test_segments_removed_by_retention_are_reported_by_the_next_segment(
     stored: Path, lake: Lake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The segment is removed between the listing of the folder and its reading."""
+    """The segment is removed after the exporter has listed the folder and before it reads the
+    file."""
     oldest, *others = segments(stored)
 
     def too_late(path: Path, *of: Any, **upto: Any) -> Any:
-        if path == oldest.path and not upto:  # the whole file is requested, not only its header
+        if path == oldest.path and not upto:  # a read of the whole file, not of its header only
             path.unlink()
         return read(path, *of, **upto)
 
@@ -473,7 +476,7 @@ def test_segments_removed_by_retention_are_reported_by_the_next_segment(
     assert not any(one.gone_from for one in found[1:])
 
 
-# ---- the host --------------------------------------------------------------------------------
+# ---- cost for the host -----------------------------------------------------------------------
 
 
 def test_the_page_cache_is_left_as_it_was(tmp_path: Path, lake: Lake) -> None:
@@ -523,7 +526,7 @@ def test_no_more_bytes_are_read_than_allowed(monkeypatch: pytest.MonkeyPatch) ->
 
 
 class Reported:
-    """A stand-in for Pace, which records its arguments."""
+    """Stand-in for Pace. It stores its arguments."""
 
     limits: ClassVar[list[float]] = []
     counts: ClassVar[list[int]] = []
@@ -561,7 +564,7 @@ def test_a_running_daemon_is_shipped(daemon: StartDaemon, tmp_path: Path) -> Non
     with Client("demo") as client:
         for batch in range(8):
             client.add_many([(f"{batch}:{n}", 3600.0, "t", b"x" * 200) for n in range(500)])
-    eventually(lambda: len(segments(wals / "demo")) >= 4)  # so three segments are sealed
+    eventually(lambda: len(segments(wals / "demo")) >= 4)  # three of the four segments are sealed
     where = ("--name", "demo", "--wal-dir", wals, "--lake", root, "--json")
     done = called("ship", *where, "--node", "here")
     assert done.exit_code == 0, done.output
@@ -571,7 +574,7 @@ def test_a_running_daemon_is_shipped(daemon: StartDaemon, tmp_path: Path) -> Non
     status = called("status", "--segments", *where).output
     listed = [json.loads(line) for line in status.splitlines()]
     found = [one["tier"] for one in listed]
-    # first both, then hot: the daemon may have sealed another one meanwhile
+    # first "both", then "hot": the daemon may have sealed a segment after `ship`
     assert found == sorted(found)
     assert set(found) == {"both", "hot"}
     lsns = [row["lsn"] for row in rows_of(Lake(root))]
@@ -588,7 +591,7 @@ def test_rows_of_a_bulk_load_have_their_numbers(daemon: StartDaemon, tmp_path: P
         client.add_many(rows[:1], bulk_load=BulkLoad(bulk_load, 2), mode="keep")
         client.add_many([("no row", 3600.0)])
         client.add_many([(f"more {n}", 3600.0, "t", b"x" * 200) for n in range(1000)])
-    # waits until the expected records are sealed
+    # the segment with the expected records is sealed
     eventually(lambda: segments(wals / "demo")[-1].lsn > 1100)
     where = ("--name", "demo", "--wal-dir", wals, "--lake", root, "--json")
     assert called("ship", *where).exit_code == 0
@@ -615,7 +618,7 @@ def test_an_unparked_timer_is_a_row_in_the_lake(daemon: StartDaemon, tmp_path: P
         back = client.unpark_many([("far", parked.ticket, b"its payload")])
         assert back.statuses == [Status.UNPARKED]
         client.add_many([(f"more {n}", 60.0, "t", b"x" * 200) for n in range(2000)])
-    # waits until the expected record is sealed
+    # the segment with the expected record is sealed
     eventually(lambda: segments(wals / "demo")[-1].lsn > 10)
     done = called("ship", "--name", "demo", "--wal-dir", wals, "--lake", root, "--json")
     assert done.exit_code == 0, done.output

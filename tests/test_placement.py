@@ -1,4 +1,4 @@
-"""The placement plan on simulated machines, and its output."""
+"""The placement plan on simulated machines, and how commands print it."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ ALONE = Named("demo", {})
 
 @pytest.fixture
 def planned(tmp_path: Path) -> Any:
-    """planned(machine, taken=(), before=None, **settings): the plan for a daemon on that
-    machine."""
+    """Return planned(machine, taken=(), before=None, **settings), which plans a daemon on that
+    machine. `taken`: CPUs with loops of other daemons. `before`: the daemon's previous plan."""
 
     def make(
         machine: Machine,
@@ -63,7 +63,7 @@ def planned(tmp_path: Path) -> Any:
 
 @pytest.fixture
 def no_daemons(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Hide the daemons of this host."""
+    """Hide the daemons that run on this host."""
     monkeypatch.setattr(shm, "MOUNT", tmp_path / "shm")
 
 
@@ -158,7 +158,8 @@ def test_with_a_loop_on_each_core_others_get_what_is_left_and_that_is_reported(
     assert "its sibling 4 has other threads" in last.reasons[0]
     assert "siblings of loops" in last.clamps[0]
     crowded = planned(machine, taken=(0, 1, 2, 3))
-    assert (crowded.reaper, crowded.others) == ({7}, {4, 5, 6})  # a thread of its own
+    # shares a core, but not a CPU, with a loop
+    assert (crowded.reaper, crowded.others) == ({7}, {4, 5, 6})
     assert "every core has loops of other daemons, this one 1" in crowded.reasons[0]
     full = planned(machine, taken=tuple(range(8)))
     assert (full.reaper, full.others) == ({3}, {0, 1, 2, 4, 5, 6})
@@ -190,7 +191,7 @@ def test_a_loop_that_shares_its_core_leaves_it_but_not_the_arena(planned: Any) -
     alone = planned(TWO_BY_FOUR_SMT, taken=(3,), before=first)
     assert (alone.node, alone.memory_node, alone.reaper) == (0, 0, {2})
     assert alone.reasons[0] == "node 0 is the daemon's current node"
-    assert planned(TWO_BY_FOUR_SMT, before=alone).reaper == {2}  # none is better
+    assert planned(TWO_BY_FOUR_SMT, before=alone).reaper == {2}  # no other core is better
     both = planned(TWO_BY_FOUR_SMT, taken=(0, 1, 2, 3), before=first)
     assert (both.node, both.reaper) == (0, {11})
 
@@ -304,7 +305,7 @@ def test_a_container_that_shows_nothing(planned: Any, tmp_path: Path) -> None:
     assert (sorted(found.reaper), sorted(found.others)) == ([2], [0, 1])
 
 
-# ---- none, and settings of the operator ------------------------------------------------------
+# ---- placement "none", and settings of the operator ------------------------------------------
 
 
 def test_placement_none_changes_nothing(planned: Any) -> None:
@@ -388,7 +389,7 @@ def test_cpus_of_one_node_and_memory_of_another(planned: Any) -> None:
     assert (found.node, found.memory_node, found.reaper) == (0, 1, {0})
 
 
-# ---- the rest ----------------------------------------------------------------------------------
+# ---- other settings ----------------------------------------------------------------------------
 
 
 def test_settings_other_than_cpus_are_planned(planned: Any) -> None:
@@ -428,7 +429,7 @@ def test_no_placement_has_no_cpus(setting: str, value: Any) -> None:
         Config("demo", placement="none", **{setting: value})
 
 
-# ---- shown ---------------------------------------------------------------------------------------
+# ---- output of the commands ----------------------------------------------------------------------
 
 
 def test_the_picture(tmp_path: Path) -> None:

@@ -45,7 +45,7 @@ from purgatoryd.shm_layout.layout import ABI, PlacementPart, size_of
 from purgatoryd.shm_layout.loops import Loop, loop_cpus, loops
 from purgatoryd.shm_layout.topology import cpu_text, read, worker_cpus
 
-# other processes would change the CPUs that these tests check
+# alone: daemons of other tests would change the CPUs that these tests check
 pytestmark = [pytest.mark.tier("all"), pytest.mark.alone]
 
 Cpus = set[int]
@@ -55,7 +55,7 @@ STRANGER = 4242
 
 @pytest.fixture
 def pair() -> tuple[int, int]:
-    """Two CPUs that this process may use: the last one, and the first."""
+    """Two CPUs that this process may use: (last CPU, first CPU)."""
     needs("cpus")
     ours = sorted(os.sched_getaffinity(0))
     return ours[-1], ours[0]
@@ -63,23 +63,23 @@ def pair() -> tuple[int, int]:
 
 @pytest.fixture
 def pinned(daemon: StartDaemon, pair: tuple[int, int]) -> Daemon:
-    """A daemon with its loop on one CPU, the other threads on the other."""
+    """A daemon with its loop on the first CPU of `pair`, and all other threads on the second."""
     return daemon("demo", "--cpus", f"{pair[0]},{pair[1]}")
 
 
 def affinities(pid: int) -> tuple[Cpus, list[Cpus]]:
-    """Return the CPUs of the loop, and of the other threads."""
+    """Return (CPUs of the loop, list of the CPUs of each other thread)."""
     others: list[Cpus] = []
     for thread in psutil.Process(pid).threads():
         if thread.id != pid:
-            # a thread has ended, such as the one that wrote "ready"
+            # a thread may have ended, such as the thread that wrote "ready"
             with suppress(ProcessLookupError):
                 others.append(os.sched_getaffinity(thread.id))
     return os.sched_getaffinity(pid), others
 
 
 def spread(pid: int) -> list[Cpus]:
-    """Return the CPUs of each thread."""
+    """Return the CPUs of each thread of a process."""
     loop, others = affinities(pid)
     return [loop, *others]
 
@@ -114,7 +114,7 @@ def test_auto_does_what_its_plan_says(daemon: StartDaemon) -> None:
     real = daemon("demo")
     loop, others = affinities(real.pid)
     if plan_placement(topology, Config("demo")).reaper:
-        assert len(loop) == 1  # the CPU depends on other daemons
+        assert len(loop) == 1  # the choice of the CPU depends on other daemons
         assert all(loop.isdisjoint(cpus) for cpus in others)
     else:
         eventually(lambda: spread(real.pid) == [topology.allowed] * 4)
@@ -139,7 +139,7 @@ def test_a_thread_that_was_moved_goes_back(
 
 @pytest.fixture
 def cpuset() -> Iterator[Path]:
-    """Yield a cgroup of our own that has all CPUs and memory."""
+    """Yield a cgroup for this test with all CPUs and all memory nodes."""
     needs("cpuset")
     made = CPUSETS / f"purgatoryd-test-{os.getpid()}"
     made.mkdir()
@@ -188,7 +188,7 @@ def test_sighup_takes_over_what_the_file_says_now(
         settings.write_text(text)
         os.kill(real.pid, signal.SIGHUP)
         with Admin("demo") as admin:
-            admin.ping()  # answered after the reload
+            admin.ping()  # the daemon answers after the reload
         return affinities(real.pid)
 
     assert reloaded(f'cpus = "{loop},{others}"\n') == ({loop}, [{others}] * 3)
@@ -240,7 +240,7 @@ def test_loops_of_other_daemons_are_known(
     write_header(tmp_path / pinned.paths.private[1:], 7)
     begins = (shm.MOUNT / pinned.paths.arena[1:]).read_bytes()[: size_of("pg_header")]
     (tmp_path / pinned.paths.arena[1:]).write_bytes(begins)
-    monkeypatch.setattr(shm, "MOUNT", tmp_path)  # only arenas in this folder are read
+    monkeypatch.setattr(shm, "MOUNT", tmp_path)  # loop_cpus() reads only arenas in this folder
     os.mkfifo(tmp_path / "purgatoryd.fifo")
     write_header(tmp_path / "purgatoryd.foreign", 7, magic=0)
     assert loop_cpus("/purgatoryd.another") == [pair[0]]
@@ -255,7 +255,7 @@ def write_header(
     magic: int = lib.PG_MAGIC,
     parts: PlacementPart = PlacementPart.CPUS | CORE,
 ) -> None:
-    """Write the arena header of a daemon that runs as long as this process, with its loop there."""
+    """Write the arena header of a daemon whose pid is this process and whose loop is on `cpu`."""
     header = ffi.new("struct pg_header *")
     header.placement.applied = parts
     header.magic, header.abi_major, header.daemon_pid = magic, ABI[0], os.getpid()
@@ -265,7 +265,8 @@ def write_header(
 
 @pytest.fixture
 def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[Cpus, Cpus]]:
-    """Record the CPUs that are set, on a machine of four without another daemon."""
+    """Return the CPUs that Placement sets, on a simulated machine with four CPUs and no other
+    daemon."""
     sets: list[tuple[Cpus, Cpus]] = []
     affinities_of_threads = placement._affinities
 
@@ -278,7 +279,7 @@ def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[Cpus, C
     monkeypatch.setattr(shm, "MOUNT", tmp_path / "shm")
     (tmp_path / "shm").mkdir()
     Machine({0: range(4)}).lay_out(tmp_path)
-    log._start()  # a thread that starts later makes all CPUs be set again
+    log._start()  # now, because Placement sets all CPUs again when a thread starts
     return sets
 
 
@@ -290,7 +291,7 @@ def test_a_daemon_makes_way_for_one_that_comes(
     one = Placement(Config("demo"), "/purgatoryd.demo", tmp_path)
     write_header(tmp_path / "shm" / "purgatoryd.demo", 3)
     other = tmp_path / "shm" / "purgatoryd.other"
-    write_header(other, 3)  # each of the two was placed before the other existed
+    write_header(other, 3)  # both daemons chose CPU 3 before they knew of each other
     one.settle(arena)
     one.look(arena)
     one.look(arena)
@@ -308,7 +309,7 @@ def test_a_thread_that_is_moved_while_all_are_pinned_goes_back(
     with monkeypatch.context() as patch:
         moved = {thread: {0} for thread in placement._affinities()}
         patch.setattr(placement, "_affinities", lambda: moved)
-        one.settle(arena)  # somebody moves the threads before they are looked at
+        one.settle(arena)  # somebody moves the threads right after settle()
         one.look(arena)
         assert len(asked) == 2
     one.look(arena)
@@ -332,7 +333,7 @@ def test_a_daemon_that_chose_its_core_says_so(
     [
         (True, PlacementPart.CPUS | CORE, 3),
         (False, PlacementPart.CPUS | CORE, 2),
-        (True, PlacementPart.CPUS, 2),  # that daemon cannot move
+        (True, PlacementPart.CPUS, 2),  # the other daemon cannot move
     ],
 )
 def test_two_daemons_on_one_core_leave_it_to_the_smaller_pid(
@@ -415,7 +416,7 @@ def test_a_cgroup_that_takes_and_gives_back(
     assert "too few to pin threads" in capfd.readouterr().err
 
 
-# ---- what else ----------------------------------------------------------------------------------
+# ---- settings other than CPUs -------------------------------------------------------------------
 
 
 def test_the_loop_runs_first_and_memory_stays(daemon: StartDaemon) -> None:
@@ -432,7 +433,7 @@ def test_the_loop_runs_first_and_memory_stays(daemon: StartDaemon) -> None:
 
 
 def thread(real: Daemon, name: str) -> int:
-    """Return the thread of that name."""
+    """Return the id of the thread with that name."""
     (found,) = (
         task
         for task, text in thread_status(real.pid).items()
@@ -442,7 +443,7 @@ def thread(real: Daemon, name: str) -> int:
 
 
 def status(pid: int, field: str) -> int:
-    """Return a field of /proc/PID/status in kB."""
+    """Return the value of a field of /proc/PID/status in kB."""
     found = re.search(rf"^{field}:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text(), re.M)
     assert found is not None
     return int(found[1])
@@ -484,13 +485,13 @@ def test_the_arena_gets_huge_pages(daemon_dir: Path, tmp_path: Path) -> None:
     try:
         smaps = Path(f"/proc/{real.pid}/smaps").read_text()
         huge = sum(map(int, re.findall(r"^ShmemPmdMapped:\s+(\d+) kB", smaps, re.M)))
-        assert huge > 0 or "no huge pages" in real.stderr  # there may be no free huge pages
+        assert huge > 0 or "no huge pages" in real.stderr  # the machine may have no free huge pages
     finally:
         real.close()
 
 
 class FakeArena:
-    """Records the published placement."""
+    """Stand-in for an arena that stores the published placement."""
 
     mappings = ()
     placed: Placed
@@ -500,11 +501,11 @@ class FakeArena:
 
 
 def settled(config: Config) -> Placed:
-    """Return the placement of this process after applying a configuration."""
+    """Apply a configuration's placement to this process; return the published placement."""
     arena: Any = FakeArena()
     Placement(config, "").settle(arena)
     placed: Placed = arena.placed
-    log.flush()  # messages of a child are lost when it ends
+    log.flush()  # before a child ends, or its messages are lost
     return placed
 
 
@@ -540,7 +541,8 @@ def in_a_child(work: Callable[[], object]) -> object:
 
 
 def bound(node: int) -> tuple[int, int, int]:
-    """Return pages elsewhere: before binding, afterwards, and for a node that does not exist."""
+    """Return the number of sampled pages that are not on the node: (before binding, after binding,
+    asked for a node that does not exist)."""
     memory.prefer(node)
     with mmap.mmap(-1, 1 << 20) as mapping:
         mapping.write(bytes(1 << 20))
@@ -594,7 +596,7 @@ def test_a_numa_local_client_leaves_the_loop_alone(
     environment = clean_environment(pinned.dir)
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.strip() == str(local)  # all its threads
+    assert done.stdout.strip() == str(local)  # the CPUs of all its threads
 
 
 def test_with_a_daemon_that_chose_nothing_nobody_moves(pinned: Daemon, daemon: StartDaemon) -> None:
@@ -618,7 +620,7 @@ def test_a_daemon_on_another_host_is_not_numa_local(tmp_path: Path) -> None:
 
 
 def placement_of(real: Daemon, *arguments: str) -> str:
-    """Return the output of the command."""
+    """Run `purgatoryd placement`; return its output."""
     command = [sys.executable, "-m", "purgatoryd.cli", "placement", "--name", "demo", *arguments]
     environment = clean_environment(real.dir)
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)

@@ -1,6 +1,7 @@
-"""A virtual machine of two NUMA nodes with real daemons: threads and pages are on the node.
+"""Real daemons in a virtual machine with two NUMA nodes: threads and pages are on the chosen node.
 
-Its files are those that Python opens to run guest/placement.py, which is its first process.
+The machine's first process is guest/placement.py. Its file system has just the files that Python
+opens to run this script.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ pytestmark = pytest.mark.tier("all")
 SCRIPT = Path(__file__).resolve().parent / "guest" / "placement.py"
 LOADER = Path("/lib64/ld-linux-x86-64.so.2")
 MIB_OF_NODE = 320
-# Code that prints the modules and libraries of a Python that has imported all modules of the guest.
+# Code that imports all modules that the guest needs, and prints the files of all loaded modules and
+# libraries.
 OPENED = """
 import encodings.ascii, importlib.util, runpy, sys
 import purgatoryd.cli.app, purgatoryd.cli.config_file, purgatoryd.cli.service
@@ -38,11 +40,11 @@ print(*(line.split()[5] for line in open("/proc/self/maps") if ".so" in line), s
 
 
 def opened() -> set[Path]:
-    """Return the files of this Python and our package, without the links that lead to them."""
+    """Return the module and library files of this Python and of the package."""
     command = [sys.executable, "-c", OPENED, str(SCRIPT)]
     said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     found = {Path(line) for line in said.splitlines()}
-    for library in [path for path in found if ".so." in path.name]:  # includes links to the library
+    for library in [path for path in found if ".so." in path.name]:  # adds the links to the library
         stem = library.name.partition(".so")[0]
         same = (path for path in library.parent.glob(f"{stem}.so*"))
         found |= {path for path in same if path.resolve() == library.resolve()}
@@ -50,8 +52,7 @@ def opened() -> set[Path]:
 
 
 def way_to_them() -> Iterator[Path]:
-    """Yield the files by which an interpreter, perhaps of a virtual environment, finds its
-    modules."""
+    """Yield the other files that an interpreter needs to find its modules, also in a venv."""
     executable = Path(sys.executable)
     yield from (executable, executable.resolve(), executable.parent.parent / "pyvenv.cfg")
     yield from (LOADER, HEADER)
@@ -62,13 +63,13 @@ def way_to_them() -> Iterator[Path]:
 
 
 def initramfs() -> bytes:
-    """Return an initramfs of all files under their own names, links followed, with the script as
-    /init."""
+    """Return an initramfs with all these files under their own paths, and with the script as /init.
+    Links are replaced by the files that they point to."""
     files = {path for path in (*opened(), *way_to_them()) if path.is_file()}
     folders = {folder for path in files for folder in path.parents} - {Path("/")}
     entries = [cpio_entry(str(path)[1:], b"", 0o040755) for path in sorted(folders)]
     entries.append(cpio_entry("dev", b"", 0o040755))
-    for name, device in (("console", (5, 1)), ("urandom", (1, 9))):  # used before /dev is mounted
+    for name, device in (("console", (5, 1)), ("urandom", (1, 9))):  # needed before /dev is mounted
         entries.append(cpio_entry(f"dev/{name}", b"", 0o020600, device))
     entries += map(file_entry, sorted(files))
     entries.append(cpio_entry("init", script(), 0o100755))
@@ -76,7 +77,8 @@ def initramfs() -> bytes:
 
 
 def file_entry(path: Path) -> bytes:
-    """Return the file with its time, by which Python validates its compiled modules."""
+    """Return a file's cpio entry with its modification time, which Python checks in compiled
+    modules."""
     changed_s = int(path.stat().st_mtime)
     return cpio_entry(str(path)[1:], path.read_bytes(), 0o100755, changed_s=changed_s)
 
@@ -87,7 +89,7 @@ def script() -> bytes:
 
 @pytest.fixture(scope="module")
 def reported(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """Return all reports of the guest."""
+    """Run the guest; return all values that it reports."""
     needs("qemu")
     needs("kernel")
     if platform.machine() != "x86_64":

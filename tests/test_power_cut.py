@@ -1,9 +1,10 @@
 """A virtual machine that writes a WAL and is killed: no acknowledged record is lost.
 
-The machine's only process is guest/power_cut.c: at each boot it reads the WAL, checks it, and
-appends until it is killed with SIGKILL, at a random moment. Unwritten data of the guest's kernel
-are lost, and of the writes since its last flush the disk keeps random sectors. A file that is
-written without sync shows whether anything was lost. $POWER_CUTS sets the number of cuts.
+The machine's only process is guest/power_cut.c. At each boot it reads the WAL, checks it, and
+appends records. At a random moment SIGKILL ends the machine. Data that the guest's kernel has not
+written are lost. The disk keeps random sectors of the writes since the last flush. The process also
+writes a file without sync, which shows whether a cut loses anything. $POWER_CUTS sets the number of
+cuts.
 """
 
 from __future__ import annotations
@@ -36,25 +37,25 @@ LOG_FLUSH, LOG_DISCARD = 1, 4
 
 
 class Machine(NamedTuple):
-    command: list[str]  # boots the machine
-    disk: Path  # contents of the medium; the machine gets a copy
+    command: list[str]  # command that boots the machine
+    disk: Path  # data that survived all cuts; the machine runs on a copy
     copy: Path
-    log: Path  # its writes and flushes, in order
+    log: Path  # writes and flushes of the machine, in order
 
 
 class Boot(NamedTuple):
     recovered: int
-    unsynced: int  # LSN in the file without sync after the cut
+    unsynced: int  # LSN that the file without sync has after the cut
     acknowledged: int
     acks: int
 
 
-# ---- what the machine boots -------------------------------------------------------------------
+# ---- contents of the machine ------------------------------------------------------------------
 
 
 def modules_in_order(folder: Path) -> list[Path]:
-    """Return the modules of the disk's drivers, in the order of loading. The table has no built-in
-    ones."""
+    """Return the kernel modules of the disk's drivers, in the order of loading. Drivers that are
+    built into the kernel need no module."""
     needed: dict[str, list[str]] = {}
     for line in (folder / "modules.dep").read_text().splitlines():
         path, _, below = line.partition(":")
@@ -116,8 +117,7 @@ def machine(tmp_path_factory: pytest.TempPathFactory) -> Machine:
 
 
 def entries(log: bytes) -> Iterator[tuple[int, int, memoryview]]:
-    """Yield flags, first sector and bytes of each write of the machine (the format of
-    dm-log-writes)."""
+    """Yield (flags, first sector, bytes) of each write in a log of dm-log-writes."""
     magic, _version, count, sector_bytes = LOG_HEAD.unpack_from(log)
     assert (magic, sector_bytes) == (LOG_MAGIC, SECTOR)
     at = SECTOR
@@ -130,9 +130,10 @@ def entries(log: bytes) -> Iterator[tuple[int, int, memoryview]]:
 
 
 def power_is_cut(machine: Machine, random: Random) -> tuple[int, int]:
-    """Write everything up to the last flush to the medium, and random sectors of the rest.
+    """Apply the machine's writes to its disk: all up to the last flush, and random sectors of the
+    rest.
 
-    Returns the number of flushes, and of lost sectors.
+    Returns (number of flushes, number of lost sectors).
     """
     written = list(entries(machine.log.read_bytes()))
     flushed = max((i for i, entry in enumerate(written) if entry[0] & LOG_FLUSH), default=-1)
@@ -148,11 +149,11 @@ def power_is_cut(machine: Machine, random: Random) -> tuple[int, int]:
     return sum(entry[0] & LOG_FLUSH for entry in written), lost
 
 
-# ---- one start of it -----------------------------------------------------------------------------
+# ---- one boot of the machine ---------------------------------------------------------------------
 
 
 def facts(process: subprocess.Popen[str], console: list[str]) -> Iterator[tuple[str, int]]:
-    """Yield the reports of the guest, line by line; `console` gets all lines."""
+    """Yield (word, number) for each line that the guest reports. Append every line to `console`."""
     assert process.stdout is not None
     for line in process.stdout:
         console.append(line)
@@ -163,7 +164,7 @@ def facts(process: subprocess.Popen[str], console: list[str]) -> Iterator[tuple[
 
 
 def live_and_be_killed(machine: Machine, alive_s: float) -> Boot:
-    """Boot the machine, let it append for some time, and kill it."""
+    """Boot the machine, let it append records for `alive_s` seconds, and kill it."""
     said: dict[str, int] = {}
     console: list[str] = []
     acks = 0
@@ -175,7 +176,7 @@ def live_and_be_killed(machine: Machine, alive_s: float) -> Boot:
             acks += word == "ack"
             if word == "ready":
                 threading.Timer(alive_s, process.kill).start()
-    assert "ready" in said, "".join(["the machine did not come to append:\n", *console[-40:]])
+    assert "ready" in said, "".join(["the machine did not begin to append:\n", *console[-40:]])
     return Boot(said["recovered"], said["unsynced"], said.get("ack", said["recovered"]), acks)
 
 
@@ -198,5 +199,5 @@ def test_nothing_acknowledged_is_lost(machine: Machine) -> None:
         acks += now.acks
         before = now
     assert acks > 0
-    assert lost_unsynced > 0, "the disk has dropped no sector"
+    assert lost_unsynced > 0, "no cut lost a record of the file without sync"
     print(f"{CUTS} cuts, {acks} commits; without sync {lost_unsynced} of the cuts lost records")

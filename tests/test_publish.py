@@ -1,4 +1,4 @@
-"""Notices without a timer, and the names that are reserved for them."""
+"""Published notices, which have no timer, and the names that are reserved for the daemon's own."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_a_notice_without_a_timer_comes_like_any_other(admin: Admin) -> None:
 
 
 def test_no_key_finds_a_published_notice(admin: Admin) -> None:
-    """No key finds the notice, before or after a rebuild."""
+    """Calls with the key of a published notice do not find it, before or after a rebuild."""
     with Client("demo", timeout=PATIENCE_S) as client, admin:
         admin.publish("t", "k")
         assert client.cancel("k") is CancelResult.UNKNOWN
@@ -83,7 +83,8 @@ def test_no_key_finds_a_published_notice(admin: Admin) -> None:
 
 @pytest.mark.tier("test")
 def test_published_notices_survive_kills_and_reboots(daemon: StartDaemon, daemon_dir: Path) -> None:
-    """The WAL has its record; a disconnected subscriber reads it later from the replay buffer."""
+    """The WAL has a record of the notice. A disconnected subscriber finds it in the replay
+    buffer."""
     wal = daemon_dir / "wal"
     real = daemon("demo", "--wal-dir", str(wal), "--retain-age", "1h")
     with Admin("demo", timeout=PATIENCE_S) as admin:
@@ -105,20 +106,20 @@ def test_published_notices_survive_kills_and_reboots(daemon: StartDaemon, daemon
     with closing(Reader.attach(real.paths)) as reader:
         _, newest = reader.newest_sequences(EVENTS_NAMESPACE)[EVENTS_TOPIC]
     assert newest > 2, (
-        "sequences continue"
-    )  # two publications, and notices of the daemon about its own state
+        "the sequence of the topic continues"
+    )  # the topic has two published notices and the daemon's notices about its own state
     assert [n.key for n in in_replay_buffer(real, first=newest)] == ["after"]
 
 
 def in_replay_buffer(real: Daemon, first: int = 1) -> list[wire.RawNotice]:
-    """Return the entries without the daemon's notices about its own state."""
+    """Return the notices in the replay buffer, without the daemon's notices about its own state."""
     with closing(Reader.attach(real.paths)) as reader:
         found = notices(reader, EVENTS_NAMESPACE, EVENTS_TOPIC, first)
     return [notice for notice in found if notice.key != "state"]
 
 
 def entries(wal: Path) -> list[Contents]:
-    """Return the entries of the WAL, like in_replay_buffer()."""
+    """Return the published notices in the WAL, without the daemon's notices about its own state."""
     return [entry for entry in wal_entries(wal / "demo") if entry.key != "state"]
 
 

@@ -20,7 +20,8 @@ READER = "struct pg_row *row_at(struct pg_arena *a, int n)\n{\n    return 0;\n}\
 
 
 def core(folder: Path, writer: str = WRITER, **readers: str) -> Path:
-    """A tree with a row, a writer, and the files that only readers run."""
+    """Write a core to check: one published word, its writer, and the files that only readers
+    run."""
     for name in orders.READERS:
         path = folder / "core" / name
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -19,7 +19,7 @@ from purgatoryd.shm_layout.layout import Cause, Message, Status, WireError, size
 pytestmark = pytest.mark.tier("check")
 
 MS = 1_000_000
-LOW = 2**32 - 1  # value of a version: the number of the CHECK
+LOW = 2**32 - 1  # mask of a version's low half, the number of the CHECK
 BIG = {
     "capacity": 4096,
     "watches": 8192,
@@ -28,7 +28,7 @@ BIG = {
     "replay_capacity": 64,
 }
 VISITS = 1024
-"""Number of watchers that one call visits."""
+"""Maximum number of watchers that one call visits."""
 
 
 def statuses(answers: list[pd.Answer]) -> list[int]:
@@ -46,7 +46,7 @@ def causes(mail: list[pd.Mail]) -> list[int]:
 
 
 def drained(owner: Owner) -> list[pd.Mail]:
-    """Read and acknowledge everything."""
+    """Read and acknowledge the whole inbox; return its messages."""
     mail = owner.mail()
     owner.ack(*(m.ack() for m in mail))
     return mail
@@ -62,7 +62,7 @@ def test_a_watch_and_a_key_cost_what_was_promised() -> None:
     assert watch <= 32
     assert watch + size_of("pg_share") <= 48
     index = regions[lib.PG_R_WATERMARK_INDEX].length / regions[lib.PG_R_WATERMARKS].count
-    assert regions[lib.PG_R_WATERMARKS].stride + index <= 72  # a key of 16 bytes or less
+    assert regions[lib.PG_R_WATERMARKS].stride + index <= 72  # for a watch key of at most 16 bytes
 
 
 def test_many_operations_leave_nothing_behind() -> None:
@@ -94,9 +94,9 @@ ENDS = {
 
 
 def churn(core: Purgatory, owner: Owner, iteration: int) -> int:
-    """Let operations with every condition, and with a long key, end in every way.
+    """Let operations with every condition and with long keys end in every way.
 
-    Their watermarks are forgotten in one iteration, and expire in the next. Returns the number of
+    Their watermarks are forgotten in odd iterations and expire in even ones. Returns the number of
     operations.
     """
     keys = [b"%d-%d" % (iteration, n) for n in range(192)]
@@ -125,7 +125,8 @@ def test_every_condition_and_end_frees_all_rows() -> None:
     owner, counts = Owner(core), core.counts()
     assert sum(churn(core, owner, iteration) for iteration in range(10)) == 1920
     for _ in range(lib.PG_WINDOW):
-        owner.send(pd.clear(b"t"))  # replies to these records hold no ended keys
+        # replaces all remembered replies, so that none contains ended keys
+        owner.send(pd.clear(b"t"))
     core.check()
     ends = ("satisfied", "expired", "failed", "cancelled")
     assert all(getattr(core.metrics, end) for end in ends)
@@ -145,13 +146,13 @@ def test_the_end_of_an_operation_frees_its_topic() -> None:
     assert owner.send(other)[0].status == Status.ADDED
 
 
-# ---- visits --------------------------------------------------------------------------------
+# ---- visits of watchers --------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("keys", [1, 2, 7, 40])
 @pytest.mark.parametrize("threshold", [1, 1000, 10**12])
 def test_a_sum_is_visited_seldom(keys: int, threshold: int) -> None:
-    """A visit subtracts at least a key's share of the missing sum, or ends a key's contribution."""
+    """Each visit lowers the missing sum by at least one key's share, or a key reaches its cap."""
     core = Purgatory()
     owner, rng = Owner(core), random.Random(keys * threshold)
     names = [b"k%d" % n for n in range(min(keys, 24))]
@@ -192,7 +193,7 @@ def test_advances_that_reach_nobody_visit_nobody() -> None:
 
 @pytest.fixture
 def crowd() -> tuple[Purgatory, Owner, Owner]:
-    """3000 operations that wait for one key, and another session."""
+    """Return (core, owner of 3000 operations that wait for one key, owner with another session)."""
     core = Purgatory(**BIG)
     owner, other = Owner(core, 1), Owner(core, 2)
     for start in range(0, 3000, 1000):
@@ -253,12 +254,13 @@ def test_a_crash_in_the_middle_changes_no_outcome(
 
 
 KEYS_PER_VISIT = 8
-"""Number of keys of one operation that cost as much as another operation."""
+"""Number of keys of one operation that count as one visit."""
 
 
 @pytest.mark.parametrize("end", ["advance", "expiry"])
 def test_many_keys_count_as_work(end: str) -> None:
-    """128 operations with 512 keys each are neither armed nor ended in one call."""
+    """Arming 128 operations with 512 keys each exceeds the work of one call, and so does ending
+    them."""
     core = Purgatory(
         capacity=256, watches=1 << 16, watermarks=1024, payload_bytes=1 << 20, inbox_max=1000
     )
@@ -299,8 +301,8 @@ def test_a_failure_goes_on_where_it_stopped(crowd: tuple[Purgatory, Owner, Owner
 
 @pytest.fixture
 def advanced(crowd: tuple[Purgatory, Owner, Owner]) -> tuple[Purgatory, Owner, Owner]:
-    """The crowd, and three more operations behind it; an unanswered advance of the key has reached
-    the first 1024."""
+    """Return the crowd with three more operations behind it. An advance of the key has ended the
+    first 1024 operations and is not answered yet."""
     core, owner, other = crowd
     owner.send(
         pd.watch(b"both", ALL, [Key(b"hot", 11), Key(b"cold", 1)]),
@@ -409,7 +411,8 @@ def test_an_advance_while_a_failure_is_cleared_loses_no_trigger() -> None:
 
 
 def test_expiry_in_the_middle_of_an_advance_finds_the_condition_true() -> None:
-    """Notices have no space, so that the advance waits; an operation without a notice comes due."""
+    """The advance waits, because the replay buffer has no space for notices. In the meantime an
+    operation without a notice comes due."""
     core = Purgatory(replay_capacity=16)
     owner = Owner(core)
     owner.send(
@@ -431,7 +434,8 @@ def test_expiry_in_the_middle_of_an_advance_finds_the_condition_true() -> None:
 
 @pytest.mark.parametrize("rebuilt", [False, True])
 def test_expiry_in_the_middle_of_a_failure_finds_the_error(rebuilt: bool) -> None:
-    """Notices have no space, so that the failure waits; operations without a notice come due."""
+    """The failure waits, because the replay buffer has no space for notices. In the meantime
+    operations without a notice come due."""
     core = Purgatory(replay_capacity=16)
     owner = Owner(core)
     owner.send(
@@ -492,7 +496,7 @@ def test_a_client_condition_is_asked_again_after_a_rebuild_without_space() -> No
     core.rebuild(core.now_ns)
     (question,) = (m for m in owner.mail() if m.key == b"client")
     assert question.version & LOW == 1, (
-        "the same CHECK is not repeated: the owner may already have it"
+        "the CHECK needs a new number: the owner may already have the previous CHECK"
     )
     owner.ack(question.ack())
     assert [m.version & LOW for m in owner.mail() if m.key == b"client"] == [2]
@@ -602,7 +606,7 @@ def test_several_cancellations_share_a_reply() -> None:
 
 
 def interrupted(core: Purgatory, owner: Owner) -> bytes:
-    """Return a batch that has ended keys for its reply and is waiting."""
+    """Return a batch that waits for space. It has stored ended keys for its reply."""
     owner.send(*(pd.watch(b"%d" % n, ALL, [Key(b"k", 1)], notice=True) for n in range(16)))
     owner.send(
         pd.watch(b"a", ALL, [Key(b"a", 1)]), pd.watch(b"b", ALL, [Key(b"b", 1)], notice=True)
@@ -903,7 +907,8 @@ def test_a_later_watch_does_not_undo_a_forget(restart: bool) -> None:
 
 
 def test_watermarks_stay_for_their_time_to_live_across_a_restart() -> None:
-    """An operation that a rebuild ends touches its keys at the time of the last heartbeat."""
+    """If a rebuild ends an operation, its keys were last touched at the time of the last
+    heartbeat."""
     core = Purgatory(replay_capacity=16, now_ns=100 * 10**9)
     owner = Owner(core)
     owner.send(
@@ -913,7 +918,8 @@ def test_watermarks_stay_for_their_time_to_live_across_a_restart() -> None:
     lib.pg_heartbeat(core.a, core.now_ns, 1, 1, 1, 0)
     message = owner.message([pd.advance(b"k", 1), pd.cancel(b"none"), pd.advance(b"k", 2)])
     step(core, message)
-    dict(core.watermarks())[b"k"].watermark = 2  # stored, but its watchers are not visited yet
+    # the new watermark is stored, but its watchers are not visited yet
+    dict(core.watermarks())[b"k"].watermark = 2
     core.attach()
     core.rebuild(core.now_ns)
     assert core.metrics.operations == 0
@@ -972,7 +978,7 @@ def test_an_own_key_that_others_watch_goes_with_the_last() -> None:
 
 
 def test_a_crash_in_the_middle_of_an_end_leaves_no_own_key() -> None:
-    """The operation counts as ended, but is still on the lists of its keys."""
+    """The crash comes when the operation counts as ended but is still on the lists of its keys."""
     core = Purgatory()
     owner = Owner(core)
     owner.send(
@@ -1021,7 +1027,8 @@ def test_a_check_is_repeated_when_a_watermark_moved() -> None:
 
 
 def test_a_late_yes_ends_no_other_operation() -> None:
-    """The key belongs to another operation, whose first CHECK was the same."""
+    """A new operation has the key. Its first CHECK has the same number as the CHECK answered
+    late."""
     core = Purgatory()
     owner = Owner(core)
     owner.send(pd.watch(b"c", CLIENT, [Key(b"k", 0)], MS))

@@ -1,4 +1,4 @@
-"""Operations across processes: a real daemon, owners, other processes that advance, and kills."""
+"""Operations across processes: a real daemon, owners, processes that advance keys, and kills."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def owner(**arguments: Any) -> Purgatory:
 
 
 def until(fact: Callable[[], object]) -> None:
-    """Wait until `fact()` holds, by polling."""
+    """Call `fact` repeatedly until it returns True."""
     end_s = time.monotonic() + PATIENCE_S
     while not fact():
         assert time.monotonic() < end_s, "the expected fact did not become true"
@@ -125,7 +125,7 @@ def notices(count: int, subscriber: Subscriber) -> list[Notice]:
 
 @pytest.mark.tier("test")
 def test_one_process_arms_and_others_advance(a: Purgatory) -> None:
-    """The owner gets the outcome, and so does every subscriber."""
+    """The owner receives the outcome, and every subscriber of the topic receives a notice."""
     with Subscriber("demo", namespace="broker", topics=["produce"]) as subscriber:
         targets = {"t-0": 1041, "t-1": 77}
         op = a.watch("req:17", AllOf(targets), HOUR_S, payload=b"append", topic="produce")
@@ -184,8 +184,8 @@ def test_a_sum_counts_from_its_bases_up_to_its_caps(a: Purgatory, b: Purgatory) 
         "capped", SumOf({"t-0": 900, "t-1": 50}, at_least=20, cap={"t-0": 15, "t-1": 100}), HOUR_S
     )
     assert b.bump("t-0", 9) == 0
-    assert b.bump("t-0", 1) == 2, "one key has gained 10 from now, the other 10 + 10 from its base"
-    assert b.advance("t-0", 10_000) == 0, "the cap limits the key"
+    assert b.bump("t-0", 1) == 2, "`now` has gained 10, and `bases` 10 + 10"
+    assert b.advance("t-0", 10_000) == 0, "`capped` counts at most 15 of t-0"
     assert b.bump("t-1", 5) == 1
     for op in (now, bases, capped):
         assert op.result(PATIENCE_S).cause == "satisfied"
@@ -202,7 +202,7 @@ def test_the_owners_condition_is_asked_when_a_key_advances(a: Purgatory, b: Purg
 
     op = a.watch("w", When(condition, ["k"]), HOUR_S)
     assert asked.acquire(timeout=PATIENCE_S), (
-        "one check at arming, because the condition may be true"
+        "a CHECK follows the arming, because the condition may be true"
     )
     assert b.advance("k", 1) == 0
     assert asked.acquire(timeout=PATIENCE_S)
@@ -228,7 +228,7 @@ def test_a_failure_lasts_until_it_is_cleared(a: Purgatory, b: Purgatory) -> None
     assert b.fail("t-0", 6) == 1
     outcome = op.result(PATIENCE_S)
     assert (outcome.cause, outcome.error, outcome.missing) == ("failed", 6, ["t-0", "t-1"])
-    assert not done.done, "a satisfied operation ignores the failed key"
+    assert not done.done, "a failed key that has reached its target does not end the operation"
     assert a.watch("later", AnyOf({"t-0": 1}), HOUR_S).result(PATIENCE_S).error == 6
     assert b.clear("t-0")
     assert not b.clear("unknown")
@@ -245,11 +245,11 @@ def test_forget_takes_the_watermark_once_nobody_watches(a: Purgatory, b: Purgato
     assert b.forget("t")
     assert b.advance("u", 1) == 1
     op.result(PATIENCE_S)
-    assert not b.forget("t"), "the key is removed with its last watcher"
+    assert not b.forget("t"), "the forgotten key was removed with its last watcher"
     assert not a.watch("later", AllOf({"t": 1}), HOUR_S).done
     assert b.forget("t")
     assert b.advance("t", 1) == 1
-    assert b.forget("t"), "a later change creates the key again"
+    assert b.forget("t"), "an advance creates the key again"
 
 
 def test_cancel_by_its_own_key(a: Purgatory, b: Purgatory) -> None:
@@ -262,7 +262,7 @@ def test_cancel_by_its_own_key(a: Purgatory, b: Purgatory) -> None:
 
 
 def test_cancel_for_key_names_all_that_it_ended(a: Purgatory, b: Purgatory) -> None:
-    """The operations have more keys than one answer holds."""
+    """The keys of the ended operations do not fit into one answer."""
     keys = [f"{n:0>200}" for n in range(300)]
     ops = a.watch_many([(key, AnyOf({"t": 1, f"own:{key[-3:]}": 1}), HOUR_S) for key in keys])
     other = a.watch("other", AllOf({"u": 1}), HOUR_S)
@@ -286,7 +286,7 @@ def test_many_at_once(a: Purgatory, b: Purgatory, stats: Callable[[str], int]) -
 
 
 def test_virtual_time(daemon: StartDaemon) -> None:
-    """Timeouts follow the daemon's clock."""
+    """Under a virtual clock, operations time out when the clock is advanced."""
     from purgatoryd.clients import Admin
 
     daemon("demo", "--clock", "virtual")
@@ -447,8 +447,8 @@ def test_asyncio_finds_an_invalid_row_before_anything_is_sent(
 
 
 def test_an_inbox_that_is_full_refuses_watches(daemon: StartDaemon) -> None:
-    """The owner's thread hangs in a callback, so nothing is acknowledged. A watch waits for a free
-    slot as long as its timeout."""
+    """The owner's thread hangs in a callback, so it acknowledges no outcome. A watch waits for a
+    free slot until its timeout."""
     demo = daemon("demo", "--inbox", "5")
     reader = Reader.attach(demo.paths)
     hanging, go_on = threading.Event(), threading.Event()
@@ -513,7 +513,7 @@ def test_callbacks_run_once_and_stop_nobody(
 
 
 def test_a_callback_watches_and_advances(a: Purgatory) -> None:
-    """A chain of operations that arm and end one another in the owner's thread."""
+    """A chain: the callback of each operation watches the next operation and ends it."""
     last = threading.Event()
 
     def next_one(op: Operation) -> None:
@@ -719,8 +719,8 @@ def advance_by_another() -> int:
 @pytest.mark.tier("test")
 @pytest.mark.parametrize("end", [wide("stop"), "kill"])
 def test_everything_ends_once_across_restarts(demo: Daemon, end: str) -> None:
-    """The daemon ends while operations end and others are armed, and some come due while it is
-    down. Each callback runs once."""
+    """The daemon ends while operations end and others are armed. Some operations come due during
+    the outage. Each callback runs once."""
     ended: Counter[object] = Counter()
     rng = random.Random(end)
 
@@ -740,7 +740,7 @@ def test_everything_ends_once_across_restarts(demo: Daemon, end: str) -> None:
             )
             triggers.start()
             if round_ < 3:
-                time.sleep(rng.random() * 0.02)  # a random moment of the work
+                time.sleep(rng.random() * 0.02)  # the daemon ends at a random moment of the work
                 getattr(demo, end)()
                 demo.start()
             triggers.join(PATIENCE_S)
@@ -772,7 +772,8 @@ def test_another_arena_ends_the_wait(demo: Daemon) -> None:
 
 
 def test_the_operations_of_a_dead_owner_end_too(demo: Daemon, stats: Callable[[str], int]) -> None:
-    """Subscribers of their topics are notified; a CLIENT condition without an owner expires."""
+    """Subscribers of the topics receive notices. An operation with a CLIENT condition expires,
+    because no owner can answer its CHECK."""
     with Subscriber("demo", namespace="broker", topics=["ends"]) as subscriber, owner() as p:
         worker = purgatory_worker.start("own", 5, 0.4)
         assert worker.stdout is not None
@@ -793,7 +794,7 @@ def test_the_operations_of_a_dead_owner_end_too(demo: Daemon, stats: Callable[[s
 def test_workers_die_at_random_while_others_go_on(
     demo: Daemon, stats: Callable[[str], int]
 ) -> None:
-    """Each operation that was acknowledged to a worker has one notice, despite all kills and
+    """Each operation that the daemon acknowledged to a worker has one notice, despite kills and
     races."""
     rng = random.Random(7)
     armed: list[int] = []
@@ -809,7 +810,8 @@ def test_workers_die_at_random_while_others_go_on(
             workers.append(purgatory_worker.start("churn", rng.random()))
         for worker in workers:
             armed += bury(worker)
-        with owner() as p:  # a failed or advanced key by itself ends no operation here
+        # no process changes keys now, so all operations have to time out
+        with owner() as p:
             until(lambda: stats("operations") == 0)
             assert p.operations == 0
         while len(seen) < stats("watches"):
@@ -825,7 +827,8 @@ def test_workers_die_at_random_while_others_go_on(
 
 
 def drain(subscriber: Subscriber, seen: list[int], seconds: float) -> bool:
-    """Take notices for a time; with a long time, until one has arrived."""
+    """Collect notices for `seconds`; with PATIENCE_S only until notices have come and none
+    follows."""
     end_s = time.monotonic() + seconds
     before = len(seen)
     while (left_s := end_s - time.monotonic()) > 0:
@@ -837,7 +840,7 @@ def drain(subscriber: Subscriber, seen: list[int], seconds: float) -> bool:
 
 
 def bury(worker: Any) -> list[int]:
-    """Kill a worker; return the tickets that were acknowledged to it."""
+    """Kill a worker; return the tickets of its acknowledged watches."""
     worker.kill()
     said, _ = worker.communicate(timeout=PATIENCE_S)
     return [int(line) for line in said.splitlines()]
@@ -850,9 +853,9 @@ CROWD = 20_000
 
 
 def test_a_crowd_that_is_satisfied_at_once_stalls_nobody(demo: Daemon) -> None:
-    """An add that arrives during a large advance is applied before the advance ends: its time is
-    among the outcomes of the crowd. Messages of the advancing peer wait behind the advance, in
-    order."""
+    """An add that arrives during a large advance is applied before the advance ends: some
+    operations of the crowd end after the add. Later messages of the advancing peer wait behind the
+    advance, in order."""
     with Raw(demo) as crowd, Raw(demo) as big, Raw(demo) as other:
         for first in range(0, CROWD, 1000):
             keys = [n.to_bytes(3) for n in range(first, first + 1000)]
@@ -872,7 +875,7 @@ def test_a_crowd_that_is_satisfied_at_once_stalls_nobody(demo: Daemon) -> None:
             ends += [raw.ended_ns for raw in outcomes]
     assert (added, advanced, count) == (Status.ADDED, Status.DONE, CROWD)
     assert len(set(ends)) > 1, "the crowd ends in several iterations"
-    assert max(ends) > deadline_ns - DELAY_NS, "the add came first"
+    assert max(ends) > deadline_ns - DELAY_NS, "the add came before the last end"
 
 
 # ---- messages that the client library never sends ---------------------------------------------
@@ -910,7 +913,7 @@ def test_outcomes_come_again_until_they_are_acknowledged(demo: Daemon, raw: Raw,
     assert again == first[1:]
     raw.acknowledge(again)
     raw.batch(trigger(Op.ADVANCE_KEY, b"u", 1))
-    assert [o.key for o in raw.outcomes()] == ["three"], "no other outcome is sent"
+    assert [o.key for o in raw.outcomes()] == ["three"], "acknowledged outcomes are not sent again"
 
 
 KEY = wire.encode_watch_key("k", 1)
@@ -1012,8 +1015,9 @@ def test_a_stranger_learns_nothing_with_a_guessed_session(raw: Raw, stranger: Ra
 def test_an_owner_keeps_itself_reachable(
     demo: Daemon, stranger: Raw, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Outcomes go to the connection on which a session sent last. A silent owner sends from time to
-    time, so it is notified even if another connection has used its session."""
+    """The daemon sends outcomes to the connection on which a session sent its last message. A
+    silent owner sends from time to time, so it receives outcomes even if another connection has
+    used its session."""
     monkeypatch.setattr(purgatory_module, "KEEP_ALIVE_S", 0.02)
     with owner() as p:
         op = p.watch("w", AllOf({"k": 1}), HOUR_S)
@@ -1036,7 +1040,7 @@ def test_a_session_that_ends_drops_its_outcomes(raw: Raw, stats: Callable[[str],
 
 
 def test_an_owner_that_does_not_read_gets_all_once_it_reads(demo: Daemon, a: Purgatory) -> None:
-    """The owner gets much more than a silent owner is sent."""
+    """The owner does not read until its outcomes exceed the limit for a silent owner."""
     payload = bytes(8000)
     fields = {"payload_len": len(payload), "ext_len": len(KEY), "time_kind": TimeKind.DELAY}
     demo.restart("--payload-memory", "64M")

@@ -1,4 +1,4 @@
-"""The purgatory against a naive model: every condition is evaluated again at every step."""
+"""The purgatory compared with a naive model that evaluates every condition at every step."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ MS = 1_000_000
 class Watermark:
     watermark: int = 0
     error: int = 0
-    touched_s: int | None = 0  # None: forgotten when its last watcher ends
+    touched_s: int | None = 0  # None = forgotten, to be removed with its last watcher
 
 
 @dataclass
@@ -63,7 +63,7 @@ class Operation:
     payload: bytes
     notice: bool
     version: int = 0
-    check: str = ""  # "asked" or "moved"
+    check: str = ""  # "asked": a CHECK is sent; "moved": a key has moved since
     cause: int = 0
     error: int = 0
     ended_ns: int = 0
@@ -79,9 +79,10 @@ class Model:
     next_ticket: int = 1
     watermarks: dict[bytes, Watermark] = field(default_factory=dict)
     armed: dict[bytes, Operation] = field(default_factory=dict)
-    inbox: dict[int, dict[int, Operation]] = field(default_factory=dict)  # tickets by session
-    unsent: set[int] = field(default_factory=set)  # tickets
-    verdicts: list[Operation] = field(default_factory=list)  # since the last check
+    inbox: dict[int, dict[int, Operation]] = field(default_factory=dict)  # by session and ticket
+    unsent: set[int] = field(default_factory=set)  # tickets of messages to send
+    # ended operations with a notice, since the last comparison
+    verdicts: list[Operation] = field(default_factory=list)
 
     # ---- conditions ----
 
@@ -99,7 +100,7 @@ class Model:
         return sum(map(self.reached, op.keys)) >= needed(op)
 
     def error(self, op: Operation) -> int:
-        """Return the first failed key's error, once the condition cannot hold."""
+        """Return the error of the first failed key if the condition can no longer hold, else 0."""
         failed = [
             self.watermarks[k.name].error
             for k in op.keys
@@ -128,7 +129,7 @@ class Model:
         return self.now_ns // 10**9
 
     def watermark(self, name: bytes) -> Watermark | None:
-        """Return the watermark, created if necessary; None: the table is full."""
+        """Return the watermark of a key. Create it if necessary; None if the table is full."""
         if name not in self.watermarks:
             if len(self.watermarks) == self.config["watermarks"]:
                 return None
@@ -197,7 +198,7 @@ class Model:
     # ---- commands ----
 
     def refusal(self, op: Operation) -> int:
-        """Return why it cannot be armed; watermarks are not changed."""
+        """Return the status that refuses to arm an operation, without a change of watermarks."""
         slots = len(self.armed) + len(
             [o for box in self.inbox.values() for o in box.values() if o.cause]
         )
@@ -303,7 +304,7 @@ class Model:
         return Answer(lib.PG_ST_CANCELLED, op.deadline_ns, op.ticket)
 
     def complete(self, session: int, key: bytes, version: int) -> Answer:
-        """Complete an operation, which only its owner may."""
+        """Complete an operation with a CLIENT condition, if the session is that of its owner."""
         op = self.armed.get(key)
         if op is None or op.condition != CLIENT or op.session != session:
             return Answer(lib.PG_ST_UNKNOWN, 0, 0)
@@ -311,7 +312,7 @@ class Model:
             self.end(op, Cause.SATISFIED)
         return Answer(lib.PG_ST_DONE, int(op.version == version), op.ticket)
 
-    # ---- mail ----
+    # ---- inbox messages ----
 
     def acknowledge(self, session: int, ticket: int, version: int) -> None:
         op = self.inbox[session].get(ticket)
@@ -327,8 +328,8 @@ class Model:
         self.unsent -= self.inbox.pop(session).keys()
 
     def rebuilt(self) -> None:
-        """Record a rebuild: everything is sent again, including CHECKs; after a no, another one
-        follows."""
+        """Apply a rebuild: all messages are sent again, including CHECKs. Another CHECK follows an
+        answer of no."""
         for box in self.inbox.values():
             for ticket in [t for t, op in box.items() if not op.cause]:
                 del box[ticket]
@@ -487,7 +488,7 @@ class PurgatoryMachine(RuleBasedStateMachine):
         return answer
 
     def cancelled_for_key(self, name: bytes, found: Answer, ended: list[bytes]) -> Answer:
-        """MORE is a possible answer while notices have no space."""
+        """Apply CANCEL_FOR_KEY. The core may answer MORE while the replay buffer is full."""
         m = self.model
         if name not in m.watermarks:
             return Answer(lib.PG_ST_UNKNOWN, 0, 0)
@@ -509,7 +510,8 @@ class PurgatoryMachine(RuleBasedStateMachine):
         busy = False
         for n, ((name, fields), found) in enumerate(zip(commands, reply.answers, strict=True)):
             if busy and found.status == lib.PG_ST_BUSY:
-                # its key belongs to an earlier operation: tests/c/test_purgatory.c has this case
+                # the record may share a key with the record that was BUSY: tests/c/test_purgatory.c
+                # has this case
                 continue
             ended = reply.ended.get(n, [])
             assert found == self.expected(owner, name, fields, found, ended), (name, fields)
@@ -540,7 +542,7 @@ class PurgatoryMachine(RuleBasedStateMachine):
         if last := self.last[number]:
             assert self.core.send(last[0]) == last[1]
 
-    # ---- mail ----
+    # ---- inbox messages ----
 
     @rule(size=st.sampled_from([800, 1 << 20]))
     def read_mail(self, size: int) -> None:
@@ -568,7 +570,7 @@ class PurgatoryMachine(RuleBasedStateMachine):
         self.acknowledge_some(random.Random(seed), self.owners[number], share)
 
     def acknowledge_some(self, rng: random.Random, owner: Owner, share: float) -> None:
-        """Acknowledge some outcomes, and also those of others and old versions."""
+        """Acknowledge some messages, among them old versions and messages of other owners."""
         slots = {h.ctl >> 8: n for n, h in enumerate(self.hot()) if h.ctl & 0xFF}
         for box in self.model.inbox.values():
             for ticket, op in list(box.items()):
@@ -644,8 +646,8 @@ class PurgatoryMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.model.next_ticket % 7 == 0)
     @rule()
     def end_everything(self) -> None:
-        """Let everything end and be acknowledged and forgotten: all counts are back at their
-        start."""
+        """End and acknowledge all operations, forget all keys, and check that all counts are
+        initial."""
         m = self.model
         for key in list(m.armed):
             self.batch(0, [("cancel", (key, 0))])
@@ -666,7 +668,8 @@ class PurgatoryMachine(RuleBasedStateMachine):
         assert counts == self.counts
 
     def window_passes(self) -> None:
-        """Let the window of replies with keys that CANCEL_FOR_KEY ended pass."""
+        """Send a window of batches per owner: then no remembered reply has keys of ended
+        operations."""
         for number in range(OWNERS):
             for _ in range(lib.PG_WINDOW):
                 self.batch(number, [NOP])
@@ -705,8 +708,7 @@ class PurgatoryMachine(RuleBasedStateMachine):
 
     @invariant()
     def nobody_was_passed_over(self) -> None:
-        """Check that watchers are in order, each above the watermark, every key of an operation
-        once."""
+        """Check the watchers of each key: all are there, in order, and wait above the watermark."""
         records = self.core.rows(lib.PG_R_WATCHES, "pg_watch")
         for name, row in self.core.watermarks():
             order = list(in_order(records, row.root))
@@ -773,17 +775,17 @@ def scribble_watches(core: Purgatory, junk: Callable[[], int]) -> None:
         op.in_inbox = junk() & 1
 
 
-# ---- orders --------------------------------------------------------------------------------
+# ---- order of changes and watch ------------------------------------------------------------
 
 FATES = ("advance", "fail", "silent")
-"""Fate of a watch key: a target is reached, a failure, or neither."""
+"""Change of a watch key: it reaches its target, it fails, or neither."""
 
 
 def ended(
     condition: int, needed: int, order: Sequence[tuple[int, str]], count: int, killed: bool
 ) -> int:
-    """Return the cause, 0 = it still waits, if keys get their fates and it is watched in this
-    order."""
+    """Apply changes and watch in this order; return the operation's cause, or 0 if it still
+    waits."""
     core = Purgatory()
     owner = Owner(core)
     keys = [Key(b"k%d" % n, 5) for n in range(count)]

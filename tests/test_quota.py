@@ -1,4 +1,4 @@
-"""Owners, quotas and accounts in the core: refusals, their figures, and what counts."""
+"""Owners, quotas and accounts in the core: refusals with figures, and what a quota counts."""
 
 from __future__ import annotations
 
@@ -195,14 +195,14 @@ def test_a_new_owner_takes_over(core: Purgatory) -> None:
     assert statuses(bob.send(pd.cancel(b"k"), pd.advance(b"w", 1))) == [
         Status.CANCELLED, Status.DONE,
     ]  # fmt: skip
-    (mail,) = alice.mail()  # the namespace was his when it was armed, so the outcome is his
+    (mail,) = alice.mail()  # Alice armed it when she owned the namespace, so the outcome is hers
     alice.ack(mail.ack())
     assert core.metrics.outcomes == 0
     core.set_namespace(b"n", owner_uid=ANYBODY)
     assert statuses(alice.send(pd.put(b"k", MS))) == [Status.ADDED]
 
 
-# ---- sessions are their owners' ---------------------------------------------------------------
+# ---- sessions of another uid ------------------------------------------------------------------
 
 
 def test_a_nonce_of_another_uid_opens_another_session(core: Purgatory) -> None:
@@ -253,10 +253,10 @@ def test_a_quota_of_timers(core: Purgatory, whose: str) -> None:
     ]  # fmt: skip
     assert over(answers[2]) == over(answers[3]) == (whose, "timers", 2, 2, None)
     assert core.metrics.refused_quota == 2
-    assert [key for key, _ in core.watermarks()] == [b"w"]  # a refused watch leaves no key behind
+    assert [key for key, _ in core.watermarks()] == [b"w"]  # the refused watch has created no key
     again = alice.send(pd.cancel(b"a"), pd.put(b"c", MS), pd.advance(b"w", 1), pd.put(b"d", MS))
     assert statuses(again) == [Status.CANCELLED, Status.ADDED, Status.DONE, Status.ADDED]
-    core.advance(core.now_ns + SECOND_NS)  # both fire: quotas never refuse that
+    core.advance(core.now_ns + SECOND_NS)  # both timers fire: no quota refuses that
     assert statuses(alice.send(pd.put(b"e", MS), pd.put(b"f", MS))) == [Status.ADDED] * 2
 
 
@@ -340,7 +340,7 @@ def test_operations_come_back_evenly(core: Purgatory, whose: str) -> None:
     assert over(alice.send(advances[0])[0])[4] == retry_ns
     core.advance(retry_ns)
     assert statuses(alice.send(*advances[:2])) == [Status.DONE, Status.QUOTA]
-    core.advance(retry_ns + 10 * SECOND_NS)  # unused operations of at most one second are saved
+    core.advance(retry_ns + 10 * SECOND_NS)  # at most one second of unused operations is saved
     assert statuses(alice.send(*advances)).count(Status.DONE) == 4
 
 
@@ -400,7 +400,7 @@ def test_a_long_advance_is_one_operation(core: Purgatory) -> None:
     core.set_namespace(b"n", quota_ops=2)
     calls = []
     answers = alice.send(pd.advance(b"w", 1), pd.advance(b"w", 2), between=lambda: calls.append(1))
-    assert calls  # its work exceeded the budget of one call
+    assert calls  # the advance needed more than one call
     assert [a.ended for a in answers] == [3000, 0]
     assert statuses(answers) == [Status.DONE] * 2
     core.check()
@@ -455,7 +455,7 @@ def test_an_account_that_was_idle_longest_is_given_away(core: Purgatory) -> None
         owner.send(pd.cancel(b"%d" % uid), pd.cancel(b"x%d" % uid))
         core.advance(core.now_ns + MS)
         if uid != 3:
-            owner.bye()  # uid 3 has a session, so it is not idle
+            owner.bye()  # uid 3 keeps its session, so its account is not idle
     assert statuses(fifth.send(pd.put(b"k", MS))) == [Status.ADDED]
     assert sorted(accounts_of(core)) == [1, 2, 3, 5]
 
@@ -506,16 +506,16 @@ def test_check_finds_a_count_that_is_wrong(core: Purgatory, detail: str) -> None
         core.rebuild(core.now_ns)
 
 
-# ---- against a recount -----------------------------------------------------------------------
+# ---- counts compared with a recount ----------------------------------------------------------
 
 
 @dataclass
 class Owned:
-    """An armed timer or operation, according to the answers."""
+    """A timer or operation that is armed according to the core's answers."""
 
     uid: int
     name: int
-    bytes: int | None  # None: an operation, whose size only the arena knows
+    bytes: int | None  # None for an operation: only the arena knows its size
     ticket: int
 
 
@@ -525,7 +525,7 @@ NAME_QUOTA = 12
 
 
 class Accounting(RuleBasedStateMachine):
-    """Puts, replacements, watches, cancels, ends, kills: the counts equal a recount."""
+    """Puts, replacements, watches, cancels, ends and kills: the counts equal those of the slots."""
 
     @initialize()
     def begin(self) -> None:
@@ -642,7 +642,8 @@ class Accounting(RuleBasedStateMachine):
 
     @rule(garbage=st.booleans())
     def kill(self, garbage: bool) -> None:
-        """Kill the core; derived state may be anything after a crash."""
+        """Restart the core as after a kill. `garbage`: overwrite derived state and counts
+        before."""
         if garbage:
             for region in DERIVED:
                 view = self.core.region(region)

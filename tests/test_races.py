@@ -1,4 +1,4 @@
-"""Two threads in the C core: ThreadSanitizer finds no race."""
+"""The two threads of a rebuild in the C core: ThreadSanitizer finds no race."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ pytestmark = pytest.mark.tier("test")
 
 ROOT = Path(__file__).resolve().parent.parent
 WORLDS = 40
-"""Number of arenas. Each is rebuilt four times, every third time in two threads."""
+"""Number of arenas. Each arena is rebuilt four times; every third rebuild uses two threads."""
 
 
 @pytest.mark.costly("the core under ThreadSanitizer")

@@ -1,5 +1,4 @@
-"""tcp, which needs CURVE and a listed key, on loopback as well; and the limits of remote
-clients."""
+"""Remote clients over tcp: they need CURVE and a listed key, even on loopback, and have limits."""
 
 from __future__ import annotations
 
@@ -47,7 +46,7 @@ from purgatoryd.shm_layout.layout import ArenaState, ClockKind
 pytestmark = pytest.mark.tier("test")
 
 SHORT_S = 0.5
-"""Seconds for which a refused client tries to connect."""
+"""Timeout of a client that is refused, in seconds."""
 
 
 @pytest.fixture
@@ -55,7 +54,7 @@ def place(daemon: StartDaemon, tmp_path: Path) -> Place:
     return remote_place(daemon, tmp_path)
 
 
-# ---- what works --------------------------------------------------------------------------------
+# ---- calls that work ---------------------------------------------------------------------------
 
 
 def test_tcp_without_netlink_is_refused_before_libzmq_aborts(
@@ -86,7 +85,8 @@ def test_a_client_and_a_subscriber(place: Place) -> None:
         timers.add_many([(f"key-{i}", 0.0, "jobs", b"payload") for i in range(3000)])
         seen = {notices.get(timeout=PATIENCE_S) for _ in range(3000)}
     assert {n.key for n in seen if n is not None} == {f"key-{i}" for i in range(3000)}
-    assert {n.received_boot_ns for n in seen if n is not None} == {None}  # there is no common clock
+    # client and daemon have no common clock
+    assert {n.received_boot_ns for n in seen if n is not None} == {None}
 
 
 @pytest.mark.tier("all")
@@ -168,7 +168,7 @@ def test_uids_that_may_not_connect_do_not_by_key(place: Place) -> None:
         timers.add("key", delay=60)
 
 
-# ---- what is refused -------------------------------------------------------------------------
+# ---- refusals --------------------------------------------------------------------------------
 
 
 def refused(remote: Remote) -> None:
@@ -185,7 +185,7 @@ def test_a_key_that_is_not_in_the_list(place: Place, tmp_path: Path) -> None:
 
 
 def allow(place: Place, tmp_path: Path, *pairs: curve.KeyPair) -> None:
-    """List these keys, and make the daemon read the list."""
+    """Write these keys into the list of allowed keys, and make the daemon read the list."""
     lines = (f"worker-{n} {pair.public.decode()} {UID}\n" for n, pair in enumerate(pairs))
     (tmp_path / "allowed").write_text("".join(lines))
     os.kill(place.daemon.pid, signal.SIGHUP)
@@ -214,12 +214,12 @@ def test_the_list_of_keys_is_read_again_on_demand(place: Place, tmp_path: Path) 
         client.add("k", delay=3600)
         allow(place, tmp_path, first, second)
         eventually(lambda: is_let_in(other))
-        assert client.get("k") is not None, "the client connects again"
+        assert client.get("k") is not None, "a client whose key stays listed can still call"
         allow(place, tmp_path, second)
         eventually(lambda: is_cut_off(client))
     allow(place, tmp_path, second, second)
     eventually(lambda: "repeats a key" in place.daemon.stderr)
-    eventually(lambda: is_let_in(other))  # an unreadable list changes nothing
+    eventually(lambda: is_let_in(other))  # the invalid list changes nothing
     assert not is_let_in(place.remote)
 
 
@@ -231,7 +231,7 @@ def test_another_server_than_expected(place: Place, tmp_path: Path) -> None:
 
 @pytest.mark.tier("all")
 def test_other_mechanisms(place: Place) -> None:
-    """NULL and PLAIN get no answer on either port."""
+    """Clients with the ZeroMQ mechanisms NULL and PLAIN get no answer on either port."""
     for endpoint in place.remote.place:
         for plain in (False, True):
             assert not answers(endpoint, plain)
@@ -277,7 +277,7 @@ def test_administration_is_not_on_tcp(place: Place) -> None:
     assert place.daemon.running
 
 
-# ---- files ------------------------------------------------------------------------------------
+# ---- key files --------------------------------------------------------------------------------
 
 
 def keygen(*args: str) -> subprocess.CompletedProcess[str]:
@@ -343,8 +343,8 @@ def test_settings_of_tcp_come_together(daemon: StartDaemon) -> None:
 
 
 def message(first: int, count: int, stream_id: int = 7, incarnation: int = 1) -> list[bytes]:
-    """Return notices from `first` on of topic t; without any, a heartbeat after sequence `first` -
-    1."""
+    """Return a message with `count` notices of topic t, whose first sequence is `first`. With
+    `count` 0 it is a heartbeat after sequence `first` - 1."""
     head = struct.pack(
         "<IHHQQQQqqII", 0x4E434750, 1, 0, stream_id, incarnation, first, first + count - 1, 0, 0,
         count, 0,
@@ -359,7 +359,7 @@ def stream() -> Stream:
 
 
 def drain(stream: Stream) -> list[int | tuple[int, int]]:
-    """Return sequences in order of arrival, and the lost ranges."""
+    """Return the sequences of notices, and lost ranges (first, last), in order of arrival."""
     found: list[int | tuple[int, int]] = []
     while True:
         try:
@@ -373,13 +373,13 @@ def drain(stream: Stream) -> list[int | tuple[int, int]]:
 
 
 def test_a_stream_returns_notices_and_reports_losses(stream: Stream) -> None:
-    stream.take(message(11, 2))  # a topic starts with the first notice that is seen
+    stream.take(message(11, 2))  # the first notice of a topic starts its sequence
     assert drain(stream) == [11, 12]
     stream.take(message(12, 2))  # a repeated message
     assert drain(stream) == [13]
     stream.take(message(17, 1))
     assert drain(stream) == [(14, 16), 17]
-    stream.take(message(18, 0))  # a heartbeat without news
+    stream.take(message(18, 0))  # a heartbeat that shows no loss
     assert drain(stream) == []
     stream.take(message(200_018, 0))  # a heartbeat that shows a loss
     assert drain(stream) == [(18, 200_017)]
@@ -400,7 +400,7 @@ def test_a_topic_that_a_heartbeat_announces(stream: Stream) -> None:
 
 
 class LostArena:
-    """A stand-in for the reader of an arena whose replay buffer is empty."""
+    """Stand-in for the reader of an arena with an empty replay buffer."""
 
     uuid, epoch, header = b"", 1, SimpleNamespace(clock_kind=ClockKind.BOOT)
 
@@ -437,7 +437,7 @@ def test_a_gap_of_an_earlier_numbering_hides_no_notice(again: str) -> None:
 
 @pytest.mark.parametrize("sent", [0, 3])
 def test_a_loss_after_a_reported_loss_of_continuity_is_reported(sent: int) -> None:
-    """The loss of continuity covers the notices that the new stream had sent by then."""
+    """Lagged reports the new stream. It covers the notices that this stream has already sent."""
     arenas: list[Any] = [LostArena(7, {"t": (1, 0)})]
     stream = Stream("n", None, lambda: arenas[-1], HOST.boot_ns)
     arenas[0].state = ArenaState.RETIRED

@@ -1,4 +1,4 @@
-"""A kill in any state of a replacement of arena files leaves one complete arena."""
+"""Replacement of arena files: a kill in any state leaves one complete arena."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ COUNTS = {
     State.COMMITTED: "new",
     State.PRIVATE_PLACED: "new",
 }
-"""The arena that a start finds after a kill in each state, before the next step."""
+"""The arena that a start uses after a kill in this state, before the next step."""
 
 
 @pytest.fixture
@@ -43,7 +43,7 @@ def test_the_temporary_names_tell_each_state() -> None:
 
 
 def take_steps(opening: Opening, new: Arena, upto: State) -> None:
-    """Replace an arena by a new one up to this state."""
+    """Take the steps that replace an arena by a new one, and stop in the state `upto`."""
     replacement = opening.replacement
     for row in TABLE:
         assert replacement.row is row

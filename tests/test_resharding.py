@@ -1,5 +1,4 @@
-"""Changes of the number of shards: everything moves or nothing does, and killed starts are
-resumed."""
+"""Changes of the number of shards: all contents move or none, and a killed start is resumed."""
 
 from __future__ import annotations
 
@@ -109,8 +108,8 @@ def names_of(one: Deployment) -> set[str]:
 def test_a_single_daemon_becomes_two_shards_though_starts_are_killed(
     begin: Callable[..., Deployment],
 ) -> None:
-    """Each start is killed before a change of a file. Before the switch, the daemon can run
-    unchanged."""
+    """Each start is killed before a change of a file. Until the switch, the old daemon can run
+    again."""
     for nth in itertools.count(1):
         one, ledger = begin(wal=True, lone=True), Ledger(nth)
         with one.opened(commit=True) as shards:
@@ -195,7 +194,7 @@ def test_two_shards_become_three_and_one_though_starts_are_killed(
             found = read_table(one.directory, "demo")
             assert found is not None
             if found.count == count and shard_generation != found.shard_generation:
-                # At the switch: the rest is cleanup.
+                # The start was killed at the switch: it has only to clean up.
                 shard_generation, nth = found.shard_generation, 0
             nth += 1
         one.reshard(count)
@@ -214,7 +213,7 @@ def test_two_shards_become_three_and_one_though_starts_are_killed(
 def test_a_start_is_killed_at_the_switch_or_while_it_removes_predecessors(
     begin: Callable[..., Deployment],
 ) -> None:
-    """Kills also happen between the two homes of the table, and between any two removed files."""
+    """Kills also come between the two copies of the table, and between two removed files."""
     assert killed_everywhere(begin, ("writing the routing table", "")) > 10
 
 
@@ -243,8 +242,8 @@ def test_a_start_is_killed_while_it_removes_files_of_a_killed_start(
 def test_a_birth_is_killed_between_the_homes_of_the_table(
     nth: int, begin: Callable[..., Deployment]
 ) -> None:
-    """The birth is then in both homes, or in none; it was not answered. The second change of a file
-    renames the file in the first home."""
+    """After the next start, both copies of the table have the new namespace, or none has. Its
+    creation was not acknowledged. The second change of a file renames the first copy."""
     one = begin(wal=True)
     one.start(2)
     registry = Registry.of(replace(one.config, shards=2), paths_in(one.directory, "demo"))
@@ -278,7 +277,7 @@ def test_a_start_locks_only_names_with_files(
     for name in ("demo-2-17.status", "demo-2-17.status.new"):
         (one.directory / name).touch()
     (Path(one.config.wal_dir) / "demo-2-5").mkdir()
-    (Path(one.config.wal_dir) / "demo-3-5").mkdir()  # a shard without neighbours
+    (Path(one.config.wal_dir) / "demo-3-5").mkdir()  # the only shard of its shard generation
     with one_of_another_directory("demo-2-9") as its:
         one.start(2)
         assert taken == ["demo-2-5", "demo-2-17"]
@@ -288,8 +287,7 @@ def test_a_start_locks_only_names_with_files(
 
 @contextlib.contextmanager
 def one_of_another_directory(name: str) -> Iterator[Path]:
-    """An arena file of a daemon of the same name in another directory, next to all others of the
-    host."""
+    """Create an arena file in /dev/shm as if by a daemon of the same name in another directory."""
     its = shm.MOUNT / paths_in(Path("/another"), name).arena[1:]
     its.touch()
     try:
@@ -303,8 +301,8 @@ def killed_everywhere(
     between: tuple[str, str],
     before: Callable[[Deployment], None] = lambda _: None,
 ) -> int:
-    """Kill starts with one shard everywhere, each followed by a start that resumes; return their
-    number."""
+    """For each change of a file between the two steps: kill a start with one shard before the
+    change, and let another start resume. Return the number of kills."""
     for nth in itertools.count(1):
         one, ledger = begin(wal=True), Ledger(nth)
         with one.opened(commit=True) as shards:
@@ -368,7 +366,7 @@ def test_shards_that_never_ran_are_resharded_too(begin: Callable[..., Deployment
 
 
 def refused(one: Deployment, count: int) -> PurgatorydError:
-    """Return the reason of a refused start, which must not change anything."""
+    """Return the error of a refused start, and check that it has changed nothing."""
     before = one.all_there_is()
     with pytest.raises(PurgatorydError) as caught:
         one.reshard(count)
@@ -406,7 +404,7 @@ def test_a_namespace_that_cannot_be_resharded_is_named(begin: Callable[..., Depl
 
 @pytest.mark.parametrize("partitions", [1, 2, 3])
 def test_topics_of_a_partitioned_namespace_begin_again(partitions: int) -> None:
-    """Each shard has counted its notices from 1."""
+    """Each shard has numbered its own notices from 1, so their sequences cannot be merged."""
     shards = tuple(range(partitions))
     old = ShardTable("demo", 1, 1, 3, {"n": Placement("n", shards)})
     new = ShardTable("demo", 2, 2, 1, {"n": Placement("n", (0,) * partitions)})
@@ -510,7 +508,7 @@ def test_an_arena_of_another_shard_is_refused(begin: Callable[..., Deployment]) 
 
 
 def test_a_wal_of_a_later_shard_generation_is_left_alone(begin: Callable[..., Deployment]) -> None:
-    """The routing table is older than the WALs."""
+    """An old copy of the routing table was restored, so it is older than the WALs."""
     one = begin(wal=True)
     with one.opened(commit=True) as shards:
         Ledger(1).fill(shards)
@@ -545,7 +543,7 @@ def shipped(convoy: Convoy) -> int:
 
 
 def records_of(one: Deployment, table: ShardTable) -> list[tuple[str, int, str]]:
-    """Return daemon, LSN and kind of all records in the WALs of a shard generation."""
+    """Return (daemon, LSN, kind) of all records in the WALs of a shard generation."""
     found = []
     for daemon in table.daemons:
         walk = Walk()
@@ -566,10 +564,10 @@ def test_all_records_of_the_previous_shard_generation_get_into_the_lake(
     with one.opened(commit=True) as shards:
         ledger.fill(shards)
     with contextlib.closing(Convoy(partial(folders, tmp_path, "demo"), lake, "node")) as convoy:
-        assert shipped(convoy) == 0  # their daemons may continue
+        assert shipped(convoy) == 0  # no segment is sealed: the daemons may still append
 
         def ship_early(step: str) -> None:
-            """The next shard generation does not count yet, and may never count."""
+            """Before the switch, nothing of the next shard generation is shipped."""
             if step == "writing the routing table":
                 first, *others = tmp_path.glob(f"demo-{before.shard_generation + 1}-*")
                 assert len(others) == 2

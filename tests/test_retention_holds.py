@@ -1,4 +1,4 @@
-"""Retention holds: which files of a WAL may be removed, and which hold keeps the others."""
+"""Retention holds: which files of a WAL may be removed, and which hold keeps each other file."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ NOTHING = Keep(0, 0)
 
 
 def files(*lsns: int, size: int = 100) -> list[File]:
-    """Return files whose times are their LSNs."""
+    """Return WAL files; the modification time of each is its LSN."""
     return [File(Path(f"{lsn:016x}"), lsn, size, lsn) for lsn in lsns]
 
 
@@ -148,7 +148,7 @@ def test_a_file_that_another_one_puts_there_is_not_written(
     foreign, temporary = tmp_path / "foreign", tmp_path / "table.new"
     foreign.write_bytes(b"another's")
     temporary.symlink_to(foreign) if is_link else temporary.hardlink_to(foreign)
-    with monkeypatch.context() as at_once:  # removed again at once
+    with monkeypatch.context() as at_once:  # as if it were created again at once
         at_once.setattr(Path, "unlink", lambda *_, **__: None)
         with pytest.raises(FileExistsError):
             write_durably(temporary, lambda _: "table")

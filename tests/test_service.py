@@ -1,7 +1,8 @@
 """The units in a booted systemd: start, kill, hang, reload, second instance, users, journald and
 shards.
 
-service_steps.py runs inside the container; this file has the container, and a test per step.
+support/service_steps.py runs inside of a container. This file builds and boots the container, and
+has a test for each step.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ m insider purgatoryd
 
 @pytest.fixture(scope="module")
 def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, str | None]:
-    """For each step: None, or the reason of its failure."""
+    """Boot the container and run all steps; return None or the reason of failure, by step."""
     needs("nspawn")
     root = tmp_path_factory.mktemp("service") / "root"
     nspawn.make_root(root)
@@ -49,7 +50,7 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, str | Non
 
 
 def install(root: Path) -> None:
-    """Install as for an image: with our own command, and with the users of the tests."""
+    """Install the service as in an image, with `purgatoryd install`; create the tests' users."""
     arguments = ["install", "--root", str(root), "--command", "/opt/bin/purgatoryd"]
     arguments += [word for name in NAMES for word in ("--enable", name)]
     with pytest.raises(SystemExit) as ended:

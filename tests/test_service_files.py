@@ -1,4 +1,4 @@
-"""Files of a systemd service around the daemon: units, log, and settings that are read again."""
+"""The daemon as a systemd service: installed units, log, and settings that are read again."""
 
 from __future__ import annotations
 

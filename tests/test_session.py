@@ -1,4 +1,4 @@
-"""The sans-I/O session with a model daemon: loss, breaks, restarts, evictions."""
+"""The sans-I/O session with a model daemon: losses, broken connections, restarts, evictions."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ from purgatoryd.shm_layout.layout import Message, WireError
 
 pytestmark = pytest.mark.tier("check")
 
-REFUSED = 5  # the model daemon refuses every fifth batch, however often it comes
+REFUSED = 5  # the model refuses each batch whose number is a multiple of 5
 
 
 @dataclass
@@ -58,8 +58,8 @@ class ServerSession:
 
 
 class ModelDaemon:
-    """The session rules of the protocol in their simplest form. The model applies a batch by
-    recording the one byte of its body."""
+    """The protocol's rules for sessions in their simplest form. To apply a batch, the model stores
+    the number in its body."""
 
     def __init__(self) -> None:
         self.sessions: dict[int, ServerSession] = {}
@@ -67,7 +67,7 @@ class ModelDaemon:
         self.applied: list[int] = []
         self.ids = itertools.count(1)
         self.strange = False
-        """True while it does not know the namespace."""
+        """True while the daemon answers that it does not know the namespace."""
 
     def handle(self, request: bytes) -> bytes:
         head = wire.FRAME.unpack_from(request)
@@ -96,7 +96,7 @@ class ModelDaemon:
         return wire.encode_frame(Message.HELLO, number, sequence) + welcome
 
     def move(self) -> None:
-        """Move all sessions to another daemon, which gives them other ids."""
+        """Move all sessions to another daemon: their ids change."""
         known = {number: next(self.ids) for number in self.sessions}
         self.nonces = {n: known[number] for n, number in self.nonces.items() if number in known}
         self.sessions = {known[number]: session for number, session in self.sessions.items()}
@@ -131,8 +131,8 @@ class ModelDaemon:
 
 
 class Conversation(RuleBasedStateMachine):
-    """A connection keeps order and loses nothing until it breaks. Then messages on their way are
-    lost, or the daemon reads a part of them later. The client notices a break at any time."""
+    """A connection keeps order and loses nothing until it breaks. Then it loses messages in flight,
+    except a part that the daemon still reads. The client notices the break at any later time."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -155,7 +155,7 @@ class Conversation(RuleBasedStateMachine):
         number = self.submitted = self.submitted + 1
 
         def settle(outcome: Outcome) -> None:
-            assert number not in self.outcomes, "settled twice"
+            assert number not in self.outcomes, "a call was settled twice"
             self.outcomes[number] = outcome
 
         self.client.submit(Batch(1, 1, 8, number.to_bytes(8, "little"), settle))
@@ -181,12 +181,12 @@ class Conversation(RuleBasedStateMachine):
     @precondition(lambda self: self.replies)
     @rule()
     def drop_reply(self) -> None:
-        """Lose a reply, because the daemon's queue to a slow client was full."""
+        """Lose a reply, as if the daemon's queue to a slow client were full."""
         self.replies.popleft()
 
     @rule(survive=st.integers(0, 3))
     def break_connection(self, survive: int) -> None:
-        """Break the connection: the daemon still reads the first `survive` requests, and no reply
+        """Break the connection. The daemon still reads the first `survive` requests; no reply
         arrives."""
         for request in list(self.requests)[:survive]:
             self.daemon.handle(request)
@@ -202,7 +202,7 @@ class Conversation(RuleBasedStateMachine):
 
     @rule(survive=st.integers(0, 3))
     def move(self, survive: int) -> None:
-        """Change the number of shards."""
+        """Change the number of shards, which moves the sessions."""
         self.break_connection(survive)
         self.daemon.move()
         self.client.moved()
@@ -326,7 +326,7 @@ def test_calls_that_do_not_fit_the_queue_wait_for_space(monkeypatch: pytest.Monk
     packer = core.connections[0].packer
     entries = [core.cancel(key, 0, collect=False) for key in "abc"]
     waited = [(due_s, packer.queued) for due_s in jobs.several(2, entries, 10.0)]
-    assert waited == [(1.0, 2)] + [(2.0, 3)] * 3, "for space, then for each answer"
+    assert waited == [(1.0, 2)] + [(2.0, 3)] * 3, "one wait for space, then one for each answer"
 
 
 def test_a_broken_engine_refuses_calls_in_its_queue() -> None:
@@ -549,7 +549,7 @@ def test_the_bye_of_a_session_that_was_replaced_is_sent_until_it_is_answered(
     )
     bye = wire.decode_reply(client.frame() or b"")
     assert (bye.message, bye.session) == (Message.BYE, replaced)
-    client.sent()  # the message is lost
+    client.sent()  # the BYE is lost
     exchange(client, model)
     assert client.busy
     assert replaced in model.sessions
@@ -634,7 +634,7 @@ def test_a_channel_reports_each_connection_once(daemon_dir: Path) -> None:
             assert channel.reconnected()
             assert channel.connected
             assert not channel.reconnected()
-            assert not waited(channel, 0), "space to send was not asked for"
+            assert not waited(channel, 0), "the poller reported space to send without request"
             assert waited(channel, PATIENCE_S, to_send=True)
         assert waited(channel, PATIENCE_S)
         assert not channel.reconnected()
@@ -642,7 +642,7 @@ def test_a_channel_reports_each_connection_once(daemon_dir: Path) -> None:
 
 
 def waited(channel: Channel, timeout_s: float, *, to_send: bool = False, kicked: int = -1) -> bool:
-    """Wait for a channel alone."""
+    """Wait for events of one channel; return whether there is one."""
     poller = ChannelPoller(kicked)
     poller.watch(channel, to_send=to_send)
     return bool(poller.wait(timeout_s))
@@ -664,7 +664,7 @@ def test_a_channel_sends_on_no_connection_that_was_not_reported(daemon_dir: Path
             assert waited(channel, PATIENCE_S)
             while not channel.reconnected() and channel.connected:
                 assert waited(channel, PATIENCE_S)
-            assert channel.receive() == b"answer", "it was lost with the connection"
+            assert channel.receive() == b"answer", "the answer was lost with the connection"
 
 
 def test_a_kick_ends_a_wait_once_and_is_no_message(daemon_dir: Path) -> None:
@@ -678,7 +678,7 @@ def test_a_kick_ends_a_wait_once_and_is_no_message(daemon_dir: Path) -> None:
             daemon.bind(endpoint)
             assert waited(channel, PATIENCE_S, kicked=kicked)
             os.eventfd_write(kicked, 1)
-            assert waited(channel, PATIENCE_S, kicked=kicked), "the connection was not taken"
+            assert waited(channel, PATIENCE_S, kicked=kicked), "the connection is not reported"
     os.close(kicked)
 
 
@@ -692,7 +692,7 @@ class SteppedHost(Host):
 
 
 class SilentChannel:
-    """A connection to a daemon that does not answer."""
+    """Stand-in for a channel to a daemon that does not answer."""
 
     def __init__(self, endpoint: str, *_: object) -> None:
         self.endpoints = [endpoint]

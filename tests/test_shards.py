@@ -1,5 +1,5 @@
-"""Shards without a daemon: the table and its file, the lifecycle of a process, the circuit breaker,
-and the distribution of rows to partitions."""
+"""Parts of shards, tested without a daemon: the routing table and its file, the lifecycle of a
+shard's process, the circuit breaker, and the distribution of rows to partitions."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ TABLE = ShardTable("demo", 3, 2, 4, {"shop": Placement("shop", (2,))})
 KEYS = [f"key-{i}" for i in range(200)]
 
 
-# ---- the table ----------------------------------------------------------------------------------
+# ---- the routing table --------------------------------------------------------------------------
 
 
 def test_a_table_is_read_as_it_was_written(tmp_path: Path) -> None:
@@ -204,7 +204,7 @@ def test_a_shard_takes_only_what_names_a_namespace_of_its_own(kind: str) -> None
     core.check()
 
 
-# ---- the registry -------------------------------------------------------------------------------
+# ---- the registry of namespaces -----------------------------------------------------------------
 
 
 def test_a_birth_counts_once_it_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -229,7 +229,7 @@ def test_with_a_wal_the_table_next_to_it_counts(tmp_path: Path) -> None:
     paths.directory.mkdir()
     config = Config(name="demo", shards=2, wal_dir=str(wal))
     Registry.of(config, paths).record(Placement("shop", (1,)))
-    table_path(paths.directory, "demo").unlink()  # as a reboot does
+    table_path(paths.directory, "demo").unlink()  # a reboot removes the run directory
     assert Registry.of(config, paths).table.place("shop").shards == (1,)
     assert read_table(paths.directory, "demo") == read_table(wal, "demo")
 
@@ -322,7 +322,7 @@ def test_a_shard_that_ends_repeatedly_is_crash_looping(tmp_path: Path) -> None:
         assert pauses[-1] == shard.PAUSE_MAX_NS
         assert one.code == 1
         one.try_again(now_ns)
-        one.start()  # only a stopped shard can start
+        one.start()  # would be refused if the shard were not stopped
         one.wait()
 
 
@@ -423,14 +423,14 @@ def test_a_shard_whose_arena_says_that_its_loop_runs_is_not_asked(
 
 
 class Reported:
-    """Reports of the arena of a shard."""
+    """Stand-in for the reports in the arena header of a shard."""
 
     heartbeat_boot_ns = 0
     why = Degraded(0)
     retired = False
 
     def close(self) -> None:
-        """Close nothing, because nothing is mapped."""
+        """Do nothing: no arena is mapped."""
 
 
 def test_a_start_that_gets_no_further_hangs(
@@ -484,7 +484,7 @@ def test_an_end_has_more_time_while_a_shard_gets_further(monkeypatch: pytest.Mon
 
 
 def looks_after(*states: State, wake_fd: int = -1) -> Deployment:
-    """A deployment whose shards are in these states, without processes."""
+    """Return a deployment without processes whose shards are in these states."""
     idle = SimpleNamespace(receive=lambda: None)
     nothing: Any = SimpleNamespace(
         pending=lambda *, commands: False, fds=lambda: (), watch_due_ns=2**62, notices_fd=-1,
@@ -564,7 +564,7 @@ def test_a_reload_does_not_make_a_start_ready() -> None:
     one._lifecycle.state = DaemonState.DEGRADED
     one.loop.reload_if_requested()
     one._report_reload()
-    assert said == ["r", "R"]  # the one that starts is notified once it is ready
+    assert said == ["r", "R"]  # the starting shard is asked once it is ready
     assert [each.state for each in one._shards] == [State.DOWN, State.STARTING]
     assert one._shards[1]._reload_missed
 
@@ -617,7 +617,8 @@ def test_no_inbox_stays_open_unless_all_are_opened() -> None:
 
 
 def namespaces_set_up(**settings: Any) -> list[object]:
-    """Return the steps of a start for the namespaces of its settings. The arena has `bank`."""
+    """Return the steps by which a start sets up the namespaces of its settings. The arena already
+    has the namespace `bank`."""
     done: list[object] = []
     arena: Any = SimpleNamespace(
         namespaces_of_users=lambda: [SimpleNamespace(name="bank")], set_durable=done.append,
@@ -645,7 +646,7 @@ def test_every_state_has_its_moves() -> None:
     assert reached == set(State)
 
 
-# ---- the way there ------------------------------------------------------------------------------
+# ---- routes from a client to its shard ----------------------------------------------------------
 
 
 def test_a_daemon_of_that_name_in_another_directory_is_another_one(
@@ -680,7 +681,7 @@ def test_another_number_of_partitions_needs_another_client(
         way.find(0)
 
 
-# ---- the breaker --------------------------------------------------------------------------------
+# ---- the circuit breaker ------------------------------------------------------------------------
 
 
 def test_a_shard_that_is_silent_is_not_asked_for_a_while() -> None:
@@ -696,13 +697,13 @@ def test_a_shard_that_is_silent_is_not_asked_for_a_while() -> None:
     assert (error.name, error.shard, error.failures) == ("demo", 3, FAILURES)
     assert (error.since_boot_ns, error.retry_boot_ns) == (now_ns, now_ns + PAUSE_NS)
     now_ns += PAUSE_NS
-    breaker.check()  # the probe
+    breaker.check()  # this call is the probe
     with pytest.raises(ShardUnavailable):
-        breaker.check()  # only one probe at a time
+        breaker.check()  # only one call at a time is a probe
     breaker.failed()
     now_ns += PAUSE_NS
     with pytest.raises(ShardUnavailable):
-        breaker.check()  # the pause has doubled
+        breaker.check()  # after a failed probe, the pause is twice as long
     now_ns += PAUSE_NS
     breaker.check()
     breaker.answered()
@@ -715,7 +716,7 @@ def test_a_shard_that_is_silent_is_not_asked_for_a_while() -> None:
 
 
 def test_several_silent_partitions_do_not_take_the_time_of_each() -> None:
-    """All are waited for at the same time, and each is waited for to its end."""
+    """together() waits for all partitions at the same time, and for each until it has failed."""
     steps = Counter[str]()
 
     def silent(name: str, deadline_s: float, count: int) -> Job[None]:
@@ -808,7 +809,7 @@ def test_busy_rows_of_several_partitions_are_reported_by_their_number() -> None:
         merged.check()
     assert (caught.value.rows, caught.value.result) == ((1, 2), merged)
     lost = DaemonError()
-    merged.fail(lost)  # rows without a result are worse
+    merged.fail(lost)  # replaces Busy, because it means rows without a result
     merged.fail(odd._busy())
     with pytest.raises(DaemonError) as other:
         merged.check()

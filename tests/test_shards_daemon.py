@@ -86,7 +86,7 @@ def table(demo: Daemon) -> ShardTable:
 
 
 def one_in(demo: Daemon, shard: int) -> str:
-    """Return the name of a namespace that is, or would be, in this shard."""
+    """Return the name of a namespace that is in this shard, or that would be placed in it."""
     return next(name for name in NAMES if table(demo).place(name).shards == (shard,))
 
 
@@ -295,7 +295,7 @@ def test_bulk_loads_need_a_namespace_with_one_partition(clicks: Daemon) -> None:
 
 
 def one_partition(owner: Purgatory | AsyncPurgatory, key: str, *, same: bool) -> str:
-    """A watch key that is, or is not, in the partition of an operation's key."""
+    """Return a watch key in the same partition as the operation's key `key`, or in another one."""
     core = owner._core
     return next(w for w in map(str, range(100)) if (core.of(w) is core.of(key)) is same)
 
@@ -343,7 +343,7 @@ def test_an_owner_of_operations_in_partitions_is_resumed(clicks: Daemon) -> None
     first = Purgatory("demo", namespace="clicks", resume=resume)
     for name in names:
         first.watch(name, AllOf({name: 1}), FAR)
-    first._engine.end()  # its process has ended
+    first._engine.end()  # as if its process had ended
     with Purgatory("demo", namespace="clicks", resume=resume) as second:
         for name in names:
             assert second.advance(name, 1) == 1
@@ -421,11 +421,11 @@ def test_after_an_error_a_client_of_many_partitions_waits_for_no_shard(
         assert time.monotonic() - frozen_s[0] < PATIENCE_S / 6
     finally:
         for pid in pids:
-            with suppress(ProcessLookupError):  # the killed process may have ended
+            with suppress(ProcessLookupError):  # a killed process may have ended
                 os.kill(pid, signal.SIGCONT)
 
 
-# ---- when one ends ------------------------------------------------------------------------------
+# ---- a shard that ends or hangs -----------------------------------------------------------------
 
 
 @pytest.mark.tier("test")
@@ -461,7 +461,7 @@ def test_a_silent_shard_is_not_asked_for_a_while_by_real_clients(clicks: Daemon)
         placement = table(clicks).place("clicks")
         home = {key: placement.shards[placement.partition_of(key.encode())] for key in keys}
         silent = {timers._core.of(key): key for key in keys if home[key] == 0}.values()
-        assert len(silent) == 2  # of two partitions, that is of two sessions
+        assert len(silent) == 2  # one key for each of two partitions, which have a session each
         one, other = silent
         lively = next(key for key in keys if home[key] == 1)
         pid = pid_of(clicks, 0)
@@ -470,7 +470,7 @@ def test_a_silent_shard_is_not_asked_for_a_while_by_real_clients(clicks: Daemon)
             for key in (one, other, one):
                 with pytest.raises(DaemonError):
                     timers.get(key, timeout=0.2)
-            # A call after the pause is sent, to try the shard again.
+            # A call after the pause is a probe, which is sent to the shard and fails.
             refusal = eventually(lambda: unavailable(timers, other))
             assert refusal is not None
             assert refusal.shard == 0
@@ -483,7 +483,7 @@ def test_a_silent_shard_is_not_asked_for_a_while_by_real_clients(clicks: Daemon)
             assert result.statuses == [Status.NONE, Status.ADDED]
             assert timers.cancel(lively) is CancelResult.CANCELLED
         finally:
-            with suppress(ProcessLookupError):  # the killed process may have ended
+            with suppress(ProcessLookupError):  # a killed process may have ended
                 os.kill(pid, signal.SIGCONT)
         eventually(lambda: answers(timers, other) and answers(timers, one))
 
@@ -499,7 +499,7 @@ def test_a_shard_that_hangs_is_started_again_and_the_rest_is_left_alone(
     os.kill(before[0], signal.SIGSTOP)
     os.kill(demo.pid, signal.SIGHUP)
     manager.hears("RELOADING=1")
-    # the supervisor does not wait for a shard that it knows to hang
+    # a reload does not wait for a shard that is known to hang
     received = manager.hears("READY=1")
     assert "STATUS=degraded: demo-1-0 does not answer" in received
     assert "WATCHDOG=1" in received
@@ -513,14 +513,14 @@ def test_a_shard_that_hangs_is_started_again_and_the_rest_is_left_alone(
 
 
 def deployment_status() -> dict[str, Any]:
-    """Return the output of `purgatoryd status` about the whole deployment."""
+    """Return what `purgatoryd status` prints about the whole deployment."""
     found: dict[str, Any] = json.loads(cli("status", "--json").stdout.splitlines()[0])
     assert found["name"] == "demo"
     return found
 
 
 def figure(name: str, **labels: str) -> float:
-    """Return a sample of the whole deployment."""
+    """Return the value of a sample that describes the whole deployment."""
     labels |= {"daemon": "demo"}
     samples = (sample for family in exported("demo") for sample in family.samples)
     return next(s.value for s in samples if (s.name, s.labels) == (f"purgatoryd_{name}", labels))
@@ -539,7 +539,7 @@ def test_a_deployment_is_degraded_while_a_shard_is_not_there(
     why = "demo-1-0 has ended and is being restarted"
     listener = Subscriber("demo", namespace=EVENTS_NAMESPACE, topics=[EVENTS_TOPIC])
     with (daemon_dir / "demo-1-0.lock").open("r+") as lock:
-        # otherwise the supervisor may restart it before the test looks
+        # otherwise the supervisor may restart the shard before the test looks at the state
         os.kill(demo.pid, signal.SIGSTOP)
         os.kill(pid_of(demo, 0), signal.SIGKILL)
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -570,14 +570,14 @@ def test_a_deployment_is_degraded_while_a_shard_is_not_there(
         eventually(lambda: deployment_status()["condition"] == "draining")
         admin.resume()
         manager.hears("STATUS=ready")
-        eventually(lambda: states(demo) == ["ready", "ready"])  # one of them was drained
+        eventually(lambda: states(demo) == ["ready", "ready"])  # one shard had drained
         eventually(lambda: deployment_status()["condition"] == "ready")
     held = pid_of(demo, 0)
     os.kill(held, signal.SIGSTOP)
     fill(manager)
     os.kill(demo.pid, signal.SIGTERM)
     eventually(lambda: deployment_status()["condition"] == "stopped")
-    manager.hears("STOPPING=1")  # at a later heartbeat, because its queue was full before
+    manager.hears("STOPPING=1")  # sent at a later heartbeat, because the manager's queue was full
     os.kill(held, signal.SIGCONT)
     hears_move(listener, state="stopped")
     demo.stop()
@@ -587,12 +587,12 @@ def test_a_deployment_is_degraded_while_a_shard_is_not_there(
 
 
 def hears_move(listener: Subscriber, **move: object) -> None:
-    """Wait until the deployment publishes a move with these fields."""
+    """Wait until the deployment publishes a notice about a move with these fields."""
     eventually(lambda: move.items() <= move_in(listener.get(PATIENCE_S)).items())
 
 
 def move_in(notice: Notice | None) -> Any:
-    """Return the move of the whole deployment in a notice; empty for other notices."""
+    """Return the fields of a notice about a move of the whole deployment; {} for other notices."""
     return json.loads(notice.payload) if notice and notice.key == "deployment" else {}
 
 
@@ -620,7 +620,7 @@ def test_a_deployment_that_hangs_or_was_killed_is_distinguished_from_its_shards(
     assert cli(*PATIENT).exit_code == Exit.NEGATIVE
     demo.kill()
     eventually(lambda: deployment_status()["condition"] == "killed")
-    (demo.dir / "demo.status").unlink()  # an earlier version has no status file
+    (demo.dir / "demo.status").unlink()  # a supervisor of an earlier version writes no status file
     names = [json.loads(line)["name"] for line in cli("status", "--json").stdout.splitlines()]
     assert names == table(demo).daemons
 
@@ -660,7 +660,7 @@ def test_a_reload_has_ended_when_all_shards_have_read_their_settings(
         admin.ping()
         admin.ping()
     manager.socket.settimeout(0)
-    with pytest.raises(BlockingIOError):  # the shard has not reported that yet
+    with pytest.raises(BlockingIOError):  # the stopped shard has not reloaded yet
         manager.hears("READY=1")
     assert quota(demo, 1) == 5
     manager.socket.settimeout(30)
@@ -691,7 +691,7 @@ def test_shards_end_with_the_process_that_runs_them(demo: Daemon) -> None:
     children = psutil.Process(demo.pid).children()
     assert len(children) == 2
     demo.kill()
-    demo.start()  # the shards may still be ending
+    demo.start()  # the old shards may not have ended yet
     with Client("demo", namespace="shop") as timers:
         assert timers.get("k") is not None
 
@@ -703,7 +703,7 @@ def test_a_shard_that_cannot_start_ends_them_all(daemon: StartDaemon, daemon_dir
             daemon("demo", "--shards", "2", *SMALL)
     assert caught.value.code == Exit.UNUSABLE
     assert "shard demo-1-1 ended with code 7 before it was ready" in caught.value.stderr
-    # the first deployment has released all its resources
+    # succeeds, because the failed deployment has released all its resources
     demo = daemon("demo", "--shards", "2", *SMALL)
     demo.stop()
     spoil(paths_in(daemon_dir, "demo-1-1"))
@@ -815,7 +815,7 @@ def test_another_number_of_shards_sends_nothing_twice(
 
 
 def hear(many: Client, notices: Subscriber, received: list[Notice], word: str) -> list[Lagged]:
-    """Has 40 timers fire, hears until all have come, and returns what was said to be lost."""
+    """Let 40 timers fire and receive their notices; return the losses reported in between."""
     missing = {f"{word}{i}" for i in range(40)}
     assert many.add_many([(key, 0.0) for key in missing]).ok
     lost = []

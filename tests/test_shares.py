@@ -1,4 +1,4 @@
-"""The order of requests if one uid sends more than its share: under a simulated clock."""
+"""The order of requests if one uid sends more than its share. The clock is simulated."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ALICE, BOB = 61001, 61002
 
 
 class Queue:
-    """Messages that wait, and the answered peers in order; each answer takes `cost_ns`."""
+    """Commands with stand-ins: waiting messages and answered peers. An answer takes `cost_ns`."""
 
     def __init__(self) -> None:
         self.came: deque[Request] = deque()
@@ -55,7 +55,7 @@ class Queue:
         self.came.append(Request(route, bytes(64), uid, uid, 1, 0, -1))
 
     def iterate(self) -> list[bytes]:
-        """Run an iteration; return the peers that it answered."""
+        """Run one loop iteration; return the peers that it has answered."""
         self.answered.clear()
         self.commands.serve()
         return [*self.answered]
@@ -73,7 +73,7 @@ def test_a_peer_alone_has_the_whole_iteration(queue: Queue) -> None:
 
 
 def meet(queue: Queue) -> None:
-    """Let both peers send at the same time."""
+    """Let two peers of different uids send at the same time."""
     queue.comes(ALICE, b"a")
     queue.comes(BOB, b"b")
     queue.iterate()
@@ -105,7 +105,7 @@ def test_shares_end_once_only_one_is_left(queue: Queue) -> None:
     queue.now_ns += SHARED_NS
     for n in range(10):
         queue.comes(ALICE, b"a%d" % n)
-    queue.iterate()  # ALICE is not the last peer: both were just served
+    queue.iterate()  # both peers were served just before, so ALICE still has only her share
     queue.now_ns += SHARED_NS
     while queue.commands.serve():
         pass

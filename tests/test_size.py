@@ -1,4 +1,4 @@
-"""`purgatoryd size`, and its table on the page of operations."""
+"""`purgatoryd size`, and the table with its output in docs/operations.md."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stages of a timer: the timestamps in the record of its final state."""
+"""Latency stages of a timer: the timestamps in the WAL record of its final state."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def of_kind(wal: Path, kind: str) -> list[Frame]:
 
 
 def on_disk(wal: Path, kind: str, count: int = 1) -> list[Frame]:
-    """Return records of a kind, once there are `count` of them."""
+    """Wait until the WAL has at least `count` records of a kind; return them."""
     return eventually(lambda: found if len(found := of_kind(wal, kind)) >= count else [])
 
 
@@ -66,16 +66,17 @@ def durable(worker: str | None = None) -> Client:
 
 
 def begun(timestamps: dict[str, int]) -> dict[str, int]:
-    """Return the timestamps without that of the end of the call, which is not known yet."""
+    """Return the timestamps without `done_boot_ns`, which a record of arming does not know yet."""
     return {name: value for name, value in timestamps.items() if name != "done_boot_ns"}
 
 
 def check_timestamps(wal: Path, frame: Frame, timestamps: dict[str, int], begun_ns: int) -> None:
-    """Check that the timestamps are those of the arming, each at or after the previous one."""
+    """Check that the timestamps equal those of the record of arming, and that they are in order."""
     arm = arm_of(wal, frame.fields["ticket"])
     assert begun(timestamps) == begun(arm.timestamps)
     assert timestamps["add_lsn"] == arm.lsn
-    assert timestamps["done_boot_ns"] > timestamps["applied_boot_ns"]  # the local stage
+    # duration of the stage "local"
+    assert timestamps["done_boot_ns"] > timestamps["applied_boot_ns"]
     ended = [frame.fields["ended_boot_ns"]] if "ended_boot_ns" in frame.fields else []
     steps = [
         begun_ns,
@@ -150,7 +151,7 @@ def resized(real: Daemon) -> None:
 def test_timestamps_are_known_after_an_interruption(
     interrupted: Callable[[Daemon], None], real: Daemon, wal: Path
 ) -> None:
-    """The interruption is one of the arena, of the WAL, or of a snapshot."""
+    """The timestamps come from the arena, from the WAL, or from a snapshot."""
     with durable() as client:
         client.add("k", delay=HOUR_S)
     (arm,) = of_kind(wal, "arm")
@@ -161,7 +162,7 @@ def test_timestamps_are_known_after_an_interruption(
     (end,) = of_kind(wal, "end")
     assert begun(end.timestamps) == begun(arm.timestamps)
     known = end.timestamps["done_boot_ns"] > end.timestamps["applied_boot_ns"]
-    assert known == (interrupted is not rebooted)  # the WAL's record of the add does not have it
+    assert known == (interrupted is not rebooted)  # the WAL record of the add has no done_boot_ns
 
 
 @pytest.mark.tier("all")
@@ -182,7 +183,7 @@ def test_under_a_virtual_clock_stages_are_of_the_real_one(daemon: StartDaemon, w
     assert steps == sorted(steps)
 
 
-# ---- workers and answers ---------------------------------------------------------------------
+# ---- workers, answers and notices ------------------------------------------------------------
 
 
 @pytest.mark.tier("all")
@@ -223,13 +224,13 @@ def test_a_client_in_another_time_namespace_notices(offset_ns: int, same: bool) 
 
 
 def answered(wal: Path) -> set[int]:
-    """Return sequences of batches; a repeated batch is answered again."""
+    """Return the sequences of all answered batches. A repeated batch is answered again."""
     replied = of_kind(wal, "replied")
     return {f.fields["sequence"] + i for f in replied for i in range(f.fields["count"])}
 
 
 def handed_over(wal: Path) -> dict[int, Frame]:
-    """Return, by position of a notice, the record of the time at which the socket had it."""
+    """Return, by position of a notice, the record of when the notice was handed to the socket."""
     sent = of_kind(wal, "sent")
     return {at: f for f in sent for at in range(f.fields["from"], f.fields["upto"])}
 
@@ -279,7 +280,7 @@ def test_answers_wait_until_the_wal_has_space_for_their_records() -> None:
 
 
 def test_a_batch_that_takes_several_calls_was_begun_in_the_first() -> None:
-    """For timers armed in a later call, *local* ends with that call."""
+    """For a timer that is armed in a later call, the stage "local" ends with this later call."""
     core = driver.Purgatory(
         wal_buffer_bytes=lib.PG_WAL_BUFFER_MIN,
         capacity=4096,
@@ -297,7 +298,7 @@ def test_a_batch_that_takes_several_calls_was_begun_in_the_first() -> None:
     while state == lib.PG_H_AGAIN:
         now_ns += 1000
         state = handle(core, message, now_ns, received_ns=begun_ns)
-    assert now_ns > begun_ns, "the batch must exceed the bound of one call"
+    assert now_ns > begun_ns, "the batch must exceed the work of one call"
     rows = core.rows(lib.PG_R_TIMESTAMPS, "pg_timestamps")
     (timestamps,) = (rows[i] for i in range(core.header.capacity) if rows[i].armed_ns == now_ns)
     assert (timestamps.received_boot_ns, timestamps.applied_boot_ns) == (begun_ns, begun_ns)

@@ -139,7 +139,7 @@ def test_prose_is_found_in_each_kind_of_file(path: str, text: str, found: list[i
 
 
 def finding(text: str) -> Any:
-    """A finding in a file of this name."""
+    """Return a finding with this text in the file a.py."""
     return style.Finding("a.py", 1, "headless", text)
 
 

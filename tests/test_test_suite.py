@@ -1,4 +1,4 @@
-"""Rules of the tests themselves."""
+"""Rules that the test suite itself follows."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ COLLECTED = {path.stem for folder in FOLDERS for path in folder.glob("*.py")}
 
 
 def imported(source: str) -> Iterator[str]:
-    """Yield each part of each dotted name that a program imports, anywhere in it."""
+    """Yield each part of each dotted name that a program imports, even inside of functions."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import | ast.ImportFrom):
             names = [alias.name for alias in node.names]
@@ -61,7 +61,7 @@ def test_no_file_imports_a_test_file() -> None:
         for path in TESTS.rglob("*.py")
         if (names := COLLECTED.intersection(imported(path.read_text())))
     }
-    assert found == {}, "move what is shared to tests/support"
+    assert found == {}, "a test file is imported: move the shared code to tests/support"
 
 
 def test_files_that_are_no_tests_are_in_folders() -> None:
@@ -152,7 +152,7 @@ def test_imports():
 
 
 class Run(NamedTuple):
-    """A run of pytest on a file, with the plugins of this project and no conftest."""
+    """A run of pytest on one file, with this project's plugins and without a conftest."""
 
     code: int
     outcomes: dict[str, str]
@@ -246,7 +246,7 @@ def test_a_process_that_imports_pyspark_without_a_test_of_it_fails_the_run(
 
 
 def runs_in_make_test(name: str) -> bool:
-    """Return whether a file, or FILE::TEST, has a test that `make test` runs."""
+    """Return whether `make test` runs a test of this file, or this FILE::TEST."""
     path, _, test = name.partition("::")
     source = (TESTS.parent / path).read_text()
     if path.endswith(".c"):
@@ -269,7 +269,7 @@ def test_each_promise_has_a_test_in_make_test() -> None:
             assert (TESTS.parent / path).is_file(), path
 
 
-# ---- processes of the template -----------------------------------------------------------------
+# ---- daemons that a template process forks -----------------------------------------------------
 
 
 def test_a_forked_daemon_is_a_child_with_files_and_a_folder_of_its_own(daemon: StartDaemon) -> None:

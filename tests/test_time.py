@@ -1,5 +1,4 @@
-"""Clocks that jump: a stepped wall clock, suspend, another boot. Timers are early on none of
-them."""
+"""Clocks that jump: a stepped wall clock, a suspend, another boot. No timer fires early."""
 
 from __future__ import annotations
 
@@ -47,7 +46,7 @@ LATE = 2
 
 
 class Wall:
-    """The wall clock of the daemons that get `environment`."""
+    """A wall clock for daemons that are started with `environment`."""
 
     def __init__(self, directory: Path, library: Path) -> None:
         file = directory / "shift"
@@ -63,12 +62,12 @@ class Wall:
 
     @property
     def highest_ns(self) -> int:
-        """Latest time that it has shown so far."""
+        """Latest time that the clock has shown so far."""
         self._highest_ns = max(self._highest_ns, self.now_ns)
         return self._highest_ns
 
     def step(self, shift_s: float) -> None:
-        """Set it `shift_s` ahead of the machine's clock."""
+        """Set the clock `shift_s` ahead of the machine's clock."""
         _ = self.highest_ns
         self._shift[:] = struct.pack("<q", round(shift_s * NS))
 
@@ -89,8 +88,7 @@ def at(wall: Wall, after_s: float) -> datetime:
 
 
 def due(subscriber: Subscriber, wall: Wall, deadline: datetime) -> str:
-    """Return the key of the next notice, which must not be early by the daemon's time or the
-    clock's."""
+    """Return the key of the next notice. By its own time and by the clock it must not be early."""
     notice = subscriber.get(PATIENCE_S)
     assert notice is not None
     assert notice.fired_at >= deadline
@@ -124,7 +122,7 @@ def test_a_step_backwards_delays_timers(stepped: Daemon, wall: Wall) -> None:
 
 @pytest.mark.tier("all")
 def test_a_step_before_the_start(wall: Wall, daemon: StartDaemon) -> None:
-    """The clock goes back while no daemon runs, and forward while one does."""
+    """The clock steps back while no daemon runs, and forward while a daemon runs."""
     real = daemon("demo", env=wall.environment)
     with Client("demo") as client:
         deadline = at(wall, 1)
@@ -163,10 +161,11 @@ def test_many_steps_fire_each_once_and_none_early(stepped: Daemon, wall: Wall) -
 def take_due(
     subscriber: Subscriber, wall: Wall, deadlines: dict[str, datetime], wait_s: float
 ) -> list[str]:
-    """Return keys of the next notices, the first of them within `wait_s`."""
+    """Return the keys of all available notices. Wait at most `wait_s` for the first one."""
     keys: list[str] = []
     while (notice := subscriber.get(0 if keys else wait_s)) is not None:
-        # `fired_at` shows the clock of the time when the notice was built, perhaps one step later.
+        # `fired_at` shows the wall clock of when the notice was built, perhaps one step after it
+        # fired.
         assert wall_time(wall.highest_ns) >= deadlines[str(notice.key)]
         keys.append(str(notice.key))
     return keys
@@ -176,7 +175,7 @@ def take_due(
 
 
 def ahead(directory: Path, seconds: int) -> str:
-    """Return a Python whose CLOCK_BOOTTIME is `seconds` ahead of the machine's."""
+    """Return the path of a Python whose CLOCK_BOOTTIME is `seconds` ahead of the machine's."""
     needs("timens", "a boot clock of its own")
     script = directory / f"ahead-{seconds}"
     python = shlex.quote(sys.executable)
@@ -212,13 +211,14 @@ def test_a_daemon_and_clients_in_a_time_namespace(daemon_dir: Path) -> None:
     finally:
         real.close()
     assert done.returncode == 0, done.stderr
-    assert int(done.stdout) > boot_ns() + (DAY_S - HOUR_S) * NS  # on the clock of the namespace
+    # a boot time on the clock of the time namespace
+    assert int(done.stdout) > boot_ns() + (DAY_S - HOUR_S) * NS
 
 
 @pytest.mark.tier("all")
 @pytest.mark.parametrize("seconds", [DAY_S, -120])
 def test_a_client_outside_of_the_daemons_time_namespace(seconds: int, daemon_dir: Path) -> None:
-    """The daemon counts its delays from their arrival; the test uses a clock that both share."""
+    """The daemon counts delays from their arrival. The test measures with the monotonic clock."""
     real = Daemon("demo", daemon_dir, python=ahead(daemon_dir, seconds))
     try:
         with (
@@ -240,7 +240,7 @@ def test_a_client_outside_of_the_daemons_time_namespace(seconds: int, daemon_dir
 
 @pytest.fixture
 def sleeper(daemon_dir: Path) -> Iterator[Daemon]:
-    """A daemon whose machine was suspended for a day while it was stopped."""
+    """A daemon that a test stops, and starts again as after a day of suspend."""
     real = Daemon("demo", daemon_dir)
     try:
         yield real
@@ -266,7 +266,7 @@ def armed(real: Daemon) -> set[wire.Key]:
 
 @pytest.mark.parametrize("end", [Daemon.stop, Daemon.kill])
 def test_a_day_of_suspend(sleeper: Daemon, daemon_dir: Path, end: object) -> None:
-    """Due timers fire once, flagged late, in the order of their deadlines; the others wait."""
+    """Due timers fire once, flagged LATE, in the order of their deadlines. The others wait."""
     hours = {"23": 23, "1": 1, "25": 25, "12": 12}
     with Client("demo") as client:
         for key, after in hours.items():
@@ -280,14 +280,14 @@ def test_a_day_of_suspend(sleeper: Daemon, daemon_dir: Path, end: object) -> Non
     found = all_notices(sleeper)
     assert [n.key for n in found] == ["1", "12", "23"]
     assert all(n.flags & LATE and n.fired_ns >= n.deadline_ns for n in found)
-    assert armed(sleeper) == {"25", "wall"}  # the wall clock did not move
+    assert armed(sleeper) == {"25", "wall"}  # the wall clock has not moved
     sleeper.restart()
     assert sent(sleeper, "default") == 3
     assert armed(sleeper) == {"25", "wall"}
 
 
 def test_a_boot_clock_that_went_back_is_refused(sleeper: Daemon, daemon_dir: Path) -> None:
-    """A suspend cannot cause that; moving a container can. Its deadlines would mean nothing."""
+    """Moving a container can set the clock back. The arena's deadlines would then mean nothing."""
     with Client("demo") as client:
         client.add("k", delay=HOUR_S)
     sleeper.stop()

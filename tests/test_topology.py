@@ -1,4 +1,4 @@
-"""The machine in sysfs and procfs, from simulated trees and from this one."""
+"""The topology of a machine, read from simulated sysfs and procfs trees and from this machine's."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.tier("check")
 TWO_BY_TWO = {0: (0, 1), 1: (2, 3)}
 
 
-# ---- lists -------------------------------------------------------------------------------------
+# ---- lists of CPUs -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -56,7 +56,7 @@ def test_the_text_of_a_list(cpus: tuple[int, ...], text: str) -> None:
     assert cpus == () or cpu_list(text) == set(cpus)
 
 
-# ---- trees --------------------------------------------------------------------------------------
+# ---- sysfs and procfs trees ---------------------------------------------------------------------
 
 
 def test_one_node(tmp_path: Path) -> None:
@@ -199,12 +199,12 @@ def test_this_machine() -> None:
     assert found.memory_nodes
 
 
-# ---- for workers -------------------------------------------------------------------------------
+# ---- CPUs for workers --------------------------------------------------------------------------
 
 
 @pytest.fixture
 def two_nodes(tmp_path: Path) -> Topology:
-    """Node 0 has cores (0, 8) .. (3, 11), node 1 (4, 12) .. (7, 15)."""
+    """Node 0 has the cores (0, 8) .. (3, 11), node 1 has (4, 12) .. (7, 15): two CPUs per core."""
     nodes = {0: (0, 1, 2, 3, 8, 9, 10, 11), 1: (4, 5, 6, 7, 12, 13, 14, 15)}
     return Machine(nodes, cores=smt(8)).read(tmp_path)
 
@@ -219,8 +219,8 @@ def test_workers_get_whole_cores_first_and_not_the_loops(two_nodes: Topology) ->
     ("others", "cpus"),
     [
         ((7, 4, 0), [5, 6, 13, 14]),
-        ((4, 5, 6), [12, 13, 14, 15]),  # each core has a loop
-        # each CPU has a loop: only the core of this loop is avoided
+        ((4, 5, 6), [12, 13, 14, 15]),  # each core has the loop of a daemon
+        # each CPU has a loop: workers avoid only the core of their own daemon's loop, CPU 7
         (range(4, 16), [4, 5, 6, 12, 13, 14]),
     ],
 )
@@ -234,8 +234,8 @@ def test_workers_leave_other_loops_alone(
     ("given", "cpus"),
     [
         ((0, 1, 4), [4]),
-        ((0, 1), [0, 1]),  # no CPU of ours is near
-        ((7, 15), [15]),  # the loop's sibling, rather than its CPU
+        ((0, 1), [0, 1]),  # no given CPU is on the node
+        ((7, 15), [15]),  # the sibling of the loop's CPU
         ((7,), [7]),
     ],
 )

@@ -1,5 +1,5 @@
-"""A uid's share of the topics, namespaces, sessions, watch keys, watch records, operations,
-bulk loads and their blocks: in the core, and with a real daemon that another uid fills."""
+"""A uid's share of topics, namespaces, sessions, watch keys, watch records, operations, bulk loads
+and their blocks. Tested in the core, and with a real daemon that another uid fills."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ SIZES: dict[str, Any] = {
     "bulk_loads": 8, "bulk_load_blocks": 64,
 }  # fmt: skip
 SHARE = 4
-"""Rows that are half of each table."""
+"""Number of rows that a uid may have in each table: a half of the table."""
 
 
 @pytest.fixture
@@ -64,13 +64,13 @@ def core() -> Iterator[Purgatory]:
 
 
 def named(owner: Owner, names: list[tuple[bytes, bytes]], *commands: Command) -> list[pd.Answer]:
-    """Send a batch with its own name table."""
+    """Send a batch whose name table has these (namespace, topic) pairs."""
     with mock.patch.object(pd, "NAMES", names):
         return owner.send(*commands)
 
 
 def put_in(owner: Owner, namespace: bytes, topic: bytes) -> pd.Answer:
-    """Arm a timer in a namespace and a topic, under a key made of their names."""
+    """Arm a timer in a namespace and a topic. Its key contains the uid and both names."""
     put = pd.put(b"%d-%s-%s" % (owner.uid, namespace, topic), FAR_NS)
     return named(owner, [(namespace, topic)], put)[0]
 
@@ -80,7 +80,7 @@ def topic(owner: Owner, n: int) -> pd.Answer:
 
 
 def namespace(owner: Owner, n: int) -> pd.Answer:
-    """Create a namespace without a topic: advance a key in it, and forget the key."""
+    """Create a namespace without a topic: advance a watch key in it, and forget the key."""
     names = [(b"%d-%d" % (owner.uid, n), b"")]
     answers = named(owner, names, pd.advance(b"k", 1), pd.forget(b"k"))
     return answers[0]
@@ -91,7 +91,7 @@ def watch_key(owner: Owner, n: int) -> pd.Answer:
 
 
 def watch(owner: Owner, n: int) -> pd.Answer:
-    """Return one record, on a key that all operations watch."""
+    """Arm an operation with one watch record, on the key that all operations of the tests watch."""
     return owner.send(pd.watch(b"o%d-%d" % (owner.uid, n), ANY, [Key(b"all", 9)]))[0]
 
 
@@ -124,7 +124,7 @@ EVERY_TABLE = pytest.mark.parametrize(
 
 
 def held_by(core: Purgatory, uid: int) -> dict[str, int]:
-    """Return rows that a uid holds, from its account and the names that it created."""
+    """Return a uid's number of rows by table, from its account and the names that it created."""
     rows = core.rows(lib.PG_R_ACCOUNTS, "pg_account")
     used = [rows[i] for i in range(core.config["accounts"]) if rows[i].in_use]
     counts = [(a.sessions, a.watch_keys, a.watches) for a in used if a.uid == uid] or [(0, 0, 0)]
@@ -147,7 +147,7 @@ def refused(answer: pd.Answer) -> QuotaExceeded:
 
 
 def prepared(core: Purgatory) -> tuple[Owner, Owner]:
-    """Return Alice and Bob, with names and a watch key of root's that they both use."""
+    """Return (Alice, Bob) after root has created the names and the watch key that they use."""
     root = Owner(core, 9, ROOT)
     names = [(b"n", b"t"), (b"other", b"t"), (b"home", b"")]
     named(root, names, pd.put(b"x", FAR_NS), pd.put(b"y", FAR_NS, name=1), pd.advance(b"all", 0))
@@ -186,7 +186,8 @@ def test_a_session_beyond_the_share_is_refused(core: Purgatory) -> None:
     assert (error.resource, error.uid, error.used, error.limit) == ("sessions", ALICE, SHARE, SHARE)
     assert "raise --uid-share or --sessions" in str(error)
     again = wire.decode_reply(core.send(wire.encode_hello((1).to_bytes(16, "little")), None, ALICE))
-    assert (again.error, again.session) == (0, owners[0].id)  # the session of this nonce
+    # the nonce of an open session finds this session
+    assert (again.error, again.session) == (0, owners[0].id)
     Owner(core, 8, BOB)
     owners[0].bye()
     Owner(core, 7, ALICE)
@@ -287,12 +288,12 @@ SLOTS = 16
 
 
 def outcome(owner: Owner, n: int) -> pd.Answer:
-    """Arm an operation that ends at once: its outcome waits for its owner."""
+    """Arm an operation that ends at once, so that its outcome waits for the owner."""
     return owner.send(pd.watch(b"e%d-%d" % (owner.uid, n), ANY, [Key(b"all", 0)]))[0]
 
 
 def with_outcomes(**more: Any) -> tuple[Purgatory, Owner, Owner]:
-    """Return a core in which Alice has as many outcomes as she may."""
+    """Return (core, Alice, Bob). Alice has as many outcomes as her share allows."""
     core = Purgatory(**(SIZES | {"capacity": SLOTS} | more))
     core.set_uid_share(50, DAEMON)
     alice, bob = prepared(core)
@@ -370,7 +371,7 @@ BLOCK: int = lib.PG_BULK_LOAD_BLOCK_ROWS
 
 
 def row_of(owner: Owner, n: int) -> pd.Answer:
-    """Add a row in its own block of one bulk load."""
+    """Add a row of one bulk load; each row is in another block."""
     put = pd.put(b"%d row %d" % (owner.uid, n), FAR_NS)
     with mock.patch.object(pd, "NAMES", [(b"home", b"root")]):
         return owner.bulk_load((identity(owner, 0), n * BLOCK, 0), put)[0]
@@ -431,7 +432,8 @@ def test_a_full_table_of_accounts_refuses_only_counted_rows() -> None:
     core.check()
     root.send(pd.cancel(b"r"), pd.forget(b"all"))
     root.bye()
-    assert watch_key(bob, 0).status == Status.DONE  # root's account is idle
+    # root's account is idle, so Bob can take its row
+    assert watch_key(bob, 0).status == Status.DONE
     core.check()
 
 
@@ -439,7 +441,7 @@ def test_a_full_table_of_accounts_refuses_only_counted_rows() -> None:
 
 
 def filled(core: Purgatory) -> tuple[Owner, Owner]:
-    """Return a core in which Alice holds her share of each table except the sessions."""
+    """Return (Alice, Bob) after Alice has used up her share of each table except the sessions."""
     alice, bob = prepared(core)
     for n in range(SHARE):
         for fill in (topic, namespace, watch_key, watch, bulk_load):
@@ -499,7 +501,7 @@ def test_a_redo_counts_the_same() -> None:
 
 
 def test_a_recovered_operation_does_not_refuse_new_topics(core: Purgatory) -> None:
-    """The recovered arena has more operations than watches that it counted."""
+    """The test recovers an arena that then has more operations than counted watch records."""
     Owner(core, 1, ROOT).send(pd.watch(b"op", ANY, [Key(b"w", 1)]))
     snapshot = Snapshot(core, quiet=True).finish().data
     redo = Redo(snapshot, sessions=8)
@@ -541,7 +543,7 @@ def test_check_finds_a_count_that_is_wrong(core: Purgatory, count: str) -> None:
 
 # ---- a real daemon ---------------------------------------------------------------------------
 
-MEMBER, OTHER = 61001, 61002  # uids that no user database knows
+MEMBER, OTHER = 61001, 61002  # uids without an entry in any user database
 HOUR_S = 3600.0
 FLAGS = (
     "--topics", "8", "--namespaces", "8", "--sessions", "8", "--watches", "8", "--watch-keys", "8",
@@ -566,14 +568,14 @@ def until_refused(call: Callable[[int], object]) -> Refusal:
 
 
 def enter(n: int) -> None:
-    """Create a namespace with an advance."""
+    """Create a namespace by an advance in it."""
     with PurgatoryClient("demo", namespace=f"{n}") as client:
         client.advance("k", 1)
         client.forget("k")
 
 
 def stay(real: Daemon) -> None:
-    """Leave a session that outlives its client for an hour."""
+    """Open a session that outlives its client by an hour."""
     grace = struct.pack("<IIq", 0, 0, 3600 * SECOND_NS)
     with Raw(real.paths.cmd) as client:
         if error := client.ask(raw.frame(raw.HELLO) + os.urandom(16) + grace).error:
@@ -598,7 +600,7 @@ def fill_everything(real: Daemon) -> list[Refusal]:
 
 
 def work(real: Daemon) -> str:
-    """Add, watch and open sessions as another uid, in its own namespace."""
+    """Add a timer, watch an operation and open sessions, in a namespace of this uid's own."""
     name = f"{os.getuid()}"
     with Client("demo", namespace=name) as client:
         client.add("k", delay=HOUR_S, topic="t", mode="replace")
@@ -611,7 +613,7 @@ def work(real: Daemon) -> str:
 
 
 def uids(real: Daemon) -> dict[int, dict[str, int]]:
-    """Return rows that each uid holds, from `purgatoryd stats`."""
+    """Return the rows of `purgatoryd stats` about uids, by uid."""
     reader = Reader.attach(real.paths)
     rows = [uid_record(account) for account in reader.accounts()]
     return {row.pop("uid"): row for row in rows}
@@ -655,14 +657,15 @@ def test_a_member_that_fills_the_tables_is_refused_alone(
 
 
 def leave_outcomes(real: Daemon) -> list[int]:
-    """Leave outcomes in the inbox of a session that outlives its client for an hour."""
+    """Leave outcomes in the inbox of a session that outlives its client by an hour."""
     with Silent(real, grace_ns=3600 * SECOND_NS) as owner:
         owner.batch(trigger(Op.ADVANCE_KEY, b"k", 1))
         return [owner.batch(watch_of(b"o%d" % n, b"k", 1))[0][0] for n in range(36)]
 
 
 def bulk_load_until_refused() -> tuple[Refusal, list[Status]]:
-    """Open bulk loads, and add rows to one of them, each in its own block, until refused."""
+    """Open bulk loads until one is refused. Then add rows to one of them, each in another block,
+    until a row is refused."""
     with Client("demo", namespace="mine") as client:
         opened = until_refused(lambda n: client.open_bulk_load(bytes((n + 1,)) * 16))
         rows = [

@@ -1,4 +1,4 @@
-"""Arenas of earlier and of unknown ABIs, and interrupted births."""
+"""Arenas of earlier and of unknown ABIs, WALs of earlier versions, and interrupted births."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ FAR_NS = 10**18
 LATE = 2
 KEY_TYPES = ("str", "bytes", "uuid")
 LONG_KEY = b"a watch key of more than sixteen bytes"
-# offsets in struct pg_header and struct pg_private, the same in every ABI
+# byte offsets in struct pg_header and struct pg_private, which every ABI has in common
 MAJOR_AT, MINOR_AT, LAYOUT_AT, PRIVATE_LAYOUT_AT = 8, 12, 16, 8
 
 
@@ -89,7 +89,7 @@ def stored(request: pytest.FixtureRequest) -> Stored:
 
 @pytest.fixture
 def paths(daemon_dir: Path) -> Paths:
-    (daemon_dir / "demo.lock").touch()  # so that the arena files are removed with the directory
+    (daemon_dir / "demo.lock").touch()  # makes the fixture daemon_dir remove the arena files
     return paths_in(daemon_dir, "demo")
 
 
@@ -119,7 +119,7 @@ def test_a_stored_arena_goes_on(
     assert stats(real)["next_ticket"] == stored.contents["next_ticket"] + of_itself(reader)
     reader.check()
     reader.close()
-    real.restart()  # the arena has this ABI afterwards
+    real.restart()  # starts from the converted arena, which has this ABI
 
 
 def is_due(timer: dict[str, Any]) -> bool:
@@ -127,7 +127,8 @@ def is_due(timer: dict[str, Any]) -> bool:
 
 
 def what_is_armed_stays(reader: Reader, was: dict[str, Any], shift_ns: int = 0) -> None:
-    """Check deadlines and tickets; a wall deadline is converted with today's wall clock."""
+    """Check the armed timers. A wall deadline becomes a boot time by today's wall clock, so only
+    its wall time is checked."""
     armed = {i.ticket: i for i in infos(reader)}
     expected = [t for t in was["timers"] if not is_due(t)]
     assert armed.keys() == {t["ticket"] for t in expected}
@@ -142,7 +143,7 @@ def what_is_armed_stays(reader: Reader, was: dict[str, Any], shift_ns: int = 0) 
 
 
 def of_itself(reader: Reader) -> int:
-    """Return the notices of daemons about their own state since the arena has this version."""
+    """Return the number of notices in this arena that daemons published about their own state."""
     return reader.newest_sequences(EVENTS_NAMESPACE)[EVENTS_TOPIC][1]
 
 
@@ -151,9 +152,9 @@ def what_came_due_fires(
 ) -> None:
     """Check that due timers fire once, in the order of deadlines, after the earlier notices.
 
-    `sent`: notices that the socket had are still there.
+    `sent`: the replay buffer still has the notices that were sent before.
     """
-    fired = len(was["replay_buffer"]) + 6  # one of the seven due operations has no notice
+    fired = len(was["replay_buffer"]) + 6  # seven operations are due, and one of them has no notice
     eventually(lambda: reader.header.published == fired + of_itself(reader))
     for namespace, topic in {(e["namespace"], e["topic"]) for e in was["replay_buffer"]}:
         before = [
@@ -174,7 +175,7 @@ def what_came_due_fires(
 
 
 def moved(time_ns: int, shift_ns: int) -> int:
-    """Return a time on the clock of another boot; times before its start become its start."""
+    """Convert a time to the clock of another boot. A time before this boot becomes 0."""
     return max(0, time_ns + shift_ns)
 
 
@@ -199,7 +200,7 @@ def payload_of(notice: wire.RawNotice) -> bytes:
 
 
 def what_the_session_had_is_there(owner: Raw, session: dict[str, Any]) -> None:
-    """Check that the session is found by its nonce, and its last batch gets its first answer."""
+    """Check that the nonce finds the session, and that its repeated batch gets the first answer."""
     owner.hello(bytes.fromhex(session["nonce"]))
     assert (owner.session, owner.sequence) == (session["id"], session["last"])
     owner.send(bytes.fromhex(session["batch"]))
@@ -207,7 +208,7 @@ def what_the_session_had_is_there(owner: Raw, session: dict[str, Any]) -> None:
 
 
 def replied(owner: Raw, kind: Message) -> bytes:
-    """Return the next message of a kind; other messages are sent again later."""
+    """Return the next message of a kind. Drop other messages: the daemon sends them again later."""
     while True:
         (data,) = owner.socket.recv_multipart()
         if wire.decode_reply(data).message == kind:
@@ -215,7 +216,7 @@ def replied(owner: Raw, kind: Message) -> bytes:
 
 
 def operations_end_as_they_would_have(owner: Raw) -> None:
-    """Check that ended operations are reported, and armed ones wait for their watermarks."""
+    """Check that ended operations are reported, and armed operations wait for their watermarks."""
     watermarks = [
         driver.advance(b"a", 9), driver.advance(b"b", 1), driver.bump(b"c", 3),
         driver.bump(b"69", 7),
@@ -264,10 +265,10 @@ def test_a_stored_arena_gets_a_wal(
     fired = reader.header.published - of_itself(reader)
     reader.close()
     with Client("demo", durable=True, timeout=PATIENCE_S) as client:
-        client.add("behind", delay=3600)  # earlier changes are on disk with it
+        client.add("behind", delay=3600)  # all earlier changes are on disk when it is acknowledged
         client.cancel("behind")
     real.kill()
-    remove_arena_files(real.paths)  # as a reboot does
+    remove_arena_files(real.paths)  # a reboot removes the arena files
     real.start()
     reader = Reader.attach(real.paths)
     what_is_armed_stays(reader, stored.contents)
@@ -277,7 +278,8 @@ def test_a_stored_arena_gets_a_wal(
 
 
 def operations_wait_for_their_watermarks(reader: Reader) -> None:
-    """The owner is gone: operations with a notice report their end by it."""
+    """Check that armed operations end when their watermarks are reached. Their owner is gone, so
+    only notices report the ends."""
     _, last = reader.newest_sequences("n")["t"]
     with Purgatory("demo", namespace="n", timeout=PATIENCE_S) as other:
         ended = [
@@ -318,7 +320,7 @@ def test_a_stored_export_is_imported(
 
 
 def moved_by(reader: Reader, was: dict[str, Any]) -> int:
-    """Return by how much delays moved to this boot's clock, according to the wall clock."""
+    """Return the shift of delays to this boot's clock in ns. Check it with the wall clock."""
     far = next(t for t in was["timers"] if t["wall_ns"] is None and not is_due(t))
     (found,) = (i for i in infos(reader) if i.ticket == far["ticket"])
     shift_ns = int(found.deadline_ns - far["deadline_ns"])
@@ -328,7 +330,7 @@ def moved_by(reader: Reader, was: dict[str, Any]) -> int:
 
 
 def exported(real: Daemon) -> Path:
-    """Export a daemon, which then ends; return the file."""
+    """Export a daemon's state, which stops the daemon; return the path of the export."""
     file = real.dir / "exported"
     command = [sys.executable, "-m", "purgatoryd.cli", "stop", "--name", real.name]
     subprocess.run([*command, "--export", str(file)], check=True, env=real.env)
@@ -337,7 +339,7 @@ def exported(real: Daemon) -> Path:
 
 
 def watermarks_in(export: Path) -> dict[wire.Key | None, tuple[int, int]]:
-    """Return watermark and error of every watch key."""
+    """Return (watermark, error) of every watch key in an export."""
     walk = Walk()
     walk.enter(export)
     found = [frame for frame in walk.frames() if frame.kind == "watermark"]
@@ -398,7 +400,7 @@ def test_a_wal_of_another_version_is_refused_and_untouched(
 
 
 def of_later(field: str, data: bytes) -> bytes:
-    """Return a WAL segment or snapshot of the next minor or major version."""
+    """Return this WAL segment or snapshot with the next minor or major version in its header."""
     changed = bytearray(data)
     head = ffi.from_buffer("struct pg_wal_segment *", changed)
     setattr(head, field, getattr(head, field) + 1)
@@ -411,18 +413,18 @@ def test_every_format_of_the_wal_is_stored() -> None:
     assert f"wal-{lib.PG_WAL_MAJOR}.{lib.PG_WAL_MINOR}" in names
 
 
-# ---- conversion; today's layout stands for an earlier one ---------------------------------------
+# ---- conversion, with today's layout in place of an earlier one ---------------------------------
 
 
 @pytest.fixture
 def earlier(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
-    """Return a function after whose call arenas of today's layout count as those of an earlier
-    one."""
+    """Return a function. After its call, arenas of today's layout are converted as if their layout
+    were an earlier one."""
     return lambda: monkeypatch.setattr(shm_layout.arena, "converts", lambda layout_id: True)
 
 
 def arm_five(arena: Arena) -> None:
-    """Arm timers 1 to 5 of a new session."""
+    """Open a session and arm the timers 1 to 5."""
     now_ns = HOST.boot_ns()
     asked = os.geteuid(), os.getpid(), now_ns, now_ns
     _, reply = arena.handle(wire.encode_hello(b"a client's nonce"), *asked)
@@ -454,7 +456,7 @@ def test_a_converted_arena_has_the_timers(paths: Paths, earlier: Callable[[], No
 def test_an_arena_begins_a_wal_with_a_snapshot_unless_it_is_converted(
     paths: Paths, earlier: Callable[[], None], *, converts: bool
 ) -> None:
-    """A converted arena is replaced by a new one, which has its own snapshot."""
+    """A conversion makes a new arena, which begins its own WAL with a snapshot."""
     wal = paths.directory / "wal" / "demo"
     opening = Opening(Config(name="demo", capacity=100, wal_dir=str(wal.parent)), paths, force=True)
     with locked(wal):
@@ -476,12 +478,12 @@ def test_an_arena_begins_a_wal_with_a_snapshot_unless_it_is_converted(
         arena.close()
 
 
-# ---- the next minor ------------------------------------------------------------------------------
+# ---- the next minor version ----------------------------------------------------------------------
 
 
 @pytest.fixture(scope="session")
 def later(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, str]:
-    """The environment of a build of the next minor version."""
+    """The environment variables that select a build of the next minor version."""
     return later_build.make(tmp_path_factory.mktemp("later"))
 
 
@@ -510,7 +512,8 @@ def test_the_next_minor_takes_over_what_a_killed_daemon_appended(
     real.kill()
     before = real.env
     real.env = {**before, **later}
-    for _ in range(2):  # from the arena, then from the WAL that both minors wrote
+    # first from the arena, then from the WAL that both minor versions have written
+    for _ in range(2):
         real.start()
         assert keys_listed(real) == {"durable", *map(str, range(500))}
         real.kill()
@@ -557,7 +560,8 @@ print([frame.lsn for frame in walk.frames()])
 
 
 def append_one_in_doubt(arena: Arena, *, seen: bool) -> int:
-    """Arm timers as if killed at the last one's frame; return the number of those that count."""
+    """Arm five timers, then restore the state of a kill at the last frame. Return the number of
+    frames that count afterwards. With `seen`, the effect of the last frame is in the arena."""
     arm_five(arena)
     buffer, at = arena.wal_buffer, 0
     ring = ffi.cast("uint8_t *", buffer) + lib.PG_WAL_BUFFER_HEAD
@@ -569,7 +573,7 @@ def append_one_in_doubt(arena: Arena, *, seen: bool) -> int:
         return appended
     frame = bytearray(ffi.buffer(ring + at, buffer.appended - at))
     struct.pack_into("<Q", frame, 8, appended + 1)
-    struct.pack_into("<Q", frame, size_of("pg_frame_head"), 99)  # the ticket
+    struct.pack_into("<Q", frame, size_of("pg_frame_head"), 99)  # a ticket that no slot has
     ffi.memmove(ring + buffer.appended, frame, len(frame))
     buffer.appended += len(frame)
     buffer.next_lsn += 1
@@ -594,13 +598,13 @@ def test_the_next_minor_refuses_the_arena_of_another_shard(
 
 
 def keys_listed(real: Daemon) -> set[str]:
-    """Return the keys that the command of the daemon's own version lists."""
+    """Return the keys that `purgatoryd list`, in the daemon's version, prints."""
     command = [sys.executable, "-m", "purgatoryd.cli", "list", "--name", real.name, "--json"]
     done = subprocess.run(command, env=real.env, capture_output=True, text=True, check=True)
     return {json.loads(line)["key"] for line in done.stdout.splitlines()}
 
 
-# ---- what cannot be converted ------------------------------------------------------------------
+# ---- arenas that cannot be converted -----------------------------------------------------------
 
 
 def newer_minor(stored: Stored) -> str:
@@ -631,12 +635,12 @@ def test_another_abi_is_refused_and_untouched(
     assert stored.untouched(paths)
 
 
-# ---- with a daemon of another ABI --------------------------------------------------------------
+# ---- clients of a daemon with another ABI ------------------------------------------------------
 
 
 @pytest.fixture
 def newer(daemon: StartDaemon) -> Daemon:
-    """A daemon whose arena seems to have the next minor version."""
+    """A daemon whose arena header names the next minor version, so that clients cannot attach."""
     real = daemon("demo")
     with file(real, "").open("r+b") as arena:
         arena.seek(MINOR_AT)
@@ -652,7 +656,7 @@ def test_a_subscriber_has_the_socket(newer: Daemon, topics: list[str] | None) ->
         Reader.attach(newer.paths)
     with Client("demo") as client, Subscriber("demo", topics=topics) as subscriber:
         received: Notice | None = None
-        while received is None:  # a subscription takes effect some time after it was made
+        while received is None:  # a subscription takes effect with a delay
             client.add("first", delay=0, topic="t", mode="replace")
             received = subscriber.get(0.05)
         for i in range(100):
@@ -672,8 +676,9 @@ def test_a_subscriber_without_an_arena_names_what_the_socket_dropped() -> None:
     assert [popped(stream), popped(stream), popped(stream)] == [(b"a", 41), (b"b", 42), None]
     stream.take(message(first=45, keys=[b"e"]))
     assert [popped(stream), popped(stream)] == [(43, 44), (b"e", 45)]
-    stream.take(message(first=45, keys=[b"e"]))  # a repetition after a restart of the daemon
-    stream.take(message(first=46, keys=[], tail=47))  # notices after it were dropped
+    stream.take(message(first=45, keys=[b"e"]))  # a restarted daemon repeats a message
+    # a heartbeat shows that notices 46 and 47 were dropped
+    stream.take(message(first=46, keys=[], tail=47))
     assert [popped(stream), popped(stream)] == [(46, 47), None]
     stream.take(message(first=1, keys=[b"z"], stream_id=8))
     assert [popped(stream), popped(stream)] == [(48, 0), (b"z", 1)]
@@ -687,7 +692,7 @@ def test_a_topic_without_an_arena_may_begin_with_a_heartbeat() -> None:
 
 
 def popped(stream: Stream) -> tuple[object, int] | None:
-    """Return (key, sequence) of the next notice, or the lost range."""
+    """Return (key, sequence) of the next notice, (first, last) of a lost range, or None."""
     try:
         notice = stream.pop()
     except Lagged as lost:
@@ -698,7 +703,7 @@ def popped(stream: Stream) -> tuple[object, int] | None:
 def message(
     first: int, keys: list[bytes], tail: int | None = None, stream_id: int = 7
 ) -> list[bytes]:
-    """Return both frames of a message of topic t."""
+    """Return the two frames of a message of topic t."""
     last = first + len(keys) - 1 if tail is None else tail
     head = wire.NOTICES.pack(NOTICE_MAGIC, WIRE_VERSION, stream_id, 3, first, last, 0, 0, len(keys))
     records = b"".join(
@@ -728,9 +733,10 @@ def test_a_daemon_of_another_minor_is_not_stopped_for_an_export(newer: Daemon) -
     assert not file.exists()
 
 
-# ---- births that were cut off ------------------------------------------------------------------
+# ---- interrupted births ------------------------------------------------------------------------
 
-# The files left by an interrupted birth, of the old arena or its successor; and which then serves.
+# By moment of the interruption: the files that it leaves ("old": of the old arena, "born": of the
+# new one), and the arena that the next start uses.
 CUTS = {
     "before both were whole": ({"": "old", ".private": "old", ".new": "born"}, "old"),
     "when the private one was not": (

@@ -1,4 +1,4 @@
-"""The data of `top` and `web`, and `top` itself: of real daemons, including one that hangs."""
+"""The data of `top` and `web`, and the output of `top`, for real daemons, some of which hang."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def test_occupancy_of_tables(sampler: Sampler) -> None:
         client.add_many([(f"k{i}", 60.0, "orders", bytes(100)) for i in range(10)])
         view = sampler.take()
     assert fill(view, "timers") == (10, 1000)
-    assert fill(view, "namespaces") == (1, 64)  # the daemon's own publications have other rows
+    assert fill(view, "namespaces") == (1, 64)  # the daemon's own namespace does not count
     assert fill(view, "topics") == (1, 1024)
     assert fill(view, "payload memory")[0] == fill(empty, "payload memory")[0] + 10 * 112
     assert fill(view, "sessions") == (1, 1024)
@@ -146,8 +146,8 @@ def test_figures_updated_once_a_second_are_rated_over_the_window(
     first = sampler._moment()
 
     def moment(number: int) -> _Moment:
-        """Return a moment half a second after the last one; 100 wake-ups and advances per
-        second."""
+        """Return the sample of half a second later. There are 100 wake-ups and 100 advances per
+        second; wake-ups come in bursts of one second."""
         made = {"wakeups": number // 2 * 100, "advances": number * 50}
         metrics = replace(first.metrics, counters={**first.metrics.counters, **made})
         return _Moment(number * S // 2, first.epoch, metrics)
@@ -188,7 +188,7 @@ def test_a_client_that_does_not_acknowledge_is_seen(demo: Daemon, sampler: Sampl
 
 @pytest.mark.tier("all")
 def test_a_healthy_client_is_not_slow(demo: Daemon, sampler: Sampler) -> None:
-    """A healthy client may have an outcome that has just arrived."""
+    """A client with an outcome that has just arrived does not count as slow."""
     with Raw(demo) as owner, Client("demo") as fast, Admin("demo") as admin:
         fast.add("k", delay=60)
         owner.batch(watch(b"one", b"t", 1), watch(b"two", b"other", 1))
@@ -222,7 +222,7 @@ def test_topics_have_their_timers_and_notices(sampler: Sampler) -> None:
 
 @pytest.mark.tier("all")
 def test_a_full_replay_buffer_is_no_alarm(sampler: Sampler) -> None:
-    """New notices replace the oldest ones: full is the normal state."""
+    """A full replay buffer is normal, because new notices replace the oldest notices."""
     (found,) = (one for one in sampler.take().fills if one.name == "replay memory")
     console = Console(width=20, file=StringIO())
     for fill_, colour in ((found, "cyan"), (Fill("timers", 0, 1), "red")):
@@ -258,7 +258,7 @@ def test_a_strangers_session_table_is_not_read(demo: Daemon, spoil: bytes) -> No
         assert sampler.take().slowest is None
 
 
-# ---- a daemon that hangs, ends, comes again ------------------------------------------------------
+# ---- a daemon that hangs, ends and starts again --------------------------------------------------
 
 
 @pytest.mark.tier("all")
@@ -315,7 +315,7 @@ def viewer(three: Daemon) -> Iterator[Viewer]:
 
 
 def arm(namespaces: list[str]) -> None:
-    """Arm timers in each namespace: one more than its number."""
+    """Arm timers in each namespace: one in the first, two in the second, and so on."""
     for number, namespace in enumerate(namespaces):
         with Client("demo", namespace=namespace) as client:
             client.add_many([(f"k{i}", 3600.0, "t", bytes(20)) for i in range(1 + number)])
@@ -402,7 +402,7 @@ def test_top_of_a_deployment_and_of_its_shards(three: Daemon) -> None:
 
 
 def shows_who_runs_it(three: Daemon, file: StatusFile) -> None:
-    """Check the output of top for a process that is degraded, is frozen, or publishes nothing."""
+    """Check the output of top for a supervisor that is degraded, frozen, or has no status file."""
     now_ns, why = boot_ns(), "demo-1-1 does not answer"
     record = StatusRecord(DaemonState.DEGRADED, three.pid, now_ns, now_ns, [], [why], 3, 2, 4)
     file.write(record)
@@ -423,7 +423,7 @@ def test_a_daemon_alone_has_no_shard_to_choose(demo: Daemon) -> None:
 
 
 def top(*args: str) -> str:
-    """Return one view as text."""
+    """Run `purgatoryd top --once`; return its output."""
     command = ["top", "--name", "demo", "--once", "--interval", "100ms", *args]
     done = CliRunner().invoke(app, command, env={"COLUMNS": "140"}, catch_exceptions=False)
     assert done.exit_code == Exit.DONE, done.output
@@ -445,7 +445,7 @@ def test_one_view_in_the_terminal(demo: Daemon) -> None:
         "slow clients",
     ):
         assert text in shown
-    assert f"process {os.getpid()}, uid {os.geteuid()}" not in shown  # a client that is not slow
+    assert f"process {os.getpid()}, uid {os.geteuid()}" not in shown  # only slow clients are shown
     for text in ("[red]shop", "structural lateness"):
         assert text in shown
     assert "hidden" not in shown
@@ -533,7 +533,7 @@ def test_a_stopped_daemon_has_no_process(demo: Daemon) -> None:
 
 @contextmanager
 def drawn(demo: Daemon, columns: int, lines: int) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
-    """Run `purgatoryd top` in a terminal of that size; yield it with the terminal's other end."""
+    """Run `purgatoryd top` in a terminal of this size; yield (process, terminal's other end)."""
     ours, theirs = pty.openpty()
     command = [sys.executable, "-m", "purgatoryd.cli", "top", "--name", demo.name]
     environment = demo.env | {"TERM": "xterm", "COLUMNS": str(columns), "LINES": str(lines)}
@@ -569,7 +569,7 @@ def test_keys_choose_a_section_and_end(demo: Daemon) -> None:
             while shown not in seen:
                 seen += os.read(ours, 4096)
         os.write(ours, b"q")
-        with suppress(OSError):  # the other end is gone
+        with suppress(OSError):  # `top` has closed its end
             while os.read(ours, 4096):
                 continue
         assert process.wait(PATIENCE_S) == Exit.DONE

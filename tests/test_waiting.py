@@ -1,4 +1,4 @@
-"""The wait of the loops: descriptors above 1023, and deadlines in nanoseconds."""
+"""Waiter, in which all loops wait: descriptors above 1023, and deadlines in nanoseconds."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from purgatoryd.daemon.waiting import Waiter
 pytestmark = pytest.mark.tier("test")
 
 INHERITED = 1200
-"""More descriptors than select() supports."""
+"""Number of inherited descriptors: more than select() supports."""
 
 
 @pytest.fixture
 def many() -> Iterator[list[int]]:
-    """Open descriptors, under the lowest soft limit that allows them."""
+    """Open INHERITED descriptors. The soft limit is raised just as far as necessary."""
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (before[1], before[1]))
     opened = [os.open(os.devnull, os.O_RDONLY) for _ in range(INHERITED)]
@@ -41,7 +41,7 @@ def many() -> Iterator[list[int]]:
 
 
 class Inheriting(Daemon):
-    """A daemon that inherits descriptors."""
+    """A daemon that inherits INHERITED open descriptors."""
 
     def __init__(self, directory: Path, inherited: list[int], *args: str) -> None:
         self._inherited = inherited
@@ -76,12 +76,12 @@ def test_a_wait_ends_at_its_time_and_not_before() -> None:
         until_ns = boot_ns() + span_ns
         assert waiter.wait(until_ns) == frozenset()
         assert boot_ns() >= until_ns
-    assert waiter.wait(0) == waiter.wait(-1) == frozenset()  # long past
+    assert waiter.wait(0) == waiter.wait(-1) == frozenset()  # deadlines that passed long ago
     waiter.close()
 
 
 def left_ns(timer: int) -> int:
-    """Return the time until a timerfd ends."""
+    """Return the time in ns until a timerfd expires."""
     lines = Path(f"/proc/self/fdinfo/{timer}").read_text().splitlines()
     (value,) = [line for line in lines if line.startswith("it_value:")]
     seconds, nanoseconds = value.partition("(")[2].rstrip(")").split(",")
@@ -90,8 +90,8 @@ def left_ns(timer: int) -> int:
 
 @pytest.mark.alone
 def test_a_wait_has_its_deadline_in_nanoseconds() -> None:
-    """The kernel reports the remaining time, between two readings of the clock. A deadline in whole
-    milliseconds would be outside of many of these spans."""
+    """The kernel reports the remaining time. Added to clock readings before and after, it must
+    enclose the deadline. A deadline in whole milliseconds would often be outside."""
     readable, speaker = os.pipe()
     os.write(speaker, b"x")
     waiter = Waiter([readable])
@@ -113,7 +113,7 @@ def test_a_wait_ends_for_a_descriptor_and_says_which() -> None:
     waiter = Waiter([quiet, loud])
     os.write(speaker, b"x")
     assert waiter.wait(2**63 - 1) == {loud}
-    assert waiter.wait(2**63 - 1) == {loud}  # until it is read
+    assert waiter.wait(2**63 - 1) == {loud}  # reported until its byte is read
     os.read(loud, 1)
     assert waiter.wait(boot_ns()) == frozenset()
     waiter.watch([loud])

@@ -1,4 +1,4 @@
-"""The WAL compared with the arena: random work on an arena with a WAL buffer, redone."""
+"""Redo compared with the arena: random work on an arena with a WAL buffer, redone from the WAL."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ BULK_LOADS = [bytes([n]) * 16 for n in range(1, 5)]
 
 
 class Work:
-    """Random operations of every kind, on one core."""
+    """Random commands of every kind on one core."""
 
     def __init__(self, seed: int, **config: Any) -> None:
         self.rng = random.Random(seed)
@@ -97,7 +97,7 @@ class Work:
         owner.send(*(self.command() for _ in range(self.rng.randint(1, 6))))
 
     def bulk_load(self) -> None:
-        """Add rows of a bulk load on both sides of a block's end; or claim, close or forget it."""
+        """Add rows of a bulk load around a block boundary; or claim, close or forget it."""
         rng, owner = self.rng, self.rng.choice(self.owners)
         bulk_load, fencing_token = rng.choice(BULK_LOADS), rng.randrange(3)
         if rng.random() < 0.7:
@@ -163,7 +163,7 @@ class Work:
         self.owners[n] = Owner(self.core, self.nonce)
 
     def configure(self) -> None:
-        """Set owner, quotas and durability of a namespace."""
+        """Set the owner, the quotas and the durability of a namespace."""
         durability = self.rng.randrange(2) if self.wal.wal_buffer else 0
         changes = {"durability": durability, "quota_timers": self.rng.choice([0, 40])}
         message = wire.encode_namespace_set(1, self.rng.choice(NAMESPACES), changes)
@@ -190,7 +190,7 @@ class Work:
 
 
 def own_some(made: Command, keys: list[Key], rng: random.Random) -> Command:
-    """Return the same command, with some of its watch keys as own keys."""
+    """Return the command with some of its watch keys changed into own keys."""
     area, at = bytearray(made.area), len(made.area) - len(pd.watch_keys(keys))
     for key in keys:
         area[at + 18] = lib.PG_WK_OWN if rng.random() < 0.3 else 0
@@ -246,7 +246,7 @@ def test_a_snapshot_taken_while_work_goes_on(seed: int) -> None:
     the_same(work, snapshot.data, work.rng, twice=True)
 
 
-# ---- what a redo needs, and what it refuses ----------------------------------------------------
+# ---- requirements and refusals of redo ---------------------------------------------------------
 
 
 def begun(seed: int = 7, steps: int = 120, **config: Any) -> Work:
@@ -264,8 +264,8 @@ def test_an_arena_without_a_wal_is_whole_in_a_quiet_snapshot() -> None:
 
 
 def test_the_answer_to_a_repeated_batch_waits_for_the_disk() -> None:
-    """The arena does not remember whether the batch had to be durable, so the answer always
-    waits."""
+    """The arena does not store whether the batch was durable. So the answer to a repeated batch
+    always waits for the disk."""
     core = Purgatory(wal_buffer_bytes=lib.PG_WAL_BUFFER_MIN)
     owner = Owner(core)
     owner.send(pd.put(b"timer", 10**9))
@@ -338,12 +338,13 @@ def test_deadlines_move_with_the_boot_clock_and_wall_deadlines_do_not() -> None:
     snapshot = Snapshot(core, quiet=True).finish().data
     redo = Redo(snapshot)
     redo.frames(snapshot)
-    # The new boot's clock is 4 s behind the old one, and 6 s have passed: wall time is at 6.5 s.
+    # The new boot's clock is 4 s behind the old boot's clock. 6 s have passed, so the wall time is
+    # 6.5 s.
     found = redo.end(2500 * MS, shift_ns=-4000 * MS, wall_offset_ns=4000 * MS)
     assert found.get("later").deadline_ns == 5000 * MS
     assert found.get("wall").deadline_ns == 5000 * MS
     assert found.get("soon").deadline_ns == 0
-    # higher than any ticket that may have been lost
+    # tickets continue above any ticket that may have been lost
     assert found.put("new", 10**10).ticket > soon.ticket + 1000
     found.advance(2500 * MS)
     (late,) = found.entries()

@@ -1,6 +1,6 @@
 """The WAL with real daemons: reboots, full disks, and refusals.
 
-In a reboot, a daemon is killed and its arena files in /dev/shm are removed.
+To simulate a reboot, a test kills the daemon and removes its arena files in /dev/shm.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def wal_flags(wal: Path, *args: str) -> tuple[str, ...]:
 
 
 def reboot(daemon: Daemon) -> None:
-    """Leave only the files of a daemon, as a power cut does."""
+    """Kill the daemon and remove its arena, as a power cut does."""
     daemon.kill()
     remove_arena_files(daemon.paths)
 
@@ -110,16 +110,16 @@ def collect(subscriber: Subscriber, tickets: set[int]) -> dict[int, Notice]:
     """Collect notices until each of these tickets has arrived; ignore other tickets."""
     found: dict[int, Notice] = {}
     while missing := tickets - found.keys():
-        with contextlib.suppress(Lagged):  # the stream is another one
+        with contextlib.suppress(Lagged):  # a new stream begins after a reboot
             notice = subscriber.get(PATIENCE_S)
-            assert notice is not None, f"{len(missing)} of {len(tickets)} did not come"
+            assert notice is not None, f"{len(missing)} of {len(tickets)} notices did not arrive"
             if notice.ticket in tickets:
                 found[notice.ticket] = notice
     return found
 
 
 def records(daemon: Daemon, wal: Path) -> list[Frame]:
-    """Return all records on disk in segments, without answers; one arena after the other."""
+    """Return all records in the segments on disk, except answers."""
     found, walk = [], Walk()
     for file in segments(wal / daemon.name):
         if uuid_of(file.path) != walk.uuid:
@@ -149,8 +149,8 @@ def test_without_a_wal_a_durable_call_is_refused(daemon: StartDaemon) -> None:
 
 @pytest.mark.tier("test")
 def test_answered_calls_are_on_disk(daemon: StartDaemon, wal: Path) -> None:
-    """Payloads are large, so that a call that does not wait for the disk is answered long before
-    it."""
+    """The payloads are large: if a call did not wait for the disk, its answer would come long
+    before its record is on disk."""
     real = daemon("demo", *wal_flags(wal, "--snapshot-segments", "1000"))
     reader = Reader.attach(real.paths)
     with durable() as client:
@@ -310,7 +310,7 @@ def test_sent_notices_are_not_published_again_after_a_clean_stop(
     published = stats(real)["published"]
     remove_arena_files(real.paths)
     real.start()
-    reported = published + 1  # reports that it is ready
+    reported = published + 1  # 1: the notice that the daemon is ready
     assert stats(real)["published"] == stats(real)["replay_tail"] == reported
 
 
@@ -324,7 +324,7 @@ runpy.run_module("purgatoryd.cli", run_name="__main__")
 
 
 def test_notices_that_nobody_received_come_after_a_reboot(daemon: StartDaemon, wal: Path) -> None:
-    """The timers fired, which is on disk, but the daemon ended before their notices were sent."""
+    """The fired timers are on disk, but the daemon is killed before it has sent their notices."""
     real = daemon("demo", *wal_flags(wal))
     real.stop()
     before = of_kind("sent", real, wal)
@@ -355,8 +355,7 @@ def of_kind(kind: str, real: Daemon, wal: Path) -> list[Frame]:
 
 
 def new_stream(subscriber: Subscriber, wanted: set[int]) -> list[int]:
-    """Return the tickets of the new stream, in order of arrival, until all of these have
-    arrived."""
+    """Return the tickets of the new stream in order of arrival, when all wanted ones are there."""
     tickets: list[int] = []
     while not wanted <= set(tickets):
         try:
@@ -408,7 +407,7 @@ def test_another_boot_has_another_clock(daemon: StartDaemon, wal: Path) -> None:
 
 
 class Ledger:
-    """Results of which a client is certain, and calls whose outcome it does not know."""
+    """Results that a client knows, and keys of calls whose outcome it does not know."""
 
     def __init__(self, seed: int) -> None:
         self.rng = random.Random(seed)
@@ -459,7 +458,8 @@ def test_nothing_answered_is_lost_by_kills_at_any_time(
         )
         with contextlib.suppress(DaemonError), contextlib.ExitStack() as stack:
             client = Client("demo", namespace="shop", timeout=2.0, durable=True)
-            stack.callback(client._engine.end)  # a dead daemon does not answer BYE
+            # ends the client without a BYE, because the daemon is dead
+            stack.callback(client._engine.end)
             ledger.work(client, 10**6)
         assert killer.wait(PATIENCE_S) == 0
         real.kill()
@@ -474,7 +474,7 @@ def test_nothing_answered_is_lost_by_kills_at_any_time(
     assert len(ledger.armed) > 20
 
 
-# ---- sizes, and WALs that come later -----------------------------------------------------
+# ---- other sizes, and a WAL for an arena that had none -----------------------------------
 
 
 def test_other_sizes_start_a_new_wal(daemon: StartDaemon, wal: Path) -> None:
@@ -552,8 +552,7 @@ def began_empty(wal: Path) -> bool:
 
 @pytest.mark.tier("test")
 def test_the_first_segment_says_that_the_arena_was_empty(daemon: StartDaemon, wal: Path) -> None:
-    """This holds after a kill as well: every record is there, and an audit begins with the first
-    one."""
+    """The segment says so even after a kill. An audit can then begin with the first record."""
     real = daemon("demo", *wal_flags(wal))
     add_durably("a")
     real.kill()
@@ -565,7 +564,7 @@ def test_the_first_segment_says_that_the_arena_was_empty(daemon: StartDaemon, wa
 def test_the_first_segment_says_that_the_arena_was_not_empty(
     daemon: StartDaemon, wal: Path
 ) -> None:
-    """The daemon ran without a WAL before, so no record describes its earlier timers."""
+    """The daemon ran without a WAL before, so the WAL has no records of its earlier timers."""
     real = daemon()
     with Client("demo", namespace="shop") as client:
         client.add("a", delay=HOUR_S)
@@ -640,7 +639,7 @@ def test_a_damaged_old_segment_is_replaced_from_the_arena(daemon: StartDaemon, w
     assert all(armed(*(str(timer.key) for timer in timers), "b"))
 
 
-# ---- what is refused -------------------------------------------------------------------------
+# ---- refusals --------------------------------------------------------------------------------
 
 
 def test_segments_that_are_lost_with_the_arena_are_reported(daemon: StartDaemon, wal: Path) -> None:
@@ -749,7 +748,7 @@ def test_a_folder_that_others_may_replace_is_refused(daemon: StartDaemon, wal: P
     real.stop()
     assert "other users may replace it" in refused(lambda: real.start(*wal_flags(above)))
     assert not list(above.iterdir())
-    above.chmod(0o1777)  # as for /tmp: only the owner may rename
+    above.chmod(0o1777)  # sticky, as /tmp is: only an owner may rename a file
     real.start(*wal_flags(wal))
 
 
@@ -765,7 +764,7 @@ def flip(path: Path, at: int) -> None:
 
 
 def fill(client: Client, segments_full: int, wal: Path) -> list[TimerInfo]:
-    """Add timers until `segments_full` segments were started."""
+    """Add timers until `segments_full` segments are full."""
     timers: list[TimerInfo] = []
     while len(segments(wal)) <= segments_full:
         timers.append(client.add(f"k{len(timers)}", delay=HOUR_S, payload=b"x" * 4000))
@@ -773,7 +772,7 @@ def fill(client: Client, segments_full: int, wal: Path) -> list[TimerInfo]:
 
 
 def with_segments(daemon: StartDaemon, wal: Path) -> tuple[Daemon, list[TimerInfo]]:
-    """A daemon with two full segments after the last snapshot, and their timers."""
+    """Return (daemon with two full segments after its last snapshot, timers in these segments)."""
     real = daemon("demo", *wal_flags(wal, "--snapshot-segments", "1000"))
     with durable() as client:
         return real, fill(client, 2, wal / "demo")
@@ -813,7 +812,7 @@ def test_a_segment_without_its_header_is_damage_like_any_other(
     with durable() as client:
         there = [client.get(timer.key) is not None for timer in timers]
     assert 0 < sum(there) < len(timers)
-    assert there == sorted(there, reverse=True), "the remaining timers are no prefix"
+    assert there == sorted(there, reverse=True), "a timer is missing before one that remains"
 
 
 @pytest.mark.parametrize("harm", [flip_uuid, cut_header])
@@ -856,7 +855,7 @@ def test_a_newest_segment_that_was_made_shorter_is_refused(daemon: StartDaemon, 
     assert verified.returncode == 5
     real.start(*wal_flags(wal, "--force-wal"))
     with durable() as client:
-        assert client.get("k") is not None, "the timer was appended before the cut"
+        assert client.get("k") is not None, "the timer before the cut is missing"
 
 
 def test_records_that_a_snapshot_confirms_must_exist(daemon: StartDaemon, wal: Path) -> None:
@@ -943,7 +942,7 @@ def test_damage_is_refused_with_its_place_and_can_be_forced(daemon: StartDaemon,
     with durable() as client:
         there = [client.get(timer.key) is not None for timer in timers]
         assert 0 < sum(there) < len(timers)
-        assert there == sorted(there, reverse=True), "the remaining timers are no prefix"
+        assert there == sorted(there, reverse=True), "a timer is missing before one that remains"
         client.add("goes on", delay=HOUR_S)
     reboot(real)
     real.start(*wal_flags(wal))
@@ -968,7 +967,7 @@ def test_a_forced_start_without_any_header_keeps_deadlines(daemon: StartDaemon, 
 
 
 def with_dead_bytes(daemon: StartDaemon, wal: Path) -> tuple[Daemon, list[TimerInfo]]:
-    """A killed daemon with two snapshots and with all segments before them."""
+    """Return (killed daemon, timers). The WAL has two snapshots and all segments before them."""
     flags = ("--snapshot-segments", "1", "--payload-memory", "64M")
     real = daemon("demo", *wal_flags(wal, *flags))
     reported(real, "hold", "all", "1", "--wal-dir", str(wal))
@@ -1096,14 +1095,14 @@ def test_a_cut_end_is_no_damage(daemon: StartDaemon, wal: Path) -> None:
 
 
 def reported(real: Daemon, *args: str) -> list[dict[str, object]]:
-    """Return the JSON output of a WAL command."""
+    """Run a subcommand of `purgatoryd wal`; return its JSON output."""
     done = command(real, "wal", *args, "--name", real.name, "--json")
     assert done.returncode == 0, done.stderr
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
 def replace_until(fact: Callable[[], bool]) -> None:
-    """Fill segments by replacing one timer repeatedly."""
+    """Fill segments by replacing one timer repeatedly, until `fact` is True."""
     with durable() as client:
 
         def replaced() -> bool:
@@ -1122,7 +1121,7 @@ def test_old_files_go_and_retention_holds_keep_them(daemon: StartDaemon, wal: Pa
     reported(real, "hold", "audit", "1", *at)
     reported(real, "hold", "slow", "1", "--cap", "1M", *at)
     replace_until(lambda: "slow" in real.stderr and len(snapshots(folder)) == 2)
-    assert segments(folder)[0].lsn == 1, "the retention hold keeps the first segment"
+    assert segments(folder)[0].lsn == 1, "the hold `audit` keeps the first segment"
     holds = [(hold["hold"], hold["dropped"]) for hold in reported(real, "holds", *at)]
     assert sorted(holds) == [("audit", False), ("slow", True)]
     reported(real, "release", "audit", *at)
@@ -1186,14 +1185,14 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def add_until_refused(client: Client) -> tuple[list[TimerInfo], PurgatorydError]:
-    """Add until a call is refused; return the acknowledged timers, and the reason."""
+    """Add timers until a call is refused; return (acknowledged timers, error of that call)."""
     timers: list[TimerInfo] = []
     try:
         while len(timers) < 1000:
             timers.append(client.add(f"k{len(timers)}", delay=HOUR_S, payload=b"x" * 60_000))
     except PurgatorydError as error:
         return timers, error
-    raise AssertionError("nothing was refused")
+    raise AssertionError("no call was refused")
 
 
 @pytest.mark.tier("test")
@@ -1219,7 +1218,7 @@ def test_a_full_disk_stops_adds_and_not_the_daemon(daemon: StartDaemon, small_di
     with durable() as client:
         assert all(client.get(timer.key) is not None for timer in acknowledged)
         client.add("again", delay=HOUR_S)
-    real.stop()  # before its disk is removed
+    real.stop()  # before the test removes the disk
 
 
 def test_a_disk_that_a_retention_hold_fills_stops_adds_and_keeps_what_is_held(
@@ -1271,7 +1270,7 @@ def test_due_timers_wait_for_the_disk_while_the_loop_sleeps(
     subprocess.run(["mount", "-o", "remount,size=32M", str(small_disk)], check=True)
     real = daemon("demo", *wal_flags(small_disk, "--snapshot-segments", "1000"))
     with Client("demo", namespace="shop", timeout=PATIENCE_S) as client:
-        for first in range(0, 60_000, 1000):  # their notices exceed the WAL buffer
+        for first in range(0, 60_000, 1000):  # records of their notices exceed the WAL buffer
             client.add_many([(f"due{i}", 15, "t") for i in range(first, first + 1000)])
         with contextlib.suppress(OSError), (small_disk / "filler").open("wb") as filler:
             while True:
@@ -1281,7 +1280,7 @@ def test_due_timers_wait_for_the_disk_while_the_loop_sleeps(
         eventually(
             lambda: stats(real)["wal_buffer_used_bytes"] > 0.9 * stats(real)["wal_buffer_bytes"]
         )
-        # A loop that does not sleep has thousands of iterations.
+        # A loop that does not sleep has thousands of iterations per heartbeat.
         eventually(lambda: iterations_in_a_heartbeat(real) < 100)
         assert stats(real)["live"] > 0
     real.kill()
@@ -1295,7 +1294,7 @@ def test_due_timers_wait_for_the_disk_while_the_loop_sleeps(
 
 
 def export(real: Daemon) -> Path:
-    """Export a daemon, which then ends; return the file."""
+    """Export a daemon's state, which stops the daemon; return the path of the export."""
     file = real.dir / f"{real.name}.export"
     stopped = command(real, "stop", "--name", real.name, "--export", str(file))
     assert stopped.returncode == 0, stopped.stderr
@@ -1370,7 +1369,7 @@ def test_a_daemon_is_not_stopped_for_an_export_that_cannot_be_written(
 
 
 def segments_of(real: Daemon) -> dict[str, bytes]:
-    """Return the bytes in shared memory, by names of a daemon's files."""
+    """Return the contents of a daemon's arena files by file name."""
     found = shm.MOUNT.glob(f"{real.paths.arena[1:]}*")
     return {path.name: path.read_bytes() for path in found}
 
@@ -1406,7 +1405,7 @@ def test_an_import_over_an_arena_in_use_changes_no_byte(
 def test_more_durable_namespaces_than_there_are_slots_for_are_refused(
     daemon: StartDaemon, wal: Path
 ) -> None:
-    """The namespace of the daemon itself has a row that other namespaces cannot get."""
+    """The daemon's own namespace has a reserved row, which no other namespace can use."""
     few = wal_flags(wal, "--namespaces", "1", "--durable-namespace", "shop")
     said = refused(lambda: daemon("demo", *few, "--durable-namespace", "bank"))
     assert "namespaces = 1" in said

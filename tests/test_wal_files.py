@@ -1,8 +1,8 @@
-"""Segments of real work: every bit flipped, every cut, and what may follow a cut.
+"""Damaged WAL segments: every bit flipped, every cut, and different bytes after a cut.
 
-A walk always returns a prefix of the written groups. Groups that it leaves out were never
-committed, or it reports which records are missing. With $WAL_ROUNDS there are more groups and more
-subsets of sectors.
+A Walk, which reads segments, always returns a prefix of the written groups. If it leaves groups
+out, either they were never committed, or it reports which records are missing. $WAL_ROUNDS adds
+groups and subsets of sectors.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ HEAD: int = lib.PG_WAL_SEGMENT_HEAD
 HEADER_BYTES = ffi.sizeof("struct pg_wal_segment")
 ROUNDS = int(os.environ.get("WAL_ROUNDS", "1"))
 GROUPS = 3 if ROUNDS == 1 else 6
-"""Number of groups of each segment."""
+"""Number of groups in each segment."""
 
 
 def core_with_wal_buffer(**config: object) -> Core:
@@ -56,7 +56,7 @@ def core_with_wal_buffer(**config: object) -> Core:
 
 
 def work(core: Core, random: Random, steps: int) -> None:
-    """Add timers with all final states."""
+    """Add, extend, replace, cancel and fire timers at random."""
     for _ in range(steps):
         key = b"key-%d" % random.randrange(40)
         topic = b"topic-%d" % random.randrange(4)
@@ -75,10 +75,10 @@ def work(core: Core, random: Random, steps: int) -> None:
 
 
 class Written(NamedTuple):
-    """Two segments of one WAL: the first is sealed, because the second is of another boot."""
+    """Two segments of one WAL. The first is sealed, because the second is of another boot."""
 
     files: list[bytearray]
-    used: list[int]  # number of written bytes
+    used: list[int]  # number of written bytes of each segment
     groups: list[bytes]  # frames of each group
     lsns: list[int]  # newest LSN after each group
 
@@ -113,7 +113,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Written:
 
 @pytest.fixture(scope="module")
 def stale(tmp_path_factory: pytest.TempPathFactory) -> Written:
-    """Segments of another WAL, whose blocks the first one may have got."""
+    """Segments of another WAL. A new segment may get disk blocks that still contain them."""
     return write_two_segments(tmp_path_factory.mktemp("stale"), 2)
 
 
@@ -139,18 +139,18 @@ def test_a_damaged_header_is_not_taken_for_another_version(
 
 
 def is_prefix(walked: Walked, written: Written) -> None:
-    """Check that the walk returned a prefix, by groups; lost records must be the next ones, and
-    whole groups."""
+    """Check that the walk returned a prefix of the groups. Lost records must follow the prefix
+    directly and be whole groups."""
     got = walked.groups
     assert all(found == group for found, group in zip(got, written.groups, strict=False))
-    assert walked.lsn in (written.lsns[len(got)], 0)  # 0: no valid header
+    assert walked.lsn in (written.lsns[len(got)], 0)  # 0 = no valid header
     if walked.damaged:
         assert walked.lost[0] == written.lsns[len(got)] + 1
         assert walked.lost[1] in written.lsns
 
 
 def flips(size: int) -> Iterator[tuple[int, int]]:
-    """Yield byte and bits: each bit by itself, except those of zeros without meaning."""
+    """Yield (byte, bits to flip): each single bit, and whole bytes in the unused zeros."""
     for byte in range(size):
         if HEADER_BYTES <= byte < HEAD:
             yield byte, 0xFF
@@ -215,13 +215,14 @@ def test_every_cut(
         walked = Walk().read(files)
         is_prefix(walked, stale if files[0] == stale.files[0] else written)
         changed = files[segment][:used] != written.files[segment][:used]
-        assert segment == 1 or walked.refused == changed  # with a next segment this is no torn tail
+        # a cut before another segment is no torn tail
+        assert segment == 1 or walked.refused == changed
         assert segment == 0 or not walked.damaged
     print(f"{used} cuts of segment {segment + 1}, {behind.__name__}")
 
 
 def test_random_sectors(written: Written) -> None:
-    """After a power cut, any subset of sectors of the newest group may be missing."""
+    """After a power cut, any subset of the newest group's sectors may be missing."""
     random, rounds = Random(3), 1000 * ROUNDS
     sound = written.files[1]
     start = sound.index(written.groups[-1]) - lib.PG_GROUP_HEAD
@@ -239,17 +240,17 @@ def test_random_sectors(written: Written) -> None:
     print(f"{rounds} subsets of sectors")
 
 
-# ---- a WAL that goes on -------------------------------------------------------------------
+# ---- group commit, restarts and new segments ----------------------------------------------
 
 
 def test_a_killed_process_goes_on(tmp_path: Path) -> None:
-    """Appended but uncommitted records are on disk once the next process has opened the files."""
+    """The next process commits all records that the killed process had appended."""
     core, random = core_with_wal_buffer(), Random(4)
     wal = GroupCommit(core, tmp_path)
     work(core, random, 30)
     first = wal.commit()
     work(core, random, 30)
-    lib.pg_group_commit_close(wal.c)  # as in a kill: nothing more is written
+    lib.pg_group_commit_close(wal.c)  # as a kill does: nothing more is written
     again = GroupCommit(core, tmp_path)
     assert again.wal_buffer.committed_lsn == again.wal_buffer.next_lsn - 1 > first
     work(core, random, 30)
@@ -313,7 +314,7 @@ def test_the_thread_commits_and_rotates(tmp_path: Path) -> None:
         wal.kick()
         wal.wait(wal.wal_buffer.next_lsn - 1)
     core.put(b"last", 10**9)
-    wal.close()  # commits the appended records
+    wal.close()  # commits all appended records
     assert wal.wal_buffer.committed_lsn == wal.wal_buffer.next_lsn - 1
     files = segment_files(tmp_path)
     assert len(files) > 5
@@ -350,13 +351,13 @@ def test_a_damaged_header_before_the_snapshot_is_only_reported(
 ) -> None:
     warnings: list[str] = []
     monkeypatch.setattr(log, "warning", warnings.append)
-    (daemon_dir / "demo.lock").touch()  # so that the arena files are removed with the directory
+    (daemon_dir / "demo.lock").touch()  # makes the fixture daemon_dir remove the arena files
     folder = daemon_dir / "wal" / "demo"
     opening = Opening(
         Config(name="demo", capacity=100, wal_dir=str(folder.parent)), paths_in(daemon_dir, "demo")
     )
     with wal.locked(folder):
-        for nonce in (b"a", b"b"):  # the second time, recovery and a snapshot come first
+        for nonce in (b"a", b"b"):  # the second start recovers from the WAL and writes a snapshot
             arena, now_ns = opened(opening), HOST.boot_ns()
             asked = os.geteuid(), os.getpid(), now_ns, now_ns
             arena.handle(wire.encode_hello(16 * nonce), *asked)

@@ -46,7 +46,7 @@ def web(demo: Daemon) -> Iterator[Web]:
     assert one.end() == Exit.DONE
 
 
-# ---- who gets an answer --------------------------------------------------------------------------
+# ---- requests that are answered ------------------------------------------------------------------
 
 
 @pytest.mark.tier("test")
@@ -128,7 +128,7 @@ def test_a_socket_for_user_and_group(demo: Daemon, tmp_path: Path) -> None:
     assert (done.exit_code, path.read_text()) == (Exit.UNUSABLE, "a file")
 
 
-# ---- what is in it -------------------------------------------------------------------------------
+# ---- contents ------------------------------------------------------------------------------------
 
 
 def view(web: Web) -> dict[str, Any]:
@@ -212,12 +212,12 @@ def test_a_deployment_and_each_of_its_shards(three: Web) -> None:
     assert {of_shard(three, bad).status for bad in ("x", "-1", "%00", "1e3", "99999")} == {400}
 
 
-# ---- what a browser makes of it ------------------------------------------------------------------
+# ---- the page in a browser -----------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    """A browser without a window."""
+    """A browser that runs without a window."""
     needs("browser")
     from playwright.sync_api import sync_playwright
 
@@ -230,7 +230,7 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture
 def shown(browser: Browser, web: Web) -> Iterator[Page]:
-    """The page in the browser, whose complaints fail the test."""
+    """The page in the browser. Errors and messages on the browser's console fail the test."""
     complaints: list[str] = []
     page = browser.new_page()
     page.set_default_timeout(PATIENCE_S * 1000)
@@ -239,7 +239,7 @@ def shown(browser: Browser, web: Web) -> Iterator[Page]:
     page.on("requestfailed", lambda request: complaints.append(request.url))
     page.goto(web.address)
     yield page
-    found = list(complaints)  # before complaints that the end of the daemon causes
+    found = list(complaints)  # the end of the daemon causes further complaints
     page.close()
     assert found == []
 
@@ -254,7 +254,7 @@ def test_a_browser_draws_the_page(shown: Page, demo: Daemon) -> None:
         assert "shop<b>&amp;" in (shown.text_content("#namespaces") or "")
         assert shown.locator("#wheel .cell").count() > 1
         assert shown.locator("#rates .curve").count() == 3
-        # the column of the fired timer, perhaps one refresh later
+        # The column of the fired timer may appear one refresh later.
         shown.wait_for_selector("#spread .column")
         assert shown.locator("#spread .column").count() == 1
         assert "none: all outcomes" in (shown.text_content("#clients") or "")

@@ -84,7 +84,9 @@ def test_the_layout_id_is_of_64_bits_and_steady() -> None:
 
 def test_the_tables_of_the_protocol_page_are_current() -> None:
     page = PROTOCOL.read_text()
-    assert page == reference.refresh(page), "run python -m purgatoryd.shm_layout.reference on it"
+    assert page == reference.refresh(page), (
+        "run python -m purgatoryd.shm_layout.reference docs/protocol.md"
+    )
     for name in ("frame", "record", "result", "hello", "welcome", "info", "tail", "notices"):
         assert f"<!-- struct pg_{name} -->" in page
 

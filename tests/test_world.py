@@ -1,4 +1,4 @@
-"""Simulated worlds of daemons, clients, disks and clocks under the oracle (tests/world)."""
+"""Simulated worlds of daemons, clients, disks and clocks, checked by an oracle (tests/world)."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ pytestmark = pytest.mark.tier("check")
 
 TESTS = Path(__file__).resolve().parent
 SEEDS = (*range(1, 13), 123, 175)
-"""The last two have shards."""
+"""Seeds of the simulated worlds. The worlds of the last two seeds have shards."""
 OF_FOUND_FAULTS = (1022, 2216, 13230)
-"""Worlds that found a fault: new topics were refused after a recovery; the refusal of an ended
-session overtook the answer to its batch; a subscriber did not report a loss after it had reported
-another stream."""
+"""Seeds of worlds that found a fault. The faults were: new topics were refused after a recovery;
+the refusal of an ended session overtook the answer to its batch; a subscriber did not report a loss
+after it had reported a new stream."""
 BUGS = json.loads((TESTS.parent / "benchmarks" / "results" / "world_bugs.json").read_text())
 
 
 def of_known_bugs() -> Iterator[int]:
-    """Yield seeds that found the bugs of world/bugs: for each bug that of the shortest hunt."""
+    """Yield, for each bug of world/bugs, the seed that found the bug in the shortest hunt."""
     for bug in BUGS.values():
         if isinstance(bug, dict) and "hunts" in bug:
             hunt = min(bug["hunts"], key=lambda hunt: int(hunt["seeds"]))
@@ -46,7 +46,7 @@ def of_known_bugs() -> Iterator[int]:
 
 
 def seeds() -> Iterator[object]:
-    """Yield all seeds, of which `make check` runs the first four."""
+    """Yield all seeds. `make check` runs only the first four of them."""
     for seed in dict.fromkeys((*SEEDS, *OF_FOUND_FAULTS, *of_known_bugs())):
         yield seed if seed < 5 else pytest.param(seed, marks=pytest.mark.tier("test"))
 
@@ -70,7 +70,7 @@ def test_nothing_is_lost_doubled_or_early_in_a_world(seed: int) -> None:
 
 
 @pytest.mark.tier("test")
-@pytest.mark.parametrize("seed", [2, 5, 175])  # the last one has a recovery and shards
+@pytest.mark.parametrize("seed", [2, 5, 175])  # the world of 175 has a recovery and shards
 def test_a_seed_leads_to_the_same_bytes_everywhere(seed: int, tmp_path: Path) -> None:
     digests = {_digest(seed, tmp_path / f"folder{number}", number) for number in (1, 2)}
     assert len(digests) == 1
@@ -176,7 +176,8 @@ def test_a_signal_to_stop_ends_a_drain_wherever_it_arrives() -> None:
             world.until(lambda starts=starts: cell.daemon.starts > starts, "the daemon has ended")  # type: ignore[misc]
 
 
-# Both seeds kill daemons: one while tracebacks use their mappings, one during a group commit.
+# Both worlds kill daemons: one while tracebacks keep the daemon's mappings, the other during a
+# group commit.
 @pytest.mark.parametrize("seed", [29, 113])
 def test_a_world_leaves_no_descriptor_open(seed: int) -> None:
     gc.collect()

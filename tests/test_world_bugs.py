@@ -1,4 +1,4 @@
-"""Bugs that simulated worlds have to find (tests/world/bugs, `make world-bugs`)."""
+"""The bugs of tests/world/bugs: `make world-bugs` applies them, and simulated worlds find them."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Rows of Spark, of files and of the cold tier in a real daemon: each is added once, despite
-kills."""
+"""Bulk loads of Spark, of files and of the cold tier: each row is added once, despite kills."""
 
 from __future__ import annotations
 
@@ -57,7 +56,7 @@ PROMOTION = Path(__file__).parents[1] / "support" / "promote_killed.py"
 
 
 def batch(first: int, last: int, delay: float = 3600.0) -> pa.RecordBatch:
-    """Return rows of SCHEMA."""
+    """Return a batch with the columns of SCHEMA: timers k<first> to k<last - 1>."""
     numbers = range(first, last)
     return pa.RecordBatch.from_pydict({
         "key": [f"k{i}" for i in numbers],
@@ -67,7 +66,7 @@ def batch(first: int, last: int, delay: float = 3600.0) -> pa.RecordBatch:
 
 
 def fired(daemon: Daemon, topic: str = "default", namespace: str = "default") -> list[Any]:
-    """Return the keys of all notices."""
+    """Return the keys of all notices of a topic."""
     reader = Reader.attach(daemon.paths)
     try:
         return [one.key for one in notices(reader, namespace, topic)]
@@ -106,7 +105,7 @@ def test_a_task_that_dies_after_its_timers_fired_adds_nothing_twice(daemon: Star
     writer.commit([done])
     has_expired(demo, 5010)
     assert sorted(fired(demo)) == sorted(f"k{i}" for i in range(5010))
-    late = writer.write(iter([batch(0, 5011)]))  # a copy whose result nobody uses
+    late = writer.write(iter([batch(0, 5011)]))  # a speculative copy of the task, which ends late
     assert late.answers.counts == {"BULK_LOADED": 5010, "CLOSED": 1}
 
 
@@ -197,8 +196,7 @@ def test_rows_of_many_namespaces_topics_and_types(daemon: StartDaemon) -> None:
 def test_answers_wait_for_the_disk_if_there_is_a_wal(
     daemon: StartDaemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wal: bool
 ) -> None:
-    """A caller that records the answers, as the tier does, must find the timers after a power
-    cut."""
+    """The cold tier stores the answers, so the answered timers must survive a power cut."""
     demo = daemon("demo", *(("--wal-dir", str(tmp_path)) if wal else ()))
     asked, real = list[bool](), Batch.address
 
@@ -234,7 +232,7 @@ def test_spark_runs_a_killed_task_again(
         died.touch()
         os._exit(1)
 
-    # four batches in the task
+    # the task writes four batches
     spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", "10000")
     rows = spark.range(0, 40_000, 1, 1).selectExpr(
         "concat('k', id) as key", "repeat('x', 400) as payload", "0.0D as delay"
@@ -312,7 +310,7 @@ def test_the_agent_is_alone(daemon_dir: Path, tmp_path: Path) -> None:
 
 
 def spooled(path: Path, keys: list[str], **other: str) -> None:
-    """Write a file of timers as the agent reads it."""
+    """Write a file of timers in the format that the agent reads."""
     usual = {"namespace": "default", "key_type": "str", "topic": "t"} | other
     columns: dict[str, Any] = {name: [value] * len(keys) for name, value in usual.items()}
     columns |= {
@@ -355,7 +353,8 @@ def test_a_bad_file_is_set_aside_and_the_others_go_on(daemon: StartDaemon, tmp_p
 
 
 class Failing:
-    """A daemon that answers some keys with an error, each as often as `times` says."""
+    """Stand-in for a BulkLoader. It raises an error for some keys. `times` has, by key, how often
+    it raises which error."""
 
     name = "one"
 
@@ -364,7 +363,7 @@ class Failing:
         self.added: list[bytes] = []
 
     def add(self, bulk_load: UUID, rows: pa.Table) -> Answers:
-        """Arm rows."""
+        """Add rows, or raise the error of one of their keys."""
         keys = rows["key"].to_pylist()
         for key in keys:
             left, error = self.times.get(key, (0, None))
@@ -464,7 +463,7 @@ def test_windows_whose_process_is_killed_fire_every_timer_once(
 def test_a_promotion_whose_spark_is_killed_goes_on(
     spark: SparkSession, daemon: StartDaemon, tmp_path: Path
 ) -> None:
-    """Spark is killed twice: the second time after the timers of the daemon have fired."""
+    """Spark is killed twice. Before the second kill, the promoted timers have already fired."""
     demo, tier, rows = daemon(), Tier(tmp_path), rows_of(1)
     with BulkLoader(demo.name) as hot:
         cold.bulk_load(tier, spark.createDataFrame(rows), "one", hot)
@@ -556,7 +555,7 @@ def test_a_promoter_that_wakes_up_late_adds_nothing(
         old = Thread(target=old_run)
         old.start()
         assert stalled.wait(PATIENCE_S)
-        (tmp_path / "windows" / "promoter").unlink()  # the run loses its lock
+        (tmp_path / "windows" / "promoter").unlink()  # the stalled run loses its lock
 
         def wakes_the_old(_: int) -> None:
             wakes.set()

@@ -39,16 +39,16 @@ Reported = dict[str, tuple[int, list[dict[str, Any]]]]
 SPARK = Path(pyspark.__file__).parent
 DRIVER = Path(__file__).parents[1] / "support" / "cluster_driver.py"
 LIMIT_S = 600
-"""Seconds until a hang: a busy machine needs minutes for six JVMs."""
+"""Seconds after which a test counts as hanging. A busy machine needs minutes for six JVMs."""
 
 
 @contextmanager
 def process(log: Path, cwd: Path, *command: str) -> Iterator[subprocess.Popen[bytes]]:
-    """Run a process with children of its own, all of which end with it."""
+    """Run a process in its own process group, and kill the whole group at the end."""
     env = os.environ | {
         "JAVA_HOME": str(java_home()), "SPARK_HOME": str(SPARK), "SPARK_LOCAL_IP": "127.0.0.1",
         "PYSPARK_PYTHON": sys.executable, "SPARK_DAEMON_MEMORY": "256m",
-        # these processes run for seconds
+        # for JVMs that run only for seconds
         "JAVA_TOOL_OPTIONS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
     }  # fmt: skip
     cwd.mkdir(exist_ok=True)
@@ -59,7 +59,7 @@ def process(log: Path, cwd: Path, *command: str) -> Iterator[subprocess.Popen[by
     try:
         yield started
     finally:
-        with suppress(ProcessLookupError):  # all of them have ended
+        with suppress(ProcessLookupError):  # all processes of the group may have ended
             os.killpg(started.pid, signal.SIGKILL)
         started.wait()
 
@@ -70,7 +70,7 @@ def spark_class(name: str, *arguments: str) -> tuple[str, ...]:
 
 @contextmanager
 def cluster(folder: Path) -> Iterator[str]:
-    """Return the address of the master, once all workers are there."""
+    """Run a cluster in the block; yield the master's address when all workers have registered."""
     port, log = free_port(), folder / "master.log"
     address = f"spark://127.0.0.1:{port}"
     with ExitStack() as stack:
@@ -88,7 +88,8 @@ def cluster(folder: Path) -> Iterator[str]:
 
 
 def laid_out(root: Path) -> list[Path]:
-    """Create the files of the driver in its folder: WALs, a ledger with a false line, timers."""
+    """Create the files for the driver in its folder: WALs, a ledger with a false line, and timers.
+    Return the folders of the WALs."""
     folders = [root / "wal" / name for name in ("parts", "stored")]
     IN_PARTS.write(folders[0])
     StoredWal(WALS[-1], folders[1])
@@ -99,7 +100,7 @@ def laid_out(root: Path) -> list[Path]:
 
 
 def records_in(wal: Path) -> int:
-    """Count the records without the decoder."""
+    """Count the records of a WAL without the pipeline's decoder."""
     walk, count = Walk(), 0
     for file in segments(wal):
         walk.enter(file.path)
@@ -111,7 +112,7 @@ def records_in(wal: Path) -> int:
 def test_a_cluster_does_what_one_box_does(
     spark: SparkSession, daemon: StartDaemon, tmp_path: Path
 ) -> None:
-    """Workers have other folders than the driver, and get relative paths."""
+    """The driver gets relative paths, and the workers run in other folders than the driver."""
     needs("java")
     demo, root, log = daemon(), tmp_path / "driver", tmp_path / "driver.log"
     wals = laid_out(root)
@@ -136,7 +137,7 @@ def test_a_cluster_does_what_one_box_does(
 
 
 def tables_agree(spark: SparkSession, root: Path, wals: list[Path], reported: Reported) -> None:
-    """Check that raw ingest, silver and gold equal those of shipped segments on one machine."""
+    """Check that the cluster's tables equal those that one machine makes of shipped segments."""
     (root / "here").mkdir()
     here, there = Lake(root / "here"), Lake(root / "lake")
     for wal in wals:
@@ -149,7 +150,7 @@ def tables_agree(spark: SparkSession, root: Path, wals: list[Path], reported: Re
 
 
 def verdict_holds(root: Path, records: int, reported: Reported) -> None:
-    """Check the verdict of a report on ingested and hot segments."""
+    """Check that the report has judged ingested and hot segments."""
     code, rows = reported["report"]
     assert code == Exit.BROKEN
     verdict = next(row for row in rows if "records" in row)

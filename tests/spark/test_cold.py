@@ -48,7 +48,7 @@ BASE_NS = int(BASE.timestamp()) * 10**9
 
 
 def frame(spark: SparkSession, first: int, last: int, shift: int = 0) -> DataFrame:
-    """Return timers k<first>.. of namespace `shop`; k<i> is due i + shift minutes after BASE."""
+    """Return timers k<first> .. k<last - 1> of `shop`; k<i> is due i + shift minutes after BASE."""
     base = BASE_NS // 10**9
     return spark.range(first, last, 1, 1).selectExpr(
         "'shop' as namespace", "concat('k', id) as key", "cast(id as string) as payload",
@@ -71,7 +71,7 @@ def keys(*numbers: int) -> pa.Table:
 
 @pytest.fixture
 def tier(tmp_path: Path) -> Tier:
-    # special characters in the patterns of Spark's readers
+    # These characters are special in the path patterns of Spark's readers.
     folder = tmp_path / "a {lake}, [1] or *"
     folder.mkdir()
     return Tier(folder)
@@ -121,7 +121,7 @@ def test_cancels_and_changes_reach_cold_and_hot_timers(
     spark: SparkSession, tier: Tier, daemon: TableDaemon
 ) -> None:
     cold.bulk_load(tier, frame(spark, 0, 40), "one", daemon)
-    assert cold.cancel(tier, keys(1, 30), daemon) == {}  # the daemon has none of them
+    assert cold.cancel(tier, keys(1, 30), daemon) == {}  # both timers are only in the tier
     promote(spark, tier, due(20), daemon)
     assert key(1) not in daemon.armed
     assert cold.cancel(tier, keys(2, 31, 77), daemon) == {"CANCELLED": 1, "UNKNOWN": 2}
@@ -174,7 +174,8 @@ def test_no_key_of_a_replacement_comes_to_the_driver(
     monkeypatch.setattr(cold, "KEYS_AT_ONCE", 16)
     cold.bulk_load(tier, frame(spark, 0, 40), "one", daemon)
     cold.bulk_load(tier, frame(spark, 30, 70, shift=100), "two", daemon, replacing=True)
-    assert sum(part.rows for part in tier.version().tombstones) == 10  # only of older rows
+    # tombstones only for the 10 replaced rows
+    assert sum(part.rows for part in tier.version().tombstones) == 10
     promote(spark, tier, due(35), daemon)
     asked: list[int] = []
     real = daemon.cancel
@@ -207,8 +208,9 @@ def test_a_key_has_one_timer_in_the_tier(
     assert (tier.version().rows, tier.orphans(tier.version())) == (before, [])
     cold.cancel(tier, keys(38), daemon)
     promote(spark, tier, due(40), daemon)
-    monkeypatch.setattr(cold, "suspected", lambda *_: (True, True))  # as if all keys had one hash
-    # One was cancelled and one is hot, so none waits.
+    # as if all keys had the same hash
+    monkeypatch.setattr(cold, "suspected", lambda *_: (True, True))
+    # k38 was cancelled and k39 is hot, so neither of them waits in the tier.
     assert cold.bulk_load(tier, other, "two", daemon).rows == 12
     assert len(waiting(tier)) == 12
 
@@ -218,7 +220,7 @@ def test_verify_names_damage(
     spark: SparkSession, tier: Tier, daemon: TableDaemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cold.bulk_load(tier, frame(spark, 0, 5), "one", daemon)
-    # as if another process had written it
+    # as if another process had written the second bulk load at the same time
     monkeypatch.setattr(cold, "check_keys", lambda *_, **__: None)
     cold.bulk_load(tier, frame(spark, 4, 90), "two", daemon)
     assert "1 keys have more than one timer" in cold.verify(spark, tier)[1][0]
@@ -280,7 +282,8 @@ def test_bad_rows_are_refused_and_nothing_changes(
 def test_a_cancel_of_an_invalid_key_changes_nothing(
     tmp_path: Path, daemon: TableDaemon, row: dict[str, Any]
 ) -> None:
-    """The daemon would refuse it forever, and all later cancels with it."""
+    """The tier would send the invalid key to the daemon again and again, and the daemon would
+    refuse it with all later cancels."""
     tier = Tier(tmp_path)
     cold.bulk_load(tier, table(0, 10), "one", daemon)
     promote(NO_SPARK, tier, due(5), daemon)
@@ -306,7 +309,7 @@ def test_a_cancel_of_an_invalid_key_changes_nothing(
 def test_a_cancel_refuses_a_damaged_state(
     tmp_path: Path, daemon: TableDaemon, file: str, field: str, value: object
 ) -> None:
-    """With that state the cancel would not reach the daemon, which has the timer."""
+    """By the damaged state, no daemon has the timer, so the cancel would not reach the daemon."""
     cold.bulk_load(Tier(tmp_path), table(0, 10), "one", daemon)
     promote(NO_SPARK, Tier(tmp_path), due(5), daemon)
     newest = max(tmp_path.glob(file))
@@ -321,7 +324,7 @@ def test_a_cancel_refuses_a_damaged_state(
 def test_a_tier_of_another_format_is_refused(
     tmp_path: Path, daemon: TableDaemon, file: str, found: object
 ) -> None:
-    """This includes a file without a format number."""
+    """A file without a format number is refused as well."""
     cold.bulk_load(Tier(tmp_path), table(0, 10), "one", daemon)
     promote(NO_SPARK, Tier(tmp_path), due(5), daemon)
     path = max(tmp_path.glob(file))
@@ -364,14 +367,14 @@ def test_a_window_ends_one_window_ahead() -> None:
     assert window_end_ns(10 * MINUTE_NS, 5 * MINUTE_NS) == 20 * MINUTE_NS
 
 
-# ---- killed between any two steps ------------------------------------------------------------
+# ---- kills between any two steps -------------------------------------------------------------
 # These tests use spark_of_python instead of Spark.
 
 NO_SPARK: Any = None
 
 
 def table(first: int, last: int, shift: int = 0) -> pa.Table:
-    """Return frame() with the columns of the tier."""
+    """Return the timers of frame() as a table with the tier's columns."""
     rows = [
         dict(zip(cold.KEY, key(i), strict=True))
         | {"topic": "t", "payload": b"", "deadline_ns": due(i + shift)}
@@ -388,7 +391,8 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 def every_death(
     mortal: Mortal, step: Callable[[int], Callable[[], object]], after: Callable[[int], None]
 ) -> int:
-    """Kill step(n) after its n-th effect, for every n until it survives; then call after(n)."""
+    """For n = 1, 2 ...: kill step(n) after its n-th effect, and call after(n). End when a step is
+    complete before its n-th effect. Return the number of kills."""
     last = 1
     while mortal.run(step(last), last):
         after(last)
@@ -410,7 +414,7 @@ def test_a_bulk_load_that_is_killed_is_there_whole_or_not_at_all(
 
     def after(last: int) -> None:
         assert len(waiting(tiers[last])) in (0, 70)
-        if last == 1:  # a window that is taken in between has none of its rows
+        if last == 1:  # a window promoted before the repetition gets no rows of it
             promote(NO_SPARK, tiers[last], due(10), daemon)
         cold.bulk_load(tiers[last], rows, "one", daemon)
         assert len(waiting(tiers[last])) == 70
@@ -422,8 +426,8 @@ def test_a_bulk_load_that_is_killed_is_there_whole_or_not_at_all(
 def test_a_change_that_is_killed_is_there_whole_or_not_at_all(
     tmp_path: Path, daemon: TableDaemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The changes are of a hot timer and of a cold one: each has one timer, the old or the new
-    one."""
+    """A change replaces a hot timer and a cold timer. After a kill, both keys have their old timer,
+    or both have their new timer."""
     tier, mortal = Tier(tmp_path), Mortal(monkeypatch, daemon)
     cold.bulk_load(tier, table(0, 100), "one", daemon)
     promote(NO_SPARK, tier, due(50), daemon)
@@ -464,7 +468,7 @@ def test_a_promotion_that_is_killed_loses_and_doubles_nothing(
         return lambda: promote(NO_SPARK, tier, due(last * 10), daemon)
 
     def after(last: int) -> None:
-        daemon.fire()  # all acknowledged timers have fired when the next run continues
+        daemon.fire()  # all acknowledged timers fire before the next run continues
         cold.cancel(tier, keys(last * 10 - 1), daemon)
 
     deaths = every_death(mortal, step, after)
@@ -490,7 +494,8 @@ def test_nothing_is_armed_after_its_cancel(
 
     def pace(
         rows: int,
-    ) -> None:  # between two pieces, other processes cancel a promoted timer and one that was not
+    ) -> None:
+        # between two pieces, other processes cancel a promoted and a waiting timer
         for i in (len(cancelled) // 2, 11 - len(cancelled) // 2):
             cold.cancel(tier, keys(i), daemon)
             cancelled.append(i)
@@ -517,7 +522,7 @@ def test_a_cancel_that_is_killed_takes_effect_with_the_next_command(
     def after(last: int) -> None:
         cold.cancel(tier, keys(99), daemon)
         hot, cool = key(last) in daemon.armed, key(50 + last) in waiting(tier)
-        assert hot == cool  # both or none
+        assert hot == cool  # both are cancelled, or none
         left.append(hot)
 
     assert every_death(mortal, step, after) >= 4
@@ -547,7 +552,7 @@ def test_a_compaction_that_is_killed_changes_nothing(
 def test_a_compaction_takes_nothing_from_a_cancel_under_way(
     tier: Tier, daemon: TableDaemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The cancel's tombstones are on disk, but no version names them yet."""
+    """Compaction starts when the cancel's tombstones are on disk but no version names them yet."""
     cold.bulk_load(tier, table(0, 3), "bulk_load", daemon)
     removed, real = Event(), cold._remove_orphans
     compaction = Thread(target=cold.compact, args=(NO_SPARK, Tier(tier.lake)))
@@ -560,7 +565,7 @@ def test_a_compaction_takes_nothing_from_a_cancel_under_way(
     def add(tier: Tier, keys: pa.Table, number: int) -> tuple[tiers.ColdFile, ...]:
         parts = real_add(tier, keys, number)
         compaction.start()
-        removed.wait(0.3)  # removal has to wait for the cancel
+        removed.wait(0.3)  # the removal of orphans has to wait for the cancel
         return parts
 
     real_add = Tier.add_tombstones
@@ -598,7 +603,7 @@ def test_a_tier_does_not_grow_with_its_history(
     assert most <= 8 + 3
     assert len(list((tier.lake / "windows").glob("*.json"))) == 20
     assert len(list((tier.lake / "cold" / "versions").glob("*.json"))) == tiers.VERSIONS_KEPT
-    # independent of the number of windows
+    # The number of reads per round does not depend on the number of windows.
     assert rounds[29] - rounds[28] == rounds[19] - rounds[18]
     assert set(waiting(tier)) == {key(i) for i in range(4000, 4010)}
 
@@ -617,7 +622,7 @@ def test_windows_and_cancels_go_to_one_daemon(
 ) -> None:
     other = TableDaemon("other")
     cold.bulk_load(tier, table(0, 10), "one", other)
-    assert cold.cancel(tier, keys(9), other) == {}  # no daemon has a window yet
+    assert cold.cancel(tier, keys(9), other) == {}  # not sent: no window was promoted yet
     mortal = Mortal(monkeypatch, daemon)
     assert mortal.run(lambda: promote(NO_SPARK, tier, due(5), daemon), last=2)
     before = tier.version()

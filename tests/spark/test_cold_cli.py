@@ -29,7 +29,7 @@ PAGE = Path(__file__).resolve().parents[2] / "docs" / "pipeline.md"
 
 
 def consoles() -> list[str]:
-    """What the page shows of the command line of the cold tier."""
+    """Return the console blocks of docs/pipeline.md that use the cold tier's commands."""
     shown = re.findall(r"^```console\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL)
     return [block for block in shown if "pipeline cold" in block]
 
@@ -62,7 +62,7 @@ def test_the_page_on_parked_timers(
 
 
 def for_this_session(block: str, demo: Daemon) -> str:
-    """Return code of the page, for a session whose JVM has another folder than this test."""
+    """Return a code block with absolute paths, because the JVM has another working directory."""
     block = block.replace('"reminders.csv"', repr(str(Path("reminders.csv").resolve())))
     return block.replace(
         '.option("bulk_load"', f'.option("directory", {str(demo.dir)!r}).option("bulk_load"'
@@ -81,7 +81,7 @@ def test_the_page_from_bulk_load_to_verify(
     for line in shown.splitlines():
         result = command(*shlex.split(line)[1:])
         assert result.exit_code == Exit.DONE, (line, result.output)
-    assert stats(demo)["live"] == 9  # those of ten minutes, except the cancelled one
+    assert stats(demo)["live"] == 9  # the timers of ten minutes, except the cancelled timer
     figures = reported("pipeline", "cold", "status", "--lake", "lake")
     assert (figures["rows"], figures["promoted"], figures["promoting"]) == (10, 9, None)
     again = command(*shlex.split(shown.splitlines()[2])[1:])
@@ -188,7 +188,7 @@ def test_a_promotion_keeps_to_its_rate(lake: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_windows_go_to_the_daemon_one_ahead(lake: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An iteration that finds a lock held is repeated; a signal ends it."""
+    """If the promoter's lock is held, the iteration is repeated. A signal ends the command."""
     minute_ns, noon_ns = 60 * 10**9, 1_893_499_200 * 10**9
     now_ns = [noon_ns + 7 * minute_ns]
     asked: list[int] = []
@@ -229,7 +229,8 @@ def test_an_invalid_hour_is_refused(lake: Path) -> None:
 
 @pytest.mark.usefixtures("spark")
 def test_wals_of_another_level_are_refused(lake: Path, tmp_path: Path) -> None:
-    """A WAL is WAL_DIR/NAME; ingest takes WAL_DIR, and trace takes WAL_DIR/NAME."""
+    """A WAL is in WAL_DIR/NAME. `ingest` takes WAL_DIR and refuses WAL_DIR/NAME; `trace` takes
+    WAL_DIR/NAME and refuses WAL_DIR."""
     wal = tmp_path / "wal" / "demo"
     sw.write(wal, sw.segment(sw.names(), seal=False))
     below = command("pipeline", "ingest", "--lake", str(lake), "--wal-dir", str(wal))

@@ -1,4 +1,4 @@
-"""Parked timers on their way through WAL, lake and cold tier, and back in time."""
+"""Parked timers go through WAL, lake and cold tier, and are unparked in time."""
 
 from __future__ import annotations
 
@@ -54,8 +54,8 @@ def client(namespace: str = "shop") -> Client:
 
 @dataclass
 class World:
-    """A daemon under the virtual clock that parks timers due in more than an hour, its WAL, and a
-    lake."""
+    """A daemon under the virtual clock with its WAL, a lake and a cold tier. The daemon parks
+    timers that are due in more than an hour."""
 
     daemon: Daemon
     wal: Path
@@ -63,7 +63,7 @@ class World:
     tier: Tier
 
     def seal(self) -> None:
-        """Seal all records of the WAL in segments, and ship these to the lake."""
+        """Fill the newest segment, so that all records are in sealed segments, and ship these."""
         before = segments(self.wal)[-1].lsn
         with client("other") as some:
             some.add_many([(f"fill {before} {n}", 1e6, "t", b"x" * 200) for n in range(1500)])
@@ -77,13 +77,13 @@ class World:
         shipper.close()
 
     def reboot(self) -> None:
-        """Lose all memory: the daemon recovers from its WAL, with another arena."""
+        """Kill the daemon and remove its arena; start it again from its WAL, with a new arena."""
         self.daemon.kill()
         remove_arena_files(self.daemon.paths)
         self.daemon.start()
 
     def fired(self) -> list[tuple[Any, bytes]]:
-        """Return keys and payloads of all notices, sorted by key."""
+        """Return (key, payload) of all notices, sorted by key."""
         reader = Reader.attach(self.daemon.paths)
         try:
             return sorted((one.key, one.payload) for one in notices(reader, "shop", "t"))
@@ -111,7 +111,7 @@ def world(daemon: StartDaemon, tmp_path: Path) -> World:
 
 
 def minutes(n: int) -> float:
-    """Return the seconds until k<n> is due."""
+    """Return the delay of k<n> in seconds."""
     return 7200.0 + 60 * n
 
 
@@ -128,7 +128,7 @@ def test_parked_timers_come_back_in_time_unless_they_ended(
         some.add("k2", 1800, topic="t", payload=b"near", mode="replace")
         some.add("k3", minutes(60), topic="t", payload=b"other", mode="replace")
         world.seal()
-        assert collect(spark, tier, lake, hot).rows == 38  # all but k0 and k2
+        assert collect(spark, tier, lake, hot).rows == 38  # all except k0 and k2
         due = {key[2].decode(): ns for key, ns in waiting(tier).items()}
         assert due.keys() == {f"k{n}" for n in range(40)} - {"k0", "k2"}
         assert (due["k1"], due["k3"]) == (ORIGIN_NS + 10 * HOUR_NS, ORIGIN_NS + 3 * HOUR_NS)
@@ -140,13 +140,14 @@ def test_parked_timers_come_back_in_time_unless_they_ended(
         world.seal()
         some.add("new", minutes(5), topic="t", payload=b"not sealed")
         found = collect(spark, tier, lake, hot, [world.wal])
-        assert (found.rows, found.ended) == (2, 3)  # k5 again, and `new`; ended are k4, k5 and k6
+        # rows: k5 again, and `new`; ended: k4, the old k5, and k6
+        assert (found.rows, found.ended) == (2, 3)
         again = collect(spark, tier, lake, hot, [world.wal])
         assert (again.rows, again.ended) == (0, 0)
         with BulkLoader("other") as other, pytest.raises(WindowElsewhere):
             promote(NO_SPARK, tier, ORIGIN_NS, other)
 
-        some.cancel("k7")  # the tier does not have it yet
+        some.cancel("k7")  # the tier does not know this cancel yet
         (window,) = promote(spark, tier, ORIGIN_NS + 2 * HOUR_NS + 20 * MINUTE_NS, hot)
         assert window.results == {"UNPARKED": 13, "UNKNOWN": 1}
         assert (cold.status(tier)["promoted"], cold.status(tier)["unknown"]) == (13, 1)
@@ -163,9 +164,9 @@ def test_parked_timers_come_back_in_time_unless_they_ended(
         early = {f"k{n}": b"p%d" % n for n in range(8, 20)}
         early |= {"k2": b"near", "k6": b"soon", "new": b"not sealed", "k20": b"p20"}
         assert set(world.fired()) <= set(early.items())
-        assert len(world.fired()) == 15  # k20 is due, and in the next window
+        assert len(world.fired()) == 15  # without k20, which is due but in the next window
         world.seal()
-        assert collect(spark, tier, lake, hot).ended == 1  # k32
+        assert collect(spark, tier, lake, hot).ended == 1  # k32 was cancelled
         promote(spark, tier, ORIGIN_NS + 12 * HOUR_NS, hot)
         advance(12)
     live = {f"k{n}": b"p%d" % n for n in range(8, 40) if n not in (31, 32)}
@@ -177,7 +178,7 @@ def test_parked_timers_come_back_in_time_unless_they_ended(
 
 @pytest.mark.tier("all")
 def test_parked_timers_come_back_after_reboots(spark: SparkSession, world: World) -> None:
-    """Two arenas parked timers, one of which filled no segment; a third arena arms them."""
+    """Two arenas park timers; the second one fills no segment. A third arena arms the timers."""
     tier, lake = world.tier, world.lake
     timers = [(f"k{n}", minutes(n), "t", b"p%d" % n) for n in range(40)]
     until_ns = ORIGIN_NS + 3 * HOUR_NS
@@ -191,7 +192,7 @@ def test_parked_timers_come_back_after_reboots(spark: SparkSession, world: World
     with BulkLoader("demo") as hot, pytest.raises(ParkedElsewhere):
         promote(spark, tier, until_ns, hot)
     assert stats(world.daemon)["parked"] == 29
-    world.ship()  # the whole first arena, and the first snapshot of the second one
+    world.ship()  # all segments of the first arena, and the first snapshot of the second arena
     with client() as some, BulkLoader("demo") as hot:
         assert list(successors_in(world.wal).values()) == hot.uuids()
         found = collect(spark, tier, lake, hot)
@@ -217,7 +218,7 @@ def test_parked_timers_come_back_after_reboots(spark: SparkSession, world: World
 def test_each_shard_has_its_parked_timers_back(
     spark: SparkSession, daemon: StartDaemon, tmp_path: Path
 ) -> None:
-    assert spark  # the command uses this session
+    assert spark  # the command uses this Spark session
     for name in ("wal", "lake"):
         (tmp_path / name).mkdir()
     demo = daemon("demo", "--wal-dir", str(tmp_path / "wal"), "--shards", "2")
@@ -247,7 +248,7 @@ def test_each_shard_has_its_parked_timers_back(
             assert (back.status, back.payload) == (Status.FOUND, name.encode())
 
 
-# ---- killed between any two steps ------------------------------------------------------------
+# ---- kills between any two steps -------------------------------------------------------------
 
 
 @pytest.fixture
@@ -256,7 +257,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def row(n: int, ticket: int, due_ns: int = ORIGIN_NS) -> dict[str, Any]:
-    """Return a timer k<n>, as in the WAL."""
+    """Return the row of a parked timer k<n>, as read from the WAL."""
     key = {"namespace": "shop", "key_type": "str", "key": b"k%d" % n}
     return key | {"topic": "t", "payload": b"p%d" % n, "deadline_ns": due_ns, "ticket": ticket}
 
@@ -269,7 +270,7 @@ def test_a_collection_that_is_killed_counts_whole_or_not_at_all(
     mortal, seen = Mortal(monkeypatch, daemon), set[int]()
 
     def step() -> object:
-        """Ten timers were parked, and one of the last ten was cancelled."""
+        """Collect ten parked timers, after one of the ten timers before them was cancelled."""
         found: Any = Wal([row(last * 10 + n, last * 10 + n + 1) for n in range(10)])
         found.ended = [row(last * 10 - 1, last * 10)] if last else []
         return collect(NO_SPARK, tier, found, daemon)

@@ -1,4 +1,4 @@
-"""Errors of Spark, as the command line reports them."""
+"""Messages of the command line for errors of Spark."""
 
 from __future__ import annotations
 

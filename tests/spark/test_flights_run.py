@@ -1,5 +1,5 @@
-"""The main job with small sizes: every part with real processes, and the judges on invented
-results."""
+"""The main job of the flights example: each part with small sizes and real processes, and its
+checks on invented results."""
 
 from __future__ import annotations
 
@@ -58,8 +58,8 @@ def run_module(*args: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.tier("all")
 def test_a_day_in_three_seconds(flight_runs: FlightRuns, console: Console) -> None:
-    """The day runs so fast, with a margin of 1 ms, that landings may lose their race: all else must
-    agree."""
+    """A day runs in three seconds, so the margin is 1 ms. A landing may lose its race against the
+    timer; all other results must agree."""
     day = flight_runs.day
     assert list(live.against_answers(day)) == []
     assert {call.key for call in day.calls_of(Kind.DEPARTURE)} == {one.key for one in day.flights}
@@ -83,7 +83,7 @@ def test_a_day_of_the_year(flight_runs: FlightRuns, console: Console) -> None:
 
 @pytest.mark.tier("all")
 def test_load_from_the_command_line(tmp_path: Path) -> None:
-    """On a pipe there are no control codes, and the verdict is the last line."""
+    """If stdout is a pipe, the output has no control codes, and its last line is the verdict."""
     needs("numpy")
     done = run_module("--load", "--timers=5000", "--longest=2", f"--json={tmp_path}/figures.json")
     assert done.returncode == 0, done.stdout + done.stderr
@@ -190,11 +190,12 @@ def _die(link: Link) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-# --- the judges, on made-up results ---------------------------------------------------------------
+# --- the checks, on made-up results ---------------------------------------------------------------
 
 
 def flight(number: int, late_min: int | None) -> Flight:
-    """Return a flight at minute `number` for an hour; it lands `late_min` later, or never."""
+    """Return a flight that departs at minute `number` and is scheduled for an hour. It lands
+    `late_min` minutes late, or never."""
     departed_ns = number * MINUTE_NS
     due_ns = departed_ns + 60 * MINUTE_NS
     return Flight(
@@ -212,8 +213,8 @@ PUNCTUAL, CLOSE, LATE, LOST = (one.key for one in FLIGHTS)
 
 
 def made_up_day(sent_late_ns: int = 0, found: dict[str, CancelResult] | None = None) -> Day:
-    """Return a day with one second per minute and calls of 1 us; `sent_late_ns` delays close
-    landings."""
+    """Return the results of a day at one second per minute, with calls of 1 us. Calls of close
+    landings are sent `sent_late_ns` late."""
     tempo = pace(FLIGHTS, 0, 77 * NS_PER_S)
     found = {LATE: CancelResult.FIRED} | (found or {})
     calls, receipts = [], []

@@ -1,4 +1,4 @@
-"""Commands that continue: temporary errors do not end them; a signal and permanent errors do."""
+"""Commands with --follow: only a signal and permanent errors end them, not temporary errors."""
 
 from __future__ import annotations
 
@@ -39,19 +39,20 @@ PASSING = [
         "BadPath",
     ),
 ]
-"""Errors with their names."""
+"""Temporary errors, each with the name under which it is reported."""
 
 
 @pytest.fixture
 def slept(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """Record the pauses, and skip them."""
+    """Skip the pauses between iterations; return the list of their lengths in seconds."""
     pauses: list[float] = []
     monkeypatch.setattr(following, "sleep", pauses.append)
     return pauses
 
 
 def iterations(*steps: BaseException | None) -> Callable[[], None]:
-    """Return a function that runs one step per iteration: an exception to raise, or None."""
+    """Return a function that takes one step per call: it raises the step's exception, or returns if
+    the step is None."""
     left = list(steps)
 
     def iteration() -> None:
@@ -125,7 +126,7 @@ def test_ship_waits_for_the_lock_and_ends_on_sigterm(tmp_path: Path) -> None:
 def test_ingest_goes_on_when_the_tables_are_free(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert spark  # the command uses this session
+    assert spark  # the command uses this Spark session
     for segment in segments_of(Plan(20)):
         put(Lake(tmp_path), segment)
     held = ExitStack()

@@ -16,10 +16,11 @@ ROOT = Path(__file__).resolve().parents[2]
 def test_every_step_of_the_benchmark_of_the_pipeline_runs(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Run the steps of `--quick` in this session, with the baselines in this process, because
-    memory is not judged here."""
+    """Run the steps of `--quick` in this Spark session, and the baselines in this process. Memory
+    is not judged, so no process has to be separate."""
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    monkeypatch.setenv("PURGATORYD_DIR", str(tmp_path))  # the daemons of the steps change it
+    # the steps set this variable for their daemons
+    monkeypatch.setenv("PURGATORYD_DIR", str(tmp_path))
     bench = import_module("bench_pipeline")
     work = bench.baseline.WORK
     monkeypatch.setattr(bench.baseline, "apart", lambda detail, *of: work[detail](*map(str, of)))

@@ -1,4 +1,4 @@
-"""The Spark session: its Java, its settings, and messages about missing parts."""
+"""The Spark session: which Java it uses, its settings, and messages about missing parts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.tier("test")
 
 
 def fake_java(home: Path, version: str) -> Path:
-    """Create a home whose java prints this version, or its arguments."""
+    """Create a Java home whose `java` prints this version for -version, else its arguments."""
     java = home / "bin" / "java"
     java.parent.mkdir(parents=True)
     java.write_text(
@@ -119,7 +119,7 @@ def test_help_imports_neither_spark_nor_arrow() -> None:
 
 
 def test_a_session_on_one_box_looks_for_no_address(spark: SparkSession) -> None:
-    """Spark would warn about the address that it finds."""
+    """If Spark looks for the host's address, it prints a warning about the result."""
     assert spark.conf.get("spark.driver.host") == "127.0.0.1"
     assert os.environ["SPARK_LOCAL_IP"]
 

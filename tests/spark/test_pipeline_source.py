@@ -1,4 +1,4 @@
-"""Spark reads WALs and the lake: the same rows in each way, each segment once."""
+"""Spark reads WALs and the lake: both contain equal rows, and each segment counts once."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ pytestmark = pytest.mark.tier("test")
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "pipeline.md"
 STREAM = Path(__file__).parents[1] / "support" / "stream_killed.py"
 STORED = max(WALS, key=lambda folder: folder.name)
-"""Stored WAL of the newest format."""
+"""Folder of the stored WAL with the newest format."""
 
 
 @pytest.fixture
@@ -52,7 +52,7 @@ def wal(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def lake(tmp_path: Path) -> Lake:
-    # special characters in the patterns of Spark's readers
+    # These characters are special in the path patterns of Spark's readers.
     folder = tmp_path / "a {lake}, [1] or *"
     folder.mkdir()
     return Lake(folder)
@@ -72,7 +72,7 @@ def raw(spark: SparkSession, wal: Path, **options: str) -> DataFrame:
 def test_both_ways_give_equal_rows_and_no_segment_counts_twice(
     spark: SparkSession, wal: Path, lake: Lake
 ) -> None:
-    """The sources are raw segments, those of the lake, and both tiers together."""
+    """The test reads raw segments, segments in the lake, and both together."""
     hot = rows(raw(spark, wal))
     ship(wal, lake)
     newest = segments(wal)[-1].lsn
@@ -107,7 +107,7 @@ def test_openings_are_read_from_both_tiers(spark: SparkSession, wal: Path, lake:
 def test_ingest_of_raw_segments_gives_the_lake_that_ship_does(
     spark: SparkSession, wal: Path, lake: Lake
 ) -> None:
-    assert spark  # the command uses this session
+    assert spark  # the command uses this Spark session
     ship(wal, lake)
     raw_lake = lake.root.parent / "raw [1]"
     options = ("--wal-dir", str(wal.parent), "--lake", str(raw_lake), "--json")
@@ -129,7 +129,8 @@ def test_ingest_of_raw_segments_gives_the_lake_that_ship_does(
 
 
 def bronze_rows(lake: Lake, manifest: Manifest) -> list[dict[str, Any]]:
-    """Return the rows without Spark, except the host's name."""
+    """Read the rows of a manifest's file without Spark; leave out the column with the host's
+    name."""
     found = pq.read_table(lake.data(manifest), partitioning=None)
     assert found.schema.names == BRONZE.names
     rows: list[dict[str, Any]] = found.drop_columns(["node"]).to_pylist()
@@ -151,7 +152,8 @@ def test_raw_ingest_takes_what_is_whole_and_names_the_damage(
 
 
 def test_a_segment_without_its_end_is_not_read_short(tmp_path: Path) -> None:
-    """The segment in the middle lost its end, but not its size; the last one has no end yet."""
+    """The middle segment has lost its trailer, but not its size. The newest one has no trailer
+    yet."""
     wal = tmp_path / "wal" / "demo"
     sw.write(wal, sw.segment([*sw.names(), sw.arm(3)]))
     sw.write(wal, sw.segment([sw.arm(4)], 4, first_group=2, seal=False), 4)
@@ -170,7 +172,7 @@ def test_a_segment_without_its_end_is_not_read_short(tmp_path: Path) -> None:
 def test_a_segment_is_ingested_completely_or_not_at_all(
     tmp_path: Path, lake: Lake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """This holds for any change of the segment after it was walked."""
+    """The segment changes after `ingest` has checked it and before it decodes the records."""
     wal = tmp_path / "wal" / "demo"
     sw.write(wal, sw.segment([*sw.names(), sw.arm(3)]))
     sw.write(wal, sw.segment([sw.arm(4)], 4, first_group=2, seal=False), 4)
@@ -188,8 +190,9 @@ def test_an_empty_lake_is_an_empty_table(spark: SparkSession, lake: Lake) -> Non
 
 @pytest.mark.tier("all")
 def test_a_filter_of_one_query_does_not_reach_another(spark: SparkSession, wal: Path) -> None:
-    """Spark would apply a pushed filter to the next query of the DataFrame and to the other branch
-    of a union as well, which get too few rows. So the source pushes no filter."""
+    """If the source accepted a pushed filter, Spark would apply this filter to the next query of
+    the same DataFrame as well, and to the other branch of a union. Both would return too few rows.
+    So the source accepts no filter."""
     all_ = raw(spark, wal, columns="lsn,kind")
     count = all_.count()
     arms, fires = all_.filter("kind = 'arm'"), all_.filter("kind = 'fire'")
@@ -216,8 +219,8 @@ def test_columns_and_a_time_range_are_options(spark: SparkSession, wal: Path) ->
 def test_a_stream_killed_at_each_step_of_a_batch_has_each_row_once(
     spark: SparkSession, wal: Path, tmp_path: Path
 ) -> None:
-    """The steps are: the offsets are logged, the source reads, the rows are stored, that is
-    logged."""
+    """The steps are: Spark logs the offsets, the source reads, the rows are stored, and Spark logs
+    the commit of the batch."""
     checkpoint, aside, retained = (tmp_path / name for name in ("checkpoint", "aside", "kept"))
     retained.mkdir()
 
@@ -255,13 +258,13 @@ LSN = BRONZE.names.index("lsn")
 
 
 def batches(retained: Path) -> list[list[tuple[Any, ...]]]:
-    """Return the rows that a stream stored, by batch."""
+    """Return the rows that a stream has stored, one list per batch."""
     paths = sorted(retained.iterdir(), key=lambda path: int(path.name))
     return [pickle.loads(path.read_bytes()) for path in paths]
 
 
 def process_is_killed(wal: Path, checkpoint: Path, retained: Path) -> None:
-    """Kill the stream after the rows of a batch are stored, before that is logged."""
+    """Kill a stream after the rows of a batch are stored, before Spark has logged the commit."""
     done = subprocess.run(
         [sys.executable, STREAM, wal, checkpoint, retained], start_new_session=True, check=False
     )
@@ -275,7 +278,7 @@ def killed(
     spark: SparkSession, wal: Path, checkpoint: Path, each: Callable[[DataFrame, int], None],
     how: str,
 ) -> None:  # fmt: skip
-    """End the stream with an error."""
+    """Run the stream, which must end with this error."""
     with pytest.raises(StreamingQueryException, match=how):
         run(spark, wal, checkpoint, each)
 
@@ -288,8 +291,9 @@ def test_the_page_s_examples_run(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     ship(wal, lake)
-    lake.root.rename(lake.root.with_name("lake"))  # the name on the page
-    folder = f"{lake.root.parent}/"  # the working directory of the JVM is fixed since its start
+    lake.root.rename(lake.root.with_name("lake"))  # the page calls it "lake"
+    # absolute, because the JVM keeps the working directory of its start
+    folder = f"{lake.root.parent}/"
     shared: dict[str, object] = {}
     for block in re.findall(r"^```pyspark\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL):
         exec(re.sub(r'"(lake|wal)', rf'"{folder}\1', block), shared)
@@ -335,7 +339,8 @@ def test_a_segment_that_is_gone_between_others_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("at", [0, -90], ids=["header", "record"])
 def test_a_damaged_segment_does_not_affect_a_reader_that_skips_it(tmp_path: Path, at: int) -> None:
-    """The reader does not request its rows, nor later names that may have been born in it."""
+    """The reader requests no rows of that segment, and no names that may have been created in
+    it."""
     from purgatoryd.pipeline.source import WalReader
 
     damaged = bytearray(sw.segment([sw.arm(4, b"the damaged one")], 4, first_group=2))
@@ -359,7 +364,7 @@ def test_a_damaged_segment_does_not_affect_a_reader_that_skips_it(tmp_path: Path
 
 @pytest.fixture
 def reads(monkeypatch: pytest.MonkeyPatch) -> Counter[Path]:
-    """Count how often each file is read; headers do not count."""
+    """Return a counter of complete reads by file. Reads of a header only do not count."""
     found: Counter[Path] = Counter()
     real = cache.read
 
@@ -374,8 +379,7 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> Counter[Path]:
 def test_a_time_range_leaves_out_segments_that_the_lake_tells_of(
     wal: Path, lake: Lake, reads: Counter[Path]
 ) -> None:
-    """This excludes the newest segment, whose times are unknown; only requested columns are
-    read."""
+    """The newest segment is always read: its times are unknown. Only requested columns are read."""
     ship(wal, lake)
     before, one, *_, last = lake.manifests()
     files = {file.lsn: file.path for file in segments(wal)}
@@ -407,7 +411,7 @@ def lsns_of(wal: Path, lake: Lake | None, from_us: int, to_us: int) -> list[int]
 def test_a_stream_reads_each_segment_twice_however_small_its_batches_are(
     wal: Path, reads: Counter[Path]
 ) -> None:
-    """The stream reads each segment once for its names and once for its rows."""
+    """The stream reads each sealed segment once for the names and once for the rows."""
     from purgatoryd.pipeline.source import WalStream
 
     stream = WalStream(Settings.of({"path": str(wal), "max_rows": "10"}))

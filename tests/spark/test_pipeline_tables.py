@@ -1,4 +1,5 @@
-"""Silver and gold compared with DuckDB: segments in any order, after kills, and after years."""
+"""Silver and gold compared with DuckDB: for segments in any order, kills, and WALs of all
+versions."""
 
 from __future__ import annotations
 
@@ -93,7 +94,7 @@ def lake_in(directory: Path) -> Lake:
 
 @pytest.fixture(scope="module")
 def made(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Lake:
-    """A lake with a live and a virtual daemon, and all tables."""
+    """A lake with all tables of two daemons, one with a live and one with a virtual clock."""
     lake = lake_in(tmp_path_factory.mktemp("made"))
     for segment in (*segments_of(LIVE), *segments_of(VIRTUAL)):
         put(lake, segment)
@@ -106,7 +107,7 @@ def oracle(made: Lake) -> Oracle:
     return Oracle([made.data(manifest) for manifest in made.manifests()])
 
 
-# ---- against the oracle ------------------------------------------------------------------------
+# ---- comparison with the oracle ----------------------------------------------------------------
 
 
 def test_lifecycles_equal_those_of_duckdb(spark: SparkSession, made: Lake, oracle: Oracle) -> None:
@@ -115,7 +116,7 @@ def test_lifecycles_equal_those_of_duckdb(spark: SparkSession, made: Lake, oracl
     oracle.take("ours", lifecycles)
     assert oracle.differing("ours", "SELECT * FROM lifecycles") == []
     kinds = oracle.rows("SELECT DISTINCT clock, kind, final_state FROM ours")
-    assert len(kinds) == 12  # both clocks: timers with three final states, operations with three
+    assert len(kinds) == 12  # two clocks; timers and operations with three final states each
 
 
 def test_open_timers_equal_those_of_duckdb(spark: SparkSession, made: Lake, oracle: Oracle) -> None:
@@ -133,7 +134,7 @@ def test_flow_and_final_states_equal_those_of_duckdb(
 
 
 def counts_hold(oracle: Oracle, flow: DataFrame, topics: DataFrame, workers: DataFrame) -> None:
-    """Check flow and final states against counts in DuckDB."""
+    """Check that the rows of flow and final states equal counts in DuckDB."""
     oracle.take("flow", flow)
     oracle.take("topics", topics.drop(*sketch_columns(TOPICS)))
     oracle.take("workers", workers.drop(*sketch_columns(WORKERS)))
@@ -172,7 +173,7 @@ def test_quantiles_keep_within_the_stated_error(
 
 
 def quantiles_hold(partials: DataFrame, oracle: Oracle, which: Table, by: list[str]) -> None:
-    """Check quantiles against ranks in all the values."""
+    """Check that the rank of each quantile among all values is within the error."""
     merged = gold.merge(partials, which, by)
     oracle.take("quantiles", gold.latency(merged, by))
     for measure, value in MEASURES.items():
@@ -200,7 +201,8 @@ MEASURES = {
 
 
 def error() -> float:
-    """The error is stated for 99 ranks of 100; twice the error must not occur."""
+    """Return twice the stated rank error. The stated error holds for 99 of 100 ranks; twice the
+    error must never occur."""
     return 2 * sketches.rank_error()
 
 
@@ -242,7 +244,7 @@ def test_a_daemons_wal_becomes_tables(
             client.add(f"far:{n + 50}", delay=7200, mode="replace")
         notices = [subscriber.get(timeout=PATIENCE_S) for _ in range(100)]
         client.add_many([(f"more:{n}", 3600.0, "t", b"x" * 200) for n in range(3000)])
-    demo.stop()  # ends with all records on disk
+    demo.stop()  # a clean stop leaves all records on disk
     lake = shipped(wals / "demo", tmp_path / "lake")
     jobs.bring_up(spark, lake)
     oracle = Oracle([lake.data(manifest) for manifest in lake.manifests()])
@@ -309,14 +311,14 @@ def test_a_ledger_tells_when_notices_were_received(spark: SparkSession, tmp_path
     ]
 
 
-# ---- in any order, again, killed ---------------------------------------------------------------
+# ---- segments in any order, repeated jobs, and kills -------------------------------------------
 
 SMALL = Plan(500, segment_rows=300)
 
 
 @pytest.fixture(scope="module")
 def batch(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Lake:
-    """All segments of SMALL, in one commit."""
+    """A lake with all segments of SMALL. One commit made its tables."""
     lake = lake_in(tmp_path_factory.mktemp("batch [1]"))
     for segment in segments_of(SMALL):
         put(lake, segment)
@@ -326,13 +328,13 @@ def batch(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Lake
 
 @pytest.fixture(scope="module")
 def expected(spark: SparkSession, batch: Lake) -> dict[str, list[str]]:
-    """The contents of all tables of that lake."""
+    """The contents of all tables of the lake `batch`."""
     return contents(spark, batch)
 
 
 @pytest.fixture(scope="module")
 def begun(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Lake:
-    """The first two segments of SMALL, with their tables."""
+    """A lake with the first two segments of SMALL and their tables."""
     lake = lake_in(tmp_path_factory.mktemp("begun"))
     for segment in segments_of(SMALL)[:2]:
         put(lake, segment)
@@ -341,7 +343,7 @@ def begun(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Lake
 
 
 def copy_of(lake: Lake, root: Path) -> Lake:
-    """Return a copy that a test may change."""
+    """Return a copy of a lake, which a test may change."""
     return Lake(Path(shutil.copytree(lake.root, root / "lake")))
 
 
@@ -364,7 +366,7 @@ def test_segments_come_late_twice_and_in_any_order(
 def test_quantiles_keep_their_error_in_any_order_and_a_day_late(
     spark: SparkSession, oracle: Oracle, made: Lake, tmp_path: Path
 ) -> None:
-    """The lake is that of the oracle; the sketch of late segments is merged last."""
+    """The lake has the oracle's segments. The sketches of late segments are merged last."""
     lake, segments = lake_in(tmp_path), [*segments_of(LIVE), *segments_of(VIRTUAL)]
     random.Random(7).shuffle(segments)
     for some in (segments[:2], segments[2:]):
@@ -380,7 +382,7 @@ class Killed(BaseException):
 
 
 def dying(monkeypatch: pytest.MonkeyPatch, name: str, after: bool) -> None:
-    """End the process in the next call of parts.NAME, before or after its work."""
+    """Let the next call of parts.NAME raise Killed, before or after its work."""
     real = getattr(parts, name)
 
     def die(*args: object) -> None:
@@ -397,7 +399,7 @@ def test_a_kill_at_any_step_of_a_commit_changes_nothing(
     spark: SparkSession, begun: Lake, expected: dict[str, list[str]], tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    """First a commit of silver is killed, then one of gold."""
+    """First a commit of silver is killed, then a commit of gold."""
     lake = copy_of(begun, tmp_path)
     for segment in segments_of(SMALL)[2:]:
         put(lake, segment)
@@ -421,7 +423,7 @@ STEPS = ("make_private", "sync_file", "sync_directory", "replace_durably")
 
 
 def dying_at(patch: pytest.MonkeyPatch, step: int) -> None:
-    """End the process before its step of that number, counted from 1."""
+    """Raise Killed before the step with this number. Steps are calls of STEPS, counted from 1."""
     left = iter(range(1, step))
 
     def mortal(real: Callable[..., object]) -> Callable[..., None]:
@@ -437,7 +439,7 @@ def dying_at(patch: pytest.MonkeyPatch, step: int) -> None:
 
 
 class WrittenBefore:
-    """A stand-in for a DataFrame that Spark wrote into `folder`."""
+    """Stand-in for a DataFrame. It writes a copy of the files that Spark wrote into `folder`."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.write = folder, self
@@ -467,7 +469,8 @@ def test_until_its_last_step_a_commit_has_done_nothing(
             layer.commit(again, {one: ("new",)})
         step += 1
     assert layer.sources() == {one: ("new",)}
-    assert step - 2 >= len(layer.tables) * 4 + 1  # some tables have no files
+    # at least one step per table and one for the commit: some tables have no files
+    assert step - 2 >= len(layer.tables) * 4 + 1
     monkeypatch.setattr(parts, "KEPT_S", 0)
     with layer.writing():
         assert [len(list((tmp_path / "gold" / t.name).iterdir())) for t in layer.tables] == [1] * 3
@@ -501,7 +504,7 @@ def test_rebuilt_and_compacted_tables_are_the_same(
 def test_reads_show_one_version(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Meanwhile a job commits another part, and removes dead ones."""
+    """During the read, a job commits a new part and removes replaced parts."""
     layer, real = Layer(tmp_path, "gold"), Layer.parts
     none = {which.name: spark.createDataFrame([], which.spark()) for which in layer.tables}
 
@@ -543,13 +546,13 @@ def test_a_part_stays_for_its_readers_once_it_was_replaced(
 
     commit(10_000, one, two)
     commit(9_000, one)
-    assert there() == [1, 2]  # a part of the first segment
+    assert there() == [1, 2]  # part 2 has only one of the two segments
     commit(5, one, two)
     assert there() == [1, 2, 3]
     commit(1, one, two)
     then = time.time() - 20 * minute
     os.utime(tmp_path / "silver" / "parts" / "000000000003.json", (then, then))
-    assert there() == [3, 4]  # the first two were replaced 20 minutes ago, the third one now
+    assert there() == [3, 4]  # parts 1 and 2 were replaced 20 minutes ago, part 3 just now
 
 
 def test_a_batch_may_be_handed_over_in_the_next_segment(
@@ -569,7 +572,7 @@ def test_a_batch_may_be_handed_over_in_the_next_segment(
 
 @pytest.mark.tier("all")
 def test_a_batch_may_be_handed_over_much_later(spark: SparkSession, tmp_path: Path) -> None:
-    """Many records and segments may be between a notice and its batch."""
+    """Many records and segments may be between a notice and the record of its handover."""
     plan = replace(SMALL, unsent_rows=70_000, segment_rows=30_000)
     lake, segments = lake_in(tmp_path), segments_of(plan)
     assert (len(segments), segments[0][0].handed) == (3, (0, 0))
@@ -586,9 +589,9 @@ def test_a_batch_may_be_handed_over_much_later(spark: SparkSession, tmp_path: Pa
 
 
 def test_an_answer_is_looked_for_in_all_segments_that_may_have_it() -> None:
-    """Many segments may be between them, but none of another start of the daemon."""
+    """Many segments may be between a final state and its answer, all of one start of the daemon."""
     plain, _ = segments_of(SMALL)[0]
-    reported = [  # epoch, time of its last final state, time at which its first answer was built
+    reported = [  # (epoch, time of the last final state, time at which the first answer was built)
         (1, 10 * S, None), (1, 20 * S, None), (1, 30 * S, 10 * S + MS), (1, 40 * S, 35 * S),
         (2, 9 * S, 5 * S),
     ]  # fmt: skip
@@ -618,14 +621,14 @@ def test_an_empty_lake_has_empty_tables(spark: SparkSession, tmp_path: Path) -> 
 
 
 def edit(path: Path, **changes: object) -> None:
-    """Change fields of a JSON file."""
+    """Set fields of a JSON file."""
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
 
 
 @pytest.mark.parametrize("found", [0, 2, None])
 @pytest.mark.parametrize("file", ["manifests/*/*.json", "silver/parts/*.json"])
 def test_another_format_is_refused(batch: Lake, tmp_path: Path, file: str, found: object) -> None:
-    """This includes a file without a number; nothing is written then."""
+    """A file without a format number is refused as well. The command writes nothing."""
     root = Path(shutil.copytree(batch.root, tmp_path / "lake"))
     path = min(root.glob(file))
     edit(path, format=found)
@@ -654,7 +657,7 @@ def test_a_file_with_an_unknown_field_is_broken(batch: Lake, tmp_path: Path, fil
 def test_the_query_of_the_page_runs(
     spark: SparkSession, batch: Lake, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert spark  # the query finds it
+    assert spark  # the query uses this Spark session
     blocks = re.findall(r"^```py\n(.*?)^```$", PAGE.read_text(), re.M | re.S)
     (query,) = (block for block in blocks if "import gold" in block)
     query = query.replace('Path("lake")', f"Path({str(batch.root)!r})")
@@ -696,7 +699,7 @@ def test_records_removed_before_shipping_are_missing(tmp_path: Path) -> None:
 
 
 def test_a_lake_that_may_not_be_read_is_not_an_empty_one(daemon_dir: Path) -> None:
-    """The ships of each user are separate."""
+    """A user may not read the folder of another user's shipped segments."""
     lake = lake_in(daemon_dir)
     put(lake, segments_of(SMALL)[0])
     daemon_dir.chmod(0o755)
@@ -732,7 +735,7 @@ def test_only_the_slow_worker_is_found_with_its_stage(spark: SparkSession, made:
 
 @pytest.mark.tier("all")
 def test_a_worker_of_another_node_is_another_worker(spark: SparkSession, made: Lake) -> None:
-    """A hundred quick workers of its name elsewhere do not hide a slow one."""
+    """Many quick workers with the same name on another node do not hide the slow worker."""
     topics, workers = table(spark, made, TOPICS), table(spark, made, WORKERS)
     quick = workers.where("worker <> 'worker-3'").withColumn("worker", F.lit("worker-3"))
     others = quick.withColumn("node", F.lit("host-b"))
@@ -770,18 +773,19 @@ def test_findings_are_published(daemon: StartDaemon) -> None:
 REMISSION = {6: (3, 1), 7: (1, 0), 9: (0, 1), 10: (1, 1), 11: (0, 1), 13: (1, 0), 16: (1, 0),
              17: (0, 1), 19: (0, 1), 20: (0, 1), 22: (1, 0), 23: (1, 0), 25: (0, 1), 32: (0, 2),
              34: (0, 1), 35: (0, 1)}  # fmt: skip
-"""Weeks in remission of 21 patients with 6-mercaptopurine: number of relapses, and number of
-patients observed until then (Freireich et al. 1963)."""
+"""By weeks in remission: (number of relapses, number of patients who were observed only until
+then). The 21 patients got 6-mercaptopurine (Freireich et al. 1963)."""
 ESTIMATE = {
     6: (0.8571, 0.6197, 0.9516), 7: (0.8067, 0.5631, 0.9228), 10: (0.7529, 0.5032, 0.8894),
     13: (0.6902, 0.4316, 0.8491), 16: (0.6275, 0.3675, 0.8049), 22: (0.5378, 0.2678, 0.7468),
     23: (0.4482, 0.1881, 0.6801),
 }  # fmt: skip
-"""Result of survfit(..., conf.type = "log-log") of R's survival package for these data."""
+"""Estimates for these data by week: (survival, lower bound, upper bound). Result of survfit(...,
+conf.type = "log-log") of R's survival package."""
 
 
 def ended(spans: dict[int, tuple[int, int]]) -> Iterator[tuple[str, str, str, int, int, str, int]]:
-    """Yield lifecycles of one topic, some of which settled and some of which did not."""
+    """Yield a lifecycle in one topic for each patient. Relapses settled; all others expired."""
     for span, counts in spans.items():
         for final_state, count in zip(("cancelled", "expired"), counts, strict=True):
             yield from [("live", "shop", "t", span, 0, final_state, 40)] * count
@@ -807,7 +811,8 @@ def test_the_estimate_is_that_of_kaplan_and_meier(spark: SparkSession) -> None:
 
 
 def test_a_timeout_beyond_the_data_is_unknown(spark: SparkSession) -> None:
-    """A timeout is unknown if the estimate, or a bound of it, never falls to the share."""
+    """A timeout is unknown if the estimate never falls to the rate. The same holds for the
+    bounds."""
     lived = spark.createDataFrame([*ended(REMISSION)], LIVED)
     for rate, *wanted in ((0.5, 23, 13, None), (0.7, 13, 6, 23), (0.3, None, 22, None)):
         (row,) = advice.timeouts(lived, rate).collect()
@@ -817,7 +822,8 @@ def test_a_timeout_beyond_the_data_is_unknown(spark: SparkSession) -> None:
 
 
 def test_open_spans_count_as_censored(spark: SparkSession) -> None:
-    """The censored patients are given as open spans: without them all have settled by week 23."""
+    """The open spans stand for patients who were observed only until then. Without these spans, all
+    have settled by week 23."""
     settled = {span: (counts[0], 0) for span, counts in REMISSION.items()}
     lived = spark.createDataFrame([*ended(settled)], LIVED)
     watched = [span for span, (_, count) in REMISSION.items() for _ in range(count)]
@@ -836,7 +842,8 @@ def test_open_spans_count_as_censored(spark: SparkSession) -> None:
 def test_the_advised_timeout_gives_the_wanted_rate(
     spark: SparkSession, made: Lake, oracle: Oracle
 ) -> None:
-    """If all have settled, the rate is the share of those that took longer."""
+    """If all have settled, the rate is the share of operations that took longer than the
+    timeout."""
     lived, still_open = jobs.observed(spark, made)
     settled = lived.where("clock = 'live' AND final_state IN ('cancelled', 'satisfied')")
     oracle.take("advised", advice.timeouts(settled, 0.2))
@@ -848,7 +855,8 @@ def test_the_advised_timeout_gives_the_wanted_rate(
     for settled_count, really_settled, would_expire in rows:
         assert settled_count == really_settled
         assert abs(would_expire - 0.2) <= 0.01
-    # The times are unknown that expired operations would have taken.
+    # A rate of 0 has no timeout, because nobody knows how long the expired operations would have
+    # taken.
     assert advice.timeouts(lived, 0.0, still_open).where("timeout_ns > 0").count() == 0
 
 
@@ -912,8 +920,8 @@ ENDS = {f"end_{n}": end(n, at_ns=HOUR) for n in range(1, 101)}
 def test_live_figures_are_compared_at_the_same_record(
     spark: SparkSession, tmp_path: Path, run_on: int
 ) -> None:
-    """A daemon armed a hundred timers in an hour, and ended all of them. The second half of its WAL
-    is not in the lake. Its last snapshot is empty."""
+    """A daemon armed a hundred timers in an hour, and then ended all of them. The lake lacks the
+    second half of the WAL, which ended them. The last snapshot has no timers."""
     wal = Wal(began_empty=True)
     Story(NAMES | ADDS, wal, first=None, now_ns=HOUR).write(tmp_path / "demo")
     begin = 1 + len(NAMES | ADDS | ENDS)
@@ -929,7 +937,7 @@ def test_live_figures_are_compared_at_the_same_record(
     assert max(row.living for row in lived) == 100
     (forecast,) = called("capacity", "--lake", lake.root)
     assert forecast["live"] == 0
-    if not run_on:  # the daemon has stopped
+    if not run_on:  # no record follows the snapshot: the daemon has stopped
         assert (forecast["full_at"], forecast["full_by"]) == (None, None)
 
 
@@ -940,7 +948,7 @@ def test_armed_timers_are_counted_from_the_newest_snapshot(
     every = jobs.bronze_of(spark, batch, batch.manifests())
     open_tickets = {row.ticket for row in silver.open_timers(every).collect()}
     lake, segments = lake_in(tmp_path), segments_of(SMALL)
-    for segment in segments[1:]:  # the first one was removed before it was shipped
+    for segment in segments[1:]:  # the first segment was removed before it was shipped
         put(lake, segment)
     (size,) = advice.sizes(spark, lake).collect()
     assert (size.daemon, *size[3:7]) == (SMALL.daemon, None, None, None, None)
@@ -991,8 +999,8 @@ def test_a_trace_tells_every_record_of_a_key(
 def test_a_trace_goes_from_the_cold_tier_to_the_end(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One listing shows a timer that was promoted, armed and fired, one that was cancelled in the
-    tier, and one that is still there."""
+    """One listing shows three timers of a key: the first was promoted, armed and fired, the second
+    was cancelled in the tier, and the third is still in the tier."""
     spark_of_python(monkeypatch)
     lake, daemon, due_ns = lake_in(tmp_path / "lake"), TableDaemon("demo"), sw.WALL_NS + 3600 * S
     tier = Tier(lake.root)
@@ -1043,7 +1051,7 @@ def called(*arguments: str | Path) -> list[dict[str, Any]]:
 def test_the_commands_make_and_ask_the_tables(
     spark: SparkSession, daemon: StartDaemon, tmp_path: Path
 ) -> None:
-    assert spark  # the commands use this session
+    assert spark  # the commands use this Spark session
     lake = lake_in(tmp_path)
     for segment in segments_of(SMALL):
         put(lake, segment)

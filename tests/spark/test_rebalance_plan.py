@@ -39,7 +39,7 @@ HOSTS = [Host(name, 1000, 100.0, {"rack": rack}) for name, rack in RACKS.items()
 
 
 def after(spaces: list[Space], found: RebalancePlan) -> dict[str, str]:
-    """Return the daemon of every namespace after the plan is applied."""
+    """Apply a plan; return the daemon of every namespace."""
     where = {space.name: space.host for space in spaces}
     for move in found.moves:
         assert where[move.namespace] == move.source
@@ -118,8 +118,8 @@ def test_nothing_goes_where_there_is_no_free_capacity() -> None:
 
 
 def test_namespaces_of_one_name_are_moved_by_themselves() -> None:
-    """Each of them counts at its daemon, in any order of rows, and none moves to another one of its
-    name."""
+    """Two daemons may have namespaces of the same name. Each counts at its own daemon, in any order
+    of rows, and none moves to a daemon that already has its name."""
     spaces = [
         Space("default", "a1", 900, 1.0), Space("default", "a2", 10, 1.0),
         Space("x", "a1", 50, 1.0), Space("_purgatoryd", "a1", 40, 1.0),
@@ -173,7 +173,7 @@ def test_a_plan_never_increases_the_imbalance_and_is_deterministic(spaces: list[
 
 
 def together(spaces: list[Space]) -> int:
-    """Return the number of pairs of one group on one rack."""
+    """Return the number of pairs of namespaces of the same group that are on the same rack."""
     return sum(
         one.group == other.group != "" and RACKS[one.host] == RACKS[other.host]
         for i, one in enumerate(spaces)
@@ -239,7 +239,7 @@ def test_a_plan_is_made_of_wals(spark: SparkSession, tmp_path: Path) -> None:
 def test_a_daemon_that_was_recovered_from_the_wal_counts_once(
     spark: SparkSession, tmp_path: Path
 ) -> None:
-    """The dead arena has no timers, and is not part of the fleet."""
+    """The arena before the recovery has no timers, and is not part of the fleet."""
     by(1, CLEAN.having(closing=OPEN)).write(tmp_path / "first" / "demo")
     restarted(2, OPEN).write(tmp_path / "second" / "demo")
     (tmp_path / "lake").mkdir()
@@ -302,7 +302,7 @@ def moves(*names: str) -> RebalancePlan:
 
 
 def test_two_plans_at_once_are_one_of_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first plan is not on disk yet when the second one is made."""
+    """The second plan is saved before the first plan is on disk."""
     real, others = os.fsync, [moves("2")]
 
     def interrupted(fd: int) -> None:
@@ -317,8 +317,9 @@ def test_two_plans_at_once_are_one_of_them(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_a_plan_is_made_by_the_command(spark: SparkSession, tmp_path: Path) -> None:
-    """The command works for an empty lake, and moves timers from a full daemon to the other one."""
-    assert spark  # the command uses this session
+    """The command works for an empty lake. Later it moves timers from a full daemon to the other
+    one."""
+    assert spark  # the command uses this Spark session
     fleet_file, lake = tmp_path / "fleet.toml", tmp_path / "lake"
     lake.mkdir()
 

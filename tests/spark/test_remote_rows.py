@@ -1,4 +1,4 @@
-"""Rows of Spark and the cold tier in a daemon behind tcp."""
+"""Bulk loads of Spark and the cold tier into a daemon that is reached over tcp."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_rows_of_spark(spark: SparkSession, place: Place) -> None:
 def test_the_cold_tier(place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     remote, demo, lake, file = place.remote, place.daemon, tmp_path / "lake", tmp_path / "timers"
     where = ("--name", "demo", "--tcp", remote.tcp, "--server-key", place.server_key)
-    monkeypatch.setenv("PURGATORYD_DIR", str(tmp_path))  # a folder without a daemon of that name
+    monkeypatch.setenv("PURGATORYD_DIR", str(tmp_path))  # no daemon of that name is in this folder
     lake.mkdir()
     reminders(file)
 

@@ -1,4 +1,4 @@
-"""The report: its figures from a WAL, and its page, which needs no other files."""
+"""The report: its figures from a WAL, and its HTML page, which needs no other files."""
 
 from __future__ import annotations
 
@@ -69,13 +69,14 @@ def test_a_page_of_a_clean_wal() -> None:
     assert "bulk loads" in text
     assert '>unknown</td><td class="n">8 s to unknown</td>' in text
     assert "send, p99 990 ms" in text
-    assert text.count("<svg") == 10  # the other two have no stages
+    assert text.count("<svg") == 10  # two profiles have no stages, and so fewer pictures
 
 
 def test_the_page_needs_nothing_but_itself() -> None:
     text = page(verdict(), shown(part()), NOW)
     used = re.findall(r'(?:src|href|url)\s*[=(]\s*"?([^")\s>]+)', text)
-    assert {one.split(":")[0][:1] for one in used} <= {"#", "d"}  # in the page, or data:
+    # an anchor in the page, or a data: URL
+    assert {one.split(":")[0][:1] for one in used} <= {"#", "d"}
     assert "<script" not in text
     assert "@import" not in text
 
@@ -121,13 +122,13 @@ def test_ledgers_that_were_not_judged_do_not_agree() -> None:
 
 
 def lines(capsys: pytest.CaptureFixture[str], found: Verdict, *parts: Profile) -> list[list[str]]:
-    """Return the output on a terminal, in words."""
+    """Return the printed tables as lists of words, one list per line."""
     _print_tables(found, [*parts])
     return [line.split() for line in capsys.readouterr().out.splitlines()]
 
 
 def test_the_key_tables(capsys: pytest.CaptureFixture[str]) -> None:
-    """Carried over and added equal final states and open, over all namespaces."""
+    """carried_over + added equals the sum of final states and open, over all namespaces."""
     found = verdict()
     found.balance.append(Balance("ab" * 16, "other", 1, 9, 2, 1, 2, 2, 2, 1))
     assert lines(capsys, found, part(), part("bulk_load")) == [
@@ -169,7 +170,7 @@ def test_durations(ns: int | None, text: str) -> None:
 
 @pytest.fixture
 def lake(tmp_path: Path) -> Lake:
-    """The lake with the records of CLEAN."""
+    """A lake with the records of CLEAN."""
     (tmp_path / "lake").mkdir()
     CLEAN.write(tmp_path / "demo")
     ship(tmp_path / "demo", Lake(tmp_path / "lake"), "eagle")
@@ -188,7 +189,7 @@ def test_figures_of_a_wal(spark: SparkSession, lake: Lake) -> None:
     assert found.lateness is not None
     assert (found.lateness.n, found.lateness.at(1.0)) == (4, 1 * S)
     assert sum(found.due.values()) == 12
-    assert found.advice == []  # records of the writer have no time of arming
+    assert found.advice == []  # the test's records have no time of arming
     assert judged == []
 
 
@@ -201,8 +202,8 @@ def test_a_daemon_counts_once_whatever_its_node_was_called(spark: SparkSession, 
 
 @pytest.mark.tier("all")
 def test_figures_keep_apart_what_gold_keeps_apart(spark: SparkSession, lake: Lake) -> None:
-    """Bulk loads are no live traffic, even if they replace timers; and timers due before a restart
-    are not late."""
+    """Bulk loads are no live traffic, even if they replace timers. Timers that came due before a
+    restart are not late."""
     bronze = read_events(spark, lake).withColumns({
         "bulk_load": F.expr("IF(ticket IN (2, 4) AND kind IN ('arm', 'fire'), X'01', bulk_load)"),
         "replaced_bulk_loaded": F.expr("IF(replaced = 4, 1, replaced_bulk_loaded)"),
@@ -224,7 +225,7 @@ def test_figures_keep_apart_what_gold_keeps_apart(spark: SparkSession, lake: Lak
 
 @pytest.mark.tier("all")
 def test_a_node_is_judged_by_all_of_its_daemons(spark: SparkSession, lake: Lake) -> None:
-    """`pipeline slow` does the same: neither of two shards has a thousand values alone."""
+    """Neither of two shards has a thousand values, but their node has, as in `pipeline slow`."""
     ids = (F.lit(uuid(number).hex()) for number in (1, 2))
     bronze = (
         read_events(spark, lake)
@@ -246,7 +247,7 @@ def test_a_node_is_judged_by_all_of_its_daemons(spark: SparkSession, lake: Lake)
 def test_unshipped_records_have_the_node_of_shipped_ones(
     spark: SparkSession, tmp_path: Path
 ) -> None:
-    """This includes the arena that replaced the shipped one."""
+    """This also holds for the arena that has replaced the shipped arena."""
     wal, later = tmp_path / "demo", tmp_path / "later"
     by(1, CLEAN.having(closing=None)).write(wal)
     (tmp_path / "lake").mkdir()

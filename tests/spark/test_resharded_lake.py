@@ -1,4 +1,4 @@
-"""The lake of a deployment whose number of shards changed: each timer once, and an audit of it."""
+"""The lake of a deployment whose number of shards changed has each timer once and is auditable."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ UNKNOWN_TICKET = 2**47
 
 
 class Shipped(NamedTuple):
-    """A daemon without shards that became two shards, then three, then one, and its lake."""
+    """A daemon that was resharded from no shards to two, three and one, and its lake."""
 
     one: Deployment
     lake: Lake
@@ -60,7 +60,8 @@ def twice_resharded(begin: Callable[..., Deployment], tmp_path: Path) -> Shipped
         ledger.arm(shards, b"a", b"far", FAR_NS)
     for count in (2, 3, 1):
         if count == 1:
-            one.reboot()  # the resharded arena then wrote no record itself
+            # then the arenas that are resharded to one shard have written no record themselves
+            one.reboot()
         one.start(count)
         with one.opened(commit=True) as shards:
             ledger.take(shards)
@@ -98,7 +99,8 @@ def test_the_lake_has_each_timer_once_though_the_number_of_shards_changed(
     kinds = [[event.kind for event in lifecycle.events] for lifecycle in lifecycles]
     assert kinds == [*[["arm", "end"]] * 3, ["arm"]]
     assert lifecycles[-1].daemon == newest
-    (size,) = sizes(spark, lake).collect()  # although it has no segment in the lake yet
+    # the newest daemon, although no segment of it is in the lake yet
+    (size,) = sizes(spark, lake).collect()
     assert (size.daemon, size.living) == (newest, len(alive))
 
 

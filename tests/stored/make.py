@@ -1,11 +1,11 @@
 """Write files that later versions have to read: `python tests/stored/make.py`.
 
-Run this script once when a layout, or a format of the WAL, is released, with the code of the
-release. An arena's folder is named after the ABI, the other one after the WAL's format; their
-contents never change afterwards. tests/test_upgrade.py starts later daemons on them. The arena is
-that of a killed daemon, the export is of the same moment; the WAL is of several boots, with every
-final state that a timer or an operation can have. Clock and contents are simulated, so that they
-are the same on every machine.
+When a layout or a format of the WAL is released, run this script once with the code of the release.
+The folder of the arena is named after the ABI. The folder of the export and the WAL is named after
+the WAL's format. The files never change afterwards. tests/test_upgrade.py starts later daemons on
+them. The arena is that of a killed daemon, and the export is of the same moment. The WAL covers
+several boots, and has every final state that a timer or an operation can have. Clock and contents
+are simulated, so that they are the same on every machine.
 """
 
 from __future__ import annotations
@@ -36,14 +36,15 @@ from purgatoryd.shm_layout.shm import ArenaFile  # noqa: E402
 from purgatoryd.shm_layout.wal import Walk, file_name, segments, write_snapshot  # noqa: E402
 
 S = 10**9
-# wall clock at the time 0 of the boot clock: 2026-01-01T00:00:00Z
+# wall time at 0 of the boot clock: 2026-01-01T00:00:00Z
 WALL_OFFSET_NS = 1_767_225_600 * S
 BEGUN_NS = 10 * S
 KILLED_NS = 20 * S
 SOON_NS = 5 * S
-"""Lower bound of delays that come due while no daemon runs: before a minute of uptime."""
+"""Shortest delay of timers that come due while no daemon runs. The delays are multiples of it,
+below a minute of uptime."""
 FAR_NS = 10**18
-"""31 years."""
+"""A delay of 31 years, which never ends in a test."""
 LONG_KEY = b"a watch key of more than sixteen bytes"
 NONCE = 7
 
@@ -74,13 +75,13 @@ CONFIG: dict[str, Any] = {
 
 
 def text(key: wire.Key) -> list[str]:
-    """Return a key in JSON: its type and its bytes as hex."""
+    """Return a key for JSON: [type, bytes in hex]."""
     kind, data = wire.encode_key(key)
     return [("str", "bytes", "uuid")[kind], data.hex()]
 
 
 def fired_before(core: Purgatory) -> None:
-    """Add timers that fire and whose notices are sent; the key of one is armed again."""
+    """Add timers that fire, and send their notices. Arm one of the keys again."""
     for key, payload in (("sent", b""), ("sent again", b"first"), (b"\0sent", bytes(range(256)))):
         assert core.put(key, S, payload=payload, topic=b"sent").status == Status.ADDED
     core.advance(BEGUN_NS + 2 * S)
@@ -106,7 +107,8 @@ def timers(core: Purgatory) -> None:
 
 
 def operations(owner: Owner) -> None:
-    """Add operations of every condition, with and without a notice; ended, armed and asked ones."""
+    """Add operations of every condition, with and without a notice. Some end, some stay armed, and
+    a CHECK is sent for one."""
     far, soon = FAR_NS, SOON_NS * 3
     watch = driver.watch
     owner.send(driver.advance(b"a", 5), driver.advance(LONG_KEY, 6), driver.fail(b"broken", 13))
@@ -128,14 +130,14 @@ def operations(owner: Owner) -> None:
 
 
 def unsent(core: Purgatory) -> None:
-    """Let timers fire whose notices are unsent when the daemon dies."""
+    """Let timers fire, but do not send their notices before the kill."""
     core.put("unsent", S, payload=b"u")
     core.put("unsent too", S, topic=b"u", namespace=b"other")
     core.advance(core.now_ns + 2 * S)
 
 
 def build() -> tuple[Purgatory, Owner]:
-    """Return the arena at the moment of its daemon's death."""
+    """Return (core, owner) in the state of the kill."""
     core = Purgatory(**CONFIG)
     lib.pg_start_epoch(core.a, CONFIG["boot_id"])
     owner = Owner(core, NONCE)
@@ -152,7 +154,7 @@ def build() -> tuple[Purgatory, Owner]:
 
 
 def contents(core: Purgatory, owner: Owner) -> dict[str, Any]:
-    """Return the contents of the arena, for the test."""
+    """Return the contents of the arena that tests compare with."""
     return {
         "abi": [int(core.header.abi_major), int(core.header.abi_minor)],
         "layout_id": LAYOUT_ID,
@@ -179,7 +181,7 @@ def contents(core: Purgatory, owner: Owner) -> dict[str, Any]:
 
 
 def uid_offset(core: Purgatory, row: int) -> int:
-    """Return the position of a session's uid in the private arena file."""
+    """Return the byte offset of a session's uid in the private arena file."""
     at = core.secret.rows_offset + row * ffi.sizeof("struct pg_session")
     return int(at + ffi.offsetof("struct pg_session", "uid"))
 
@@ -230,9 +232,9 @@ def export_files(core: Purgatory) -> dict[str, bytes]:
 
 BOOTS = 3
 ROUNDS = 20
-"""Rounds of each boot: more than fit into a segment."""
+"""Number of rounds of each boot. Their records do not fit into one segment."""
 BULK_LOAD_ROWS = 8
-"""Rows of a bulk load in a round."""
+"""Number of rows that a round adds to the bulk load."""
 WAL_CONFIG = CONFIG | {
     "capacity": 2048, "replay_capacity": 2048, "replay_bytes_max": 1 << 20,
     "payload_bytes": 1 << 22, "wal_buffer_bytes": WAL_BUFFER_BYTES, "bulk_loads": 2,
@@ -241,7 +243,7 @@ WAL_CONFIG = CONFIG | {
 
 
 def write_wal(directory: Path) -> None:
-    """Write all files of a daemon's WAL folder; the newest segment is not sealed."""
+    """Write all files of a daemon's WAL folder. The newest segment is not sealed."""
     core = Purgatory(**WAL_CONFIG)
     for boot in range(BOOTS):
         lib.pg_start_epoch(core.a, bytes([boot + 1] * 16))
@@ -267,7 +269,7 @@ def write_snapshot_file(core: Purgatory, directory: Path) -> None:
 
 
 def wal_round(core: Purgatory, owner: Owner, name: str) -> None:
-    """Let timers fire, be cancelled, replaced and extended; end operations with every outcome."""
+    """Fire, cancel, replace and extend timers; end operations with every outcome."""
     begin_ns, of = core.now_ns, name.encode()
     keys = [b"%s/%d" % (of, i) for i in range(20)]
     owner.send(*(driver.put(key, S + i, payload=key * 8) for i, key in enumerate(keys)))
@@ -284,8 +286,8 @@ def wal_round(core: Purgatory, owner: Owner, name: str) -> None:
 
 
 def bulk_load_round(core: Purgatory, owner: Owner, first: int) -> None:
-    """Let rows of a bulk load fire, and be cancelled and replaced; let one replace a timer; repeat
-    a batch."""
+    """Add rows of a bulk load, cancel, replace and fire them; let one replace a timer; repeat a
+    batch."""
     keys = [b"row %d" % (first + i) for i in range(BULK_LOAD_ROWS)]
     owner.send(driver.put(keys[0], S))
     owner.bulk_load((b"a bulk load, 16b", first, 0),
@@ -300,7 +302,7 @@ def bulk_load_round(core: Purgatory, owner: Owner, first: int) -> None:
 
 
 def answered(core: Purgatory, owner: Owner, batches: int) -> None:
-    """Record the answers to the newest batches."""
+    """Write records of the answers to the newest `batches` batches."""
     core.advance(core.now_ns + 1000)
     first = owner.sequence - batches + 1
     lib.pg_replied(core.a, owner.id, first, batches, core.now_ns, core.now_ns + 500)
@@ -321,7 +323,7 @@ def outcomes(owner: Owner, of: bytes) -> None:
 
 
 def wal_contents(directory: Path) -> dict[str, Any]:
-    """Return the records that a reader has to find in the segments."""
+    """Return what a reader has to find in the segments, such as the number of records by kind."""
     walk, kinds = Walk(), Counter[str]()
     for file in segments(directory):
         walk.enter(file.path)
