@@ -1,4 +1,4 @@
-"""Checks of arguments that several calls share. Each raises InvalidArgument before the call sends
+"""Argument checks that several calls share. Each check raises InvalidArgument before the call sends
 anything."""
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 from purgatoryd.shm_layout.errors import InvalidArgument, InvalidRows, PurgatorydError
 
 LIMIT_S = 1e9
-"""The longest wait: 30 years, which no clock overflows."""
+"""The longest wait: 30 years. No clock overflows within this time."""
 
 
 def check_whole(name: str, value: Any, least: int, most: int) -> int:
@@ -56,7 +56,7 @@ def check_callable(name: str, value: Any) -> None:
 
 
 def each(name: str, values: Any) -> Iterator[Any]:
-    """Iterate over `values`. Errors of their own iterator are passed on."""
+    """Return an iterator over `values`. Errors that this iterator raises are passed on."""
     try:
         return iter(values)
     except TypeError:
@@ -64,7 +64,8 @@ def each(name: str, values: Any) -> Iterator[Any]:
 
 
 def unreadable(subject: str, error: Exception) -> Exception:
-    """Return InvalidRows for a library's error about columns; an error of purgatoryd unchanged."""
+    """Return InvalidRows in place of a library's error about columns. Return an error of
+    purgatoryd, or a MemoryError, unchanged."""
     if isinstance(error, PurgatorydError | MemoryError):
         return error
     return InvalidRows(f"{subject} cannot be read: {error}", -1)
