@@ -133,7 +133,7 @@ class DelayedOperation(abc.ABC):
 
         When this call returns, on_complete() has run, with two exceptions:
 
-        * If another thread works on the operation, that thread runs on_complete().
+        * If another thread works on the operation, on_complete() runs in that thread.
         * If a callback made this call, on_complete() runs after the callback.
         """
         return self._end(expired=False)
