@@ -174,7 +174,7 @@ _MODULES = {name: module for module, names in _NAMES.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:
-    """Import the module of a name at the first use of the name: unused modules cost nothing."""
+    """Import the module of `name` when the name is first used, so unused modules cost nothing."""
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = globals()[name] = getattr(import_module(f"purgatoryd.{_MODULES[name]}"), name)

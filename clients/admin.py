@@ -139,8 +139,8 @@ class Admin(Closing):
 
         `owner_uid`: the only uid that may use the namespace; ANYBODY = every uid. `durability`: 0 =
         memory, 1 = durable, which needs a WAL. The quotas limit armed timers, their bytes, and
-        operations per second; 0 = no limit. `park_beyond_ns`: a timer is parked if its deadline is
-        more than this after its add, which needs a WAL; 0 = no timer is parked.
+        operations per second; 0 = no limit. `park_beyond_ns`: the daemon parks an added timer whose
+        deadline is more than this time away, which needs a WAL; 0 = it parks no timer.
 
         A namespace that does not exist is created. If it has several partitions, the settings apply
         in each shard, each shard counts its own use of the quotas, and parking is refused. Raises
@@ -244,8 +244,8 @@ class Admin(Closing):
             try:
                 return holder._publish(names, key, data, limit_s)
             except WrongShard:
-                # A namespace is in the routing table before its shard knows it. So nothing was
-                # published.
+                # The shard does not know the namespace yet, although the routing table lists it. So
+                # nothing was published.
                 if holder is self or HOST.monotonic_s() >= deadline_s:
                     raise
             time.sleep(RETRY_S)
@@ -306,7 +306,7 @@ class Admin(Closing):
         self._do(self._tell, Message.STOP, self._limit_s(timeout), FLAG_RESUME)
 
     def close(self) -> None:
-        """Close the connection. An interrupted call that is still under way raises Closed."""
+        """Close the connection. An interrupted call that has not ended yet raises Closed."""
         self._fork_guard.closed = True
         if self._worker is not None and self._fork_guard.mine:
             self._worker.end(self._disconnect, CLOSE_S)
@@ -424,6 +424,6 @@ class Admin(Closing):
 
 
 def _job(work: Callable[P, T], *args: P.args, **named: P.kwargs) -> Job[T]:
-    """Run `work` as a job. It yields no deadline, because it waits by itself."""
+    """Run `work` as a job. The job yields no deadline, because `work` does its own waiting."""
     yield from ()
     return work(*args, **named)

@@ -224,7 +224,7 @@ class AsyncPurgatory(AsyncClient):
         return await self._trigger(PendingCount, Op.FAIL, key, check_error(code))
 
     async def clear(self, key: Key) -> bool:
-        """End the key's failure, as Purgatory.clear does."""
+        """End the failed state of the key, as Purgatory.clear does."""
         return await self._trigger(PendingFound, Op.CLEAR, key)
 
     async def forget(self, key: Key) -> bool:

@@ -26,7 +26,7 @@ def check_whole(name: str, value: Any, least: int, most: int) -> int:
 
 
 def check_limit_s(limit_s: Any, name: str = "timeout") -> float:
-    """Return a number of seconds to wait: negative values as 0, infinity as LIMIT_S."""
+    """Return the seconds to wait. Negative values become 0, infinity becomes LIMIT_S."""
     if type(limit_s) is float and 0.0 <= limit_s <= LIMIT_S:  # the usual case; false for NaN
         return limit_s
     if isinstance(limit_s, bool) or not hasattr(limit_s, "__float__"):
@@ -43,7 +43,7 @@ def check_limit_s(limit_s: Any, name: str = "timeout") -> float:
 
 
 def check_type(name: str, value: Any, *types: type, optional: bool = True) -> None:
-    """Raise InvalidArgument unless `value` is one of `types`, or None and `optional`."""
+    """Raise InvalidArgument if `value` has none of these types. If `optional`, None is accepted."""
     if not (optional and value is None) and not isinstance(value, types):
         wanted = " or ".join(one.__name__ for one in types)
         raise InvalidArgument(f"{name} must be {wanted}, not {type(value).__name__}")

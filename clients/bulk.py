@@ -135,8 +135,8 @@ class BulkResult:
         return self.done and self._failure is None and not self.refused
 
     def cancels(self) -> list[CancelResult]:
-        """Return the CancelResult of each row. If rows were refused, raise Refused for the first
-        one, with "row" and its number as key."""
+        """Return the CancelResult of each row. Raises Refused for the first refused row, with the
+        key "row N"."""
         for row, (word, deadline_ns) in enumerate(self._rows()):
             if is_refusal(word & 0xFF):
                 raise refusal(f"row {row}", word, deadline_ns)

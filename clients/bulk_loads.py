@@ -52,7 +52,7 @@ class BulkLoad:
         return wire.ROWS.pack(self.id, self.first_row + start, self.fencing_token)
 
     def check_rows(self, count: int) -> None:
-        """Raise InvalidArgument if `count` rows after `first_row` are too many for a bulk load."""
+        """Raise InvalidArgument if a bulk load cannot have `count` rows from `first_row` on."""
         if self.first_row + count > BULK_LOAD_ROW_MAX:
             raise InvalidArgument(
                 f"{count} rows from row {self.first_row} on exceed {BULK_LOAD_ROW_MAX}, the "

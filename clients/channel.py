@@ -18,7 +18,7 @@ from purgatoryd.clients.remote import Remote
 
 SEND_HWM = 1000  # messages; the session's window stays far below it
 RECONNECT_MS = 10
-SOON_MS = 20  # for this time a waiting reader may not notice a new connection
+SOON_MS = 20  # longest time for which a waiting reader may not notice a new connection
 _CONNECTED = zmq.Event.HANDSHAKE_SUCCEEDED
 _EVENT = struct.Struct("=hi")
 

@@ -6,7 +6,7 @@ full, when an earlier batch is answered, or after FLUSH_S.
 
 If a signal handler or Ctrl-C interrupts a call, either the call never reached the engine, or its
 outcome is in doubt. In the second case the exception has the attribute `handle`, which gives the
-outcome later. engine.py says which rules make a public call safe.
+outcome later. engine.py describes how calls are made safe.
 """
 
 from __future__ import annotations
@@ -96,8 +96,8 @@ class Client(TimerCalls[TimerInfo, Handle[TimerInfo], CancelResult, Handle[Cance
     meantime. None = durable if the daemon has a WAL. `ledger`: stores the acknowledged calls.
     `worker`: name of this client in the WAL and in the pipeline, up to 63 bytes; default uid and
     pid. `numa_local`: move all threads of this process to CPUs of the daemon's NUMA node, except
-    the core of the daemon's loop. A thread only loses CPUs; it stays where it is if it may use none
-    of those CPUs.
+    the core of the daemon's loop. A thread never gets additional CPUs. A thread that may use none
+    of those CPUs stays where it is.
 
     The namespace may have any number of partitions. A call goes to the shard that has its key, and
     the results of a bulk call are in the order of its rows. While a shard does not answer, calls
@@ -174,7 +174,7 @@ class Client(TimerCalls[TimerInfo, Handle[TimerInfo], CancelResult, Handle[Cance
     def get(self, key: Key, *, timeout: float | None = None) -> TimerInfo | None:
         """Return the armed timer of `key` with its payload, or None. Raises Denied, DaemonError.
 
-        The answer includes the effect of every earlier call of this client, also of packed calls.
+        The answer includes the effects of all earlier calls of this client, even of packed calls.
         """
         core, limit_s = self._core, self._limit_s(timeout)
         core.check()
@@ -192,8 +192,9 @@ class Client(TimerCalls[TimerInfo, Handle[TimerInfo], CancelResult, Handle[Cance
         `rows`: dicts with the arguments of add(), tuples (key, delay[, topic[, payload]]), or
         columns: a dict of lists or numpy arrays, an Arrow table or record batch. The columns are
         key, one of delay / delay_ns / deadline / deadline_boot_ns, and optionally topic and
-        payload. `topic`: topic of the rows that name none. `bulk_load`: the bulk load that the rows
-        belong to. It does each row once: a row that was done before gets the status BULK_LOADED.
+        payload. `topic`: the topic of rows without a topic. `bulk_load`: the bulk load that the
+        rows belong to. It does each row once: a row that was done before gets the status
+        BULK_LOADED.
 
         Returns the results of all rows; with wait=False it returns as soon as all rows are packed.
         Rows that the daemon refuses as BUSY are sent again, in order, until `timeout`. Raises
@@ -289,7 +290,7 @@ class Client(TimerCalls[TimerInfo, Handle[TimerInfo], CancelResult, Handle[Cance
     def bulk_load_status(self, bulk_load: bytes, *, timeout: float | None = None) -> BulkLoadStatus:
         """Return which rows of a bulk load are done. Raises as open_bulk_load() does.
 
-        The answer includes the effect of every earlier call of this client, also of packed calls.
+        The answer includes the effects of all earlier calls of this client, even of packed calls.
         """
         return self._bulk_load(jobs.bulk_load_status, bulk_load, 0, timeout)
 
@@ -420,8 +421,8 @@ class Client(TimerCalls[TimerInfo, Handle[TimerInfo], CancelResult, Handle[Cance
             raise
 
     def _ask(self, connection: Connection, job: Job[T]) -> T:
-        """Run a job that packs no record, and return its outcome. An exception that interrupts the
-        job has a handle of it as its attribute `handle`."""
+        """Run a job that packs no record, and return its outcome. Attach a handle of the job to an
+        exception that interrupts this call."""
         call = Call(job)
         call.connection = connection
         handle: Handle[T] = Handle(self, call)

@@ -1,4 +1,4 @@
-"""Bulk calls on columns: numpy arrays, Arrow tables, dicts of lists. Needs numpy.
+"""Bulk calls on columns: numpy arrays, Arrow tables, dicts of lists. This module needs numpy.
 
 Keys and payloads become a *ragged* column: one block of bytes and n + 1 offsets. After this
 conversion no Python code runs for each row.

@@ -19,7 +19,7 @@ from purgatoryd.shm_layout.wire import Key
 
 T = TypeVar("T")
 ByKey = Mapping[str, T] | Mapping[bytes, T] | Mapping[UUID, T] | Mapping[Key, T]
-"""A value for each key. The union lists all key types, because Mapping is invariant in its key."""
+"""A value for each key. The union lists all key types: Mapping is invariant in its key type."""
 
 _NOW = 2**64 - 1  # as a base of SUM: the watermark of the key when the operation is armed
 

@@ -200,7 +200,7 @@ class Connection:
         self.news = False
 
     def ask_again(self) -> None:
-        """Send messages again whose answer is overdue. The next wait for an answer is longer."""
+        """Resend messages whose answers are overdue. The next wait for an answer is longer."""
         if self.host.monotonic_s() >= self.resend_at_s:
             self._resend_s = min(2 * self._resend_s, RESEND_MAX_S)
             self.resend_at_s = NEVER_S
@@ -215,8 +215,8 @@ class Connection:
         return self._pull()
 
     def expect(self, *, answer: bool) -> None:
-        """Begin the wait for an answer, unless it has begun; end it if no `answer` is missing. Each
-        message of the daemon lets it begin again."""
+        """Begin to wait for an answer, unless the wait has begun; without `answer`, end the wait.
+        After each message of the daemon the wait begins again."""
         if not answer or self.channel is None:
             self.resend_at_s = NEVER_S
         elif self.resend_at_s == NEVER_S:

@@ -56,12 +56,12 @@ Mode = Literal["error", "replace", "keep", "extend"]
 its deadline, but only to a later time."""
 
 MODES: dict[str, int] = {mode.name.lower(): int(mode) for mode in PutMode}
-UNCOLLECTED_MAX = 10_000  # number of refusals stored for flush(); more refusals are only counted
-QUEUE_LIMIT = 65_536  # packed calls without an answer, for each partition
+UNCOLLECTED_MAX = 10_000  # Number of refusals stored for flush(); more refusals are only counted.
+QUEUE_LIMIT = 65_536  # Number of packed calls without an answer, for each partition.
 QUEUE_LIMIT_MAX = 2**31 - 1
-OPEN_RETRY_S = 0.01  # time between two attempts to find the daemon's socket
-HOST_MAX = 50  # the name of a worker contains at most this number of characters of the host's name
-BYE_S = 0.2  # time that a closing client waits until the daemon has ended its session
+OPEN_RETRY_S = 0.01  # Time between two attempts to find the daemon's socket.
+HOST_MAX = 50  # Largest number of characters of the host's name in the name of a worker.
+BYE_S = 0.2  # Time that a closing client waits until the daemon has ended its session.
 
 
 def mode_number(mode: str) -> int:
@@ -224,7 +224,7 @@ class Core:
         return connection
 
     def whole(self, reason: str) -> Connection:
-        """Return the only connection. Raises Partitioned with `reason` if there are several."""
+        """Return the only connection. Raises Partitioned with `reason` if there are more."""
         if len(self.connections) > 1:
             raise Partitioned(self.namespace, len(self.connections), reason)
         return self.connections[0]
@@ -303,7 +303,7 @@ class Core:
         return at_ns
 
     def set_time(self, at_ns: int | None) -> None:
-        """Have later calls applied at virtual time `at_ns`; None = at the daemon's current time."""
+        """Let the daemon apply later calls at virtual time `at_ns`; None = at its current time."""
         for connection in self.connections:
             connection.packer.seal()
             connection.packer.at_ns = at_ns

@@ -34,9 +34,9 @@ from purgatoryd.clients.jobs import Job, Jobs, Started, nothing
 from purgatoryd.shm_layout.errors import CallTimeout, Closed, PurgatorydError
 from purgatoryd.shm_layout.layout import BATCH_RECORDS
 
-FLUSH_S = 0.0003  # time that a packed call waits for other calls to fill its batch
-ALIVE_S = 1.0  # interval at which a waiting caller checks that the engine runs
-JOIN_S = 1.0  # time that garbage collection waits until the thread has ended
+FLUSH_S = 0.0003  # Time that a packed call waits for other calls to fill its batch.
+ALIVE_S = 1.0  # Interval at which a waiting caller checks that the engine runs.
+JOIN_S = 1.0  # Time that garbage collection waits until the thread has ended.
 
 Result = TypeVar("Result")
 
@@ -177,7 +177,7 @@ def _end(requests: Requests, thread: threading.Thread, limit_s: float) -> None:
 
 
 def _work_off(requests: Requests) -> None:
-    """Run the requests of a Worker, without a reference to a request after it has ended."""
+    """Run the requests of a Worker. No reference to a finished request is kept."""
     while _done(requests.get()):
         pass
 
@@ -256,7 +256,7 @@ class Engine(CallThread, Jobs):
             self._wake()
 
     def knows(self, taken: Callable[[], bool]) -> bool:
-        """Return the result of taken(), which the engine calls after all earlier requests."""
+        """Return the result of taken(). The engine calls it after all earlier requests."""
         return self.call(_asked(taken))
 
     def begun(self, call: Call[Any]) -> bool:

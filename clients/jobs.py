@@ -167,7 +167,7 @@ class Jobs:
         return False
 
     def iterate(self) -> None:
-        """Receive all messages, send messages again whose answer is overdue, and send all messages
+        """Receive all messages, resend messages whose answers are overdue, and send all messages
         that may be sent. This never waits."""
         core = self.core
         for connection in self._active():
@@ -266,8 +266,8 @@ def until(
 ) -> Job[None]:  # fmt: skip
     """Wait until done() returns True. Raises DaemonError after `limit_s` seconds.
 
-    With `extend`, each answer restarts the limit. With `single`, it does so only while no record of
-    the connection waits after a refusal as BUSY.
+    With `extend`, each answer restarts the limit. With `single`, an answer does so only while the
+    connection has no record that was refused as BUSY and will be sent again.
     """
     host = connection.host
     answers, deadline_s = connection.answers, host.monotonic_s() + limit_s

@@ -75,11 +75,11 @@ def _locked(lock: threading.Lock, step: Callable[..., Result], *arguments: Any) 
 
 
 class DelayedOperation(abc.ABC):
-    """An operation that waits for an event or its timeout, in seconds or as a timedelta.
+    """An operation that waits for an event or its timeout.
 
-    Subclass it. try_complete() checks the condition, and calls force_complete() if the condition
-    holds. on_complete() runs once, however the operation ended. on_expiration() runs after
-    on_complete(), but only if the operation timed out.
+    Subclass it. `timeout`: seconds or a timedelta. try_complete() checks the condition, and calls
+    force_complete() if the condition holds. on_complete() runs once, however the operation ended.
+    on_expiration() runs after on_complete(), but only if the operation timed out.
     """
 
     def __init__(self, timeout: float | timedelta) -> None:
@@ -294,8 +294,8 @@ class DelayedOperationPurgatory:
         self._clock_ns = clock_ns
         self._mutex = threading.Lock()  # protects all fields below; never held in a callback
         self._wheel: Wheel[_Timer] = Wheel(clock_ns())
-        self._watchers: dict[Hashable, dict[int, DelayedOperation]] = {}  # by id()
-        self._due: dict[int, _Timer] = {}  # by id(); timed out, but not expired yet
+        self._watchers: dict[Hashable, dict[int, DelayedOperation]] = {}  # Keys are id().
+        self._due: dict[int, _Timer] = {}  # Timers that timed out, not expired yet. Keys are id().
         self._closed = False
         self._wake_ns = NEVER_NS
         self._bell: SimpleQueue[None] = SimpleQueue()  # wakes the reaper
@@ -381,10 +381,11 @@ class DelayedOperationPurgatory:
     # ---- events ----------------------------------------------------------------------------
 
     def check_and_complete(self, key: Hashable) -> int:
-        """Try the operations of `key` after an event. Returns the number that this call completed.
+        """Try the operations of `key` after an event.
 
-        An operation that another thread works on is completed by that thread. Repeat an interrupted
-        call: it may not have tried all operations.
+        Returns the number of operations that this call completed. An operation that another thread
+        works on is completed by that thread. Repeat an interrupted call: it may not have tried all
+        operations.
         """
         return sum(map(DelayedOperation._try, _locked(self._mutex, self._watchers_of, key)))
 

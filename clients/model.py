@@ -76,8 +76,8 @@ class Notice:
 
     @property
     def lateness_ns(self) -> int:
-        """Time of receipt minus deadline; time of firing minus deadline if the receipt has no
-        time."""
+        """Time of receipt minus deadline. If the time of receipt is unknown, the time of firing is
+        used instead."""
         end_ns = self.received_boot_ns
         return (self.fired_boot_ns if end_ns is None else end_ns) - self.deadline_boot_ns
 

@@ -67,7 +67,7 @@ class Operation:
     def __init__(self, key: Key, encoded: Encoded, condition: AnyCondition) -> None:
         self.key = key
         self.ticket = 0
-        """Set once the daemon has acknowledged the watch."""
+        """Ticket of the operation; 0 until the daemon has acknowledged the watch."""
         self._encoded = encoded
         self.condition = condition
         self._asked = condition if isinstance(condition, When) else None
@@ -99,7 +99,7 @@ class Operation:
         return self._outcome
 
     def future(self) -> Future[Outcome]:
-        """Return a future of the result, for `concurrent.futures.wait`. It cannot be cancelled."""
+        """Return a future of the result, for `concurrent.futures.wait`. Nobody can cancel it."""
         future: Future[Outcome] = Future()
         future.set_running_or_notify_cancel()
         self.add_done_callback(lambda _: self._resolve(future))
@@ -208,8 +208,8 @@ class Book:
         self._host = host
         self._kick = kick  # wakes the thread that calls work()
         self._armed: dict[int, Operation] = {}
-        self._expected = 0  # number of watches without an answer
-        self._orphans: dict[int, RawOutcome] = {}  # outcomes that came before the watch's answer
+        self._expected = 0  # Number of watches without an answer.
+        self._orphans: dict[int, RawOutcome] = {}  # Outcomes that came before the watch's answer.
         self._news: deque[Callable[[], None]] = deque()
         self._acks: deque[tuple[int, int, int]] = deque()
         self._true: deque[tuple[Operation, int]] = deque()
@@ -219,11 +219,11 @@ class Book:
         self._session: Session | None = None  # a session that an earlier process may have begun
         self._callback: Callable[[Key, Outcome], object] = lambda *_: None
         self._on_lost: Callable[[SessionExpired], object] | None = None
-        self._found: set[int] = set()  # tickets of ended operations of that earlier process
+        self._found: set[int] = set()  # Tickets of ended operations of that earlier process.
         # Tickets rise in the order in which watches were packed. So a ticket that is lower than a
         # ticket of this process belongs to an earlier process, or to an unanswered watch.
-        self._a_ticket = 0  # the first ticket that this process received; 0 = none
-        self._early: set[Operation] = set()  # unanswered watches, packed before `_a_ticket` arrived
+        self._a_ticket = 0  # The first ticket that this process received; 0 = none.
+        self._early: set[Operation] = set()  # Unanswered watches that were packed before that.
 
     def resume(
         self,
@@ -263,7 +263,7 @@ class Book:
 
     def doubted(self, identity: object) -> Any:
         """Return and forget an identical watch that raised before. Return None if there is none, or
-        if its operation has ended and it raised more than DOUBT_S ago."""
+        if its operation has ended and the watch raised more than DOUBT_S ago."""
         armed, raised_s = self._doubtful.pop(identity, (None, 0.0))
         ago_s = self._host.monotonic_s() - raised_s
         return None if armed is None or (armed.operation.done and ago_s > DOUBT_S) else armed
@@ -310,8 +310,8 @@ class Book:
         self._kick()
 
     def _earlier(self, ticket: int) -> bool | None:
-        """Return whether an earlier process watched the operation with this ticket; None if this is
-        not known until more answers have arrived."""
+        """Return whether an earlier process watched the operation with this ticket; None while it
+        is unknown, because answers are missing."""
         if self._session is None or not self._session.original or ticket in self._armed:
             return False
         same_shard = ticket // TICKET_SHARD == self._a_ticket // TICKET_SHARD

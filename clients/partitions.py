@@ -60,13 +60,13 @@ def unparks(core: Core, rows: Any, bulk_load: BulkLoad | None = None) -> Bulk:
 
 
 def unsettled(core: Core, result: BulkResult) -> Bulk:
-    """Return the parts of a bulk call that was packed before. Raises InvalidArgument, Closed."""
+    """Return the parts of an earlier bulk call. Raises InvalidArgument, Closed."""
     check_type("result", result, BulkResult, optional=False)
     core.check()
     results = [one for _, one in result.parts] if isinstance(result, MergedResult) else [result]
     parts = [Part(one._connection, one, ()) for one in results if one._connection is not None]
     if any(part.connection not in core.connections for part in parts):
-        raise InvalidArgument(f"result must be of a bulk call of this client, not {result!r}")
+        raise InvalidArgument(f"result must come from a bulk call of this client, not {result!r}")
     return Bulk(result, parts)
 
 

@@ -87,8 +87,8 @@ def _encode_once(operation: Operation, condition: When) -> Encoded:
 
 
 def prepare_watch(core: Core, owner: Owner, row: Watch) -> Armed:
-    """Check a WATCH and return its entry. Raises InvalidArgument, and Partitioned unless one
-    partition has all keys."""
+    """Check a WATCH and return its entry. Raises InvalidArgument, and Partitioned if the keys are
+    in different partitions."""
     encoded = encode(row.condition)
     connection = core.of_all(row.key, encoded.keys)
     book = owner.books[connection]
@@ -151,7 +151,7 @@ def _trigger(
 def prepare_extend(
     core: Core, operation: Operation, timeout: float | timedelta
 ) -> Entry[PendingTrigger[bool]]:
-    """Return a PUT that only extends `operation`. Raises InvalidArgument."""
+    """Return the entry of a PUT that only extends `operation`. Raises InvalidArgument."""
     key_type, key_bytes = wire.encode_key(operation.key)
     connection = core.at(key_bytes)
     kind, time_ns = connection.due(timeout)
@@ -161,7 +161,7 @@ def prepare_extend(
 
 
 def prepare_cancel(core: Core, operation: Operation) -> Entry[PendingTrigger[bool]]:
-    """Return a CANCEL of `operation` alone."""
+    """Return the entry of a CANCEL that ends only `operation`."""
     key_type, key_bytes = wire.encode_key(operation.key)
     fields = (key_type, key_bytes, operation.ticket)
     pending = PendingCancelled(operation.key, None)
@@ -193,7 +193,7 @@ def each_watermark(watermarks: ByKey[int] | Iterable[tuple[Key, int]]) -> list[t
 
 
 class Owner:
-    """The operations of one client: a Book for each connection, and the messages to the daemon."""
+    """The operations of one client: a Book for each connection, and the messages that it sends."""
 
     def __init__(self, core: Core, kick: Callable[[], None], resume: Resume | None) -> None:
         """`kick` wakes the thread that calls work()."""
@@ -396,7 +396,8 @@ class Purgatory(Client):
         return self._run(job, lambda: [entry.pending.outcome() for entry in entries], handles)
 
     def bump(self, key: Key, n: int = 1) -> int:
-        """Add `n` to the key's watermark, once. Returns the number of operations that ended."""
+        """Add `n` to the key's watermark, exactly once. Returns the number of operations that
+        ended."""
         return self._trigger(PendingCount, Op.BUMP, key, check_watermark(n))
 
     def fail(self, key: Key, code: int) -> int:
@@ -405,12 +406,12 @@ class Purgatory(Client):
         return self._trigger(PendingCount, Op.FAIL, key, check_error(code))
 
     def clear(self, key: Key) -> bool:
-        """End the key's failure. Returns False if the daemon does not know the key."""
+        """End the failed state of the key. Returns False if the daemon does not know the key."""
         return self._trigger(PendingFound, Op.CLEAR, key)
 
     def forget(self, key: Key) -> bool:
-        """Forget the key's watermark once no operation watches it. Returns False if the daemon does
-        not know the key."""
+        """Forget the key's watermark once no operation watches the key. Returns False if the daemon
+        does not know the key."""
         return self._trigger(PendingFound, Op.FORGET, key)
 
     def cancel_for_key(self, key: Key) -> list[Key]:

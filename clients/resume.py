@@ -65,7 +65,7 @@ class Resume:
         return lambda _: next(made)
 
     def _nonces(self, random_bytes: Callable[[int], bytes], partition: int) -> Iterator[bytes]:
-        # The first partition has the same nonce as the only partition of a namespace with one.
+        # The first of several partitions has the same nonce as a single partition.
         suffix = b"\0%d" % partition if partition else b""
         name = b"purgatoryd resume " + self.name.encode() + suffix
         yield sha256(name)[:_NONCE_BYTES]

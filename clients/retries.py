@@ -30,7 +30,7 @@ _ENDED = struct.Struct("<II")  # number of a record, total bytes of the keys tha
 
 
 def is_busy(results: bytes, count: int) -> bool:
-    """True if one of the `count` results has the status BUSY, in its first byte."""
+    """True if one of the `count` results has the status BUSY. A result begins with its status."""
     return _BUSY in results[: count * _SIZE : _SIZE]
 
 
@@ -185,8 +185,8 @@ class Retries:
         self._busy: Counter[bytes] = Counter()
         self._round: deque[Whole] = deque()
         self._round_due = False
-        self._sent_to = -1  # number of the last sent record, in the first batch of `_round`
-        self._refused_again: set[bytes] = set()  # keys of records refused again in this round
+        self._sent_to = -1  # Number of the last sent record in the first batch of `_round`.
+        self._refused_again: set[bytes] = set()  # Keys of records refused again in this round.
         self.waiting = 0
         """Number of records that wait to be sent again."""
         self.settled = 0
@@ -212,7 +212,7 @@ class Retries:
         self._wait(whole, part.places)
 
     def fail(self, error: DaemonError) -> None:
-        """Fail all waiting records: the daemon refuses this client."""
+        """Fail all waiting records, because the daemon refuses this client."""
         for whole in list(self._wholes):
             places, whole.waiting = whole.waiting, []
             self.waiting -= len(places)

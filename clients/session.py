@@ -146,7 +146,7 @@ class Session:
         return next((batch for batch in batches if _call_of(batch) is call), None)
 
     def withdraw(self, batch: Batch) -> bool:
-        """Take back a batch, unless the socket has accepted it. Returns False in that case."""
+        """Take back a batch. Returns False if the socket has already accepted it."""
         if batch in self._waiting:
             self._waiting.remove(batch)
         elif batch.sent or self._flight.get(self._sequence) is not batch:
@@ -172,8 +172,8 @@ class Session:
         self._queries = {n: q for n, q in self._queries.items() if q is not query}
 
     def acknowledge(self, acks: list[tuple[int, int, int]]) -> None:
-        """Queue an ACK of (ticket, version, slot). If it is lost, the daemon sends the outcome
-        again."""
+        """Queue ACKs, each a (ticket, version, slot). If an ACK is lost, the daemon sends the
+        outcome again."""
         if self.state is State.OPEN:
             for first in range(0, len(acks), layout.BATCH_RECORDS):
                 some = acks[first : first + layout.BATCH_RECORDS]
@@ -219,7 +219,7 @@ class Session:
     # ---- sending ---------------------------------------------------------------------------
 
     def frame(self) -> bytes | None:
-        """Return the next message to send, or None. Call sent() once the socket has taken it."""
+        """Return the next message to send, or None. Call sent() once the socket has accepted it."""
         if not self._outgoing and self.state is State.OPEN and not self._window_full():
             batch = self._next()
             if batch is not None:
@@ -247,7 +247,7 @@ class Session:
         self._outgoing.append(batch)
 
     def sent(self) -> None:
-        """Note that the socket has taken the message of frame()."""
+        """Note that the socket has accepted the message that frame() returned."""
         self._outgoing.popleft().sent = True
 
     def resend(self) -> None:
@@ -360,7 +360,7 @@ class Session:
         elif reply.error == WireError.NOT_DURABLE:  # the batch was applied; the session continues
             del self._flight[reply.sequence]
             batch.settle(NotDurable(*reply.detail))
-        elif reply.error not in (WireError.STOPPING, WireError.BUSY):  # else it is sent again
+        elif reply.error not in (WireError.STOPPING, WireError.BUSY):  # else the batch is resent
             self._abandon(batch, reply.refusal())
 
     def _settle(self, batch: Batch, results: bytes) -> None:
@@ -446,7 +446,7 @@ class Session:
             self._desert(self._sequence + 1)  # the daemon's state of this session differs from ours
 
     def _abandon(self, refused: Batch, refusal: MessageRefused) -> None:
-        # No batch after a refused one can have been applied, even if several copies were sent.
+        # No batch after a refused batch can have been applied, even if several copies were sent.
         del self._flight[refused.sequence]
         for batch in self._flight.values():
             if batch.sequence > refused.sequence:

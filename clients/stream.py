@@ -111,7 +111,8 @@ class Stream:
 
     @property
     def daemon(self) -> bytes:
-        """The uuid of the arena of the last item of pop(); empty if no arena can be read."""
+        """The uuid of the arena to which the last item of pop() belongs; empty if no arena can be
+        read."""
         return self._reader.uuid if self._reader else b""
 
     @property

@@ -271,7 +271,7 @@ class Merged:
 
     @property
     def endpoint(self) -> str:
-        """Endpoint of a shard that has not accepted us yet; of the first shard if all have."""
+        """Endpoint of a shard that has not accepted the connection; else of the first shard."""
         waiting = [inbox for inbox in self._inboxes if not inbox.live] or self._inboxes
         return waiting[0].endpoint
 
@@ -460,7 +460,8 @@ class Subscriber(Closing):
         source, item = found
         if isinstance(item, Lagged):
             source.taken = item; raise item  # noqa: E702  # fmt: skip
-        # No signal handler runs between the two statements: a notice is taken only if returned.
+        # No signal handler runs between the two statements, so an item counts as taken only if it
+        # is returned.
         source.taken = item; return item  # noqa: E702  # fmt: skip
 
     def _await(self, limit_s: float | None) -> Next | None:

@@ -53,7 +53,7 @@ def check_key(text: str) -> bytes:
     except (ValueError, KeyError, UnicodeEncodeError):
         raw = b""
     if len(text) != KEY_CHARACTERS or len(raw) != 32:
-        raise InvalidArgument(f"{text!r} is not a key: {KEY_CHARACTERS} characters of Z85")
+        raise InvalidArgument(f"{text!r} is not a key of {KEY_CHARACTERS} Z85 characters")
     return raw
 
 

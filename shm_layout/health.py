@@ -51,7 +51,7 @@ class Health:
     still_ns: int
     """Time since the last heartbeat."""
     overdue_ns: int
-    """Time since the next deadline; 0 if the deadline is in the future or the clock is virtual."""
+    """Time since the next deadline was due; 0 if it is not due yet or the clock is virtual."""
 
 
 class StatusSource(Protocol):
@@ -92,7 +92,7 @@ class Watch:
 
 
 def look(source: StatusSource, frozen_ns: int = FROZEN_NS) -> Health:
-    """Return the health of a daemon; takes WATCHED_NS if the daemon is suspect."""
+    """Return the health of a daemon. This takes WATCHED_NS if the daemon is suspect."""
     watch = Watch(source, frozen_ns)
     while (health := watch.look()) is None:
         time.sleep(POLL_S)
@@ -116,7 +116,8 @@ def _suspicion(header: Any, frozen_ns: int) -> Condition | None:
 def is_alive(header: Any) -> bool:
     """Return whether the daemon's process exists.
 
-    A process that started after the last progress is another process with the same pid.
+    A process that started after the last progress does not count: it is another process that has
+    the same pid.
     """
     try:
         with open(f"/proc/{header.daemon_pid}/stat") as file:
@@ -151,7 +152,7 @@ def _moved_boot_ns(header: Any) -> int:
 
 
 def overdue_ns(header: Any) -> int:
-    """Return the time since the next deadline; 0 if the deadline is in the future or the clock is
+    """Return the time since the next deadline was due; 0 if it is not due yet or the clock is
     virtual."""
     due_ns = int(header.next_deadline_ns)
     if due_ns == NONE_NS or header.clock_kind == ClockKind.VIRTUAL:

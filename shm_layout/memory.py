@@ -16,7 +16,7 @@ _COLLAPSE, _POPULATE = 25, 22
 
 
 def prefer(node: int) -> None:
-    """Let this thread, and threads that it starts, allocate memory of `node` while it is free."""
+    """Let this thread and the threads that it starts allocate on `node` while it has memory."""
     _check(lib.pg_memory_prefer(node))
 
 
@@ -67,7 +67,7 @@ def populate(mapping: mmap.mmap, moved: Moved) -> None:
 
 
 def lock() -> None:
-    """Keep all memory that is currently mapped in RAM."""
+    """Lock all memory that is currently mapped, so that it stays in RAM."""
     _check(lib.pg_memory_lock())
 
 

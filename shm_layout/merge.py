@@ -46,7 +46,7 @@ class NamespaceStats:
     streams: int = 0
 
     def __add__(self, other: NamespaceStats) -> NamespaceStats:
-        """Return the sum. `settings` is taken from the left operand if it has settings."""
+        """Return the sum. The settings are those of `self`, or of `other` if `self` has none."""
         pairs = zip(astuple(self), astuple(other), strict=True)
         total = dict(zip(_FIELDS, ((a + b) % _WORD for a, b in pairs), strict=True))
         return NamespaceStats(**total | {"settings": self.settings or other.settings})
@@ -90,7 +90,7 @@ def merge(to: Arena, sources: Sequence[tuple[Arena, Mapping[str, Route]]]) -> No
 
 
 def _fill(struct: Any, arena: Arena, routes: Mapping[str, Route]) -> list[Any]:
-    """Fill the struct. Return the objects that it points to, which have to live as long as it."""
+    """Fill the struct. Return the objects that it points to; the caller must keep them."""
     regions = arena.header.regions
     table = ffi.new("struct pg_route[]", regions[lib.PG_R_NAMESPACES].count)
     retained: list[Any] = [table]

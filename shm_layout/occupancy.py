@@ -1,4 +1,7 @@
-"""Occupancy of an arena: timers in each cell of its wheel, and use of its tables; no contents."""
+"""The occupancy of an arena: timers in each cell of its wheel, and rows used in its tables.
+
+The results contain no keys and no payloads.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +61,7 @@ def levels(arena: Handle) -> list[Level]:
     all.
     """
     wheel = arena.rows(lib.PG_R_WHEEL, "pg_wheel")[0]
-    counts = _words(arena, lib.PG_R_BUCKETS)[1::2]  # struct pg_bucket is a tail and a count
+    counts = _words(arena, lib.PG_R_BUCKETS)[1::2]  # struct pg_bucket has 2 words: tail, count
     return [
         _level(wheel, number, counts)
         for number in range(wheel.level_count)

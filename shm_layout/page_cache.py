@@ -49,7 +49,7 @@ def resident(file: FileIO | BinaryIO) -> bytes:
 def from_disk(path: Path) -> Iterator[FileIO]:
     """Open a file for reads of whole pages from the disk.
 
-    Raises BadPath if pages stay in the cache, OSError.
+    Raises BadPath if pages stay in the cache, and OSError.
     """
     with _direct(path) or _evicted(path) as file:
         yield file

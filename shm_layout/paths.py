@@ -7,8 +7,8 @@ directories are, in this order:
     $XDG_RUNTIME_DIR/purgatoryd        for daemons of one user
     /tmp/purgatoryd-UID                for daemons of one user without XDG_RUNTIME_DIR
 
-The daemon takes the first directory that it may write, a client the first directory that contains
-the command socket. In one directory there is one lock file and one pair of arena files per name.
+The daemon uses the first directory that it may write. A client uses the first directory that
+contains the command socket. A directory has one lock file and one pair of arena files per name.
 The names of the arena files contain a hash of the directory's path, except for /run/purgatoryd. So
 two users, or a test and the host, never use the same arena file.
 """
@@ -88,7 +88,7 @@ def check_name(name: str) -> str:
 def paths_in(directory: Path, name: str) -> Paths:
     """Return the paths of the daemon `name` in `directory`, without touching the file system.
 
-    Raises InvalidName, and BadPath if a socket there could not be bound.
+    Raises InvalidName, and BadPath if the path of a socket would be too long.
     """
     check_name(name)
     longest = directory / f"{name}.admin"

@@ -33,7 +33,7 @@ MODE = 0o640
 """Mode of the file. Clients in the daemon's Unix group can read it, as they can use the sockets."""
 
 _DAEMON = re.compile(r"(.+)-([0-9]+)-([0-9]+)")
-"""Names that ShardTable.daemon() returns."""
+"""Pattern of the names that ShardTable.daemon() returns for shards."""
 
 
 def deployment_of(daemon: str) -> str | None:
@@ -64,7 +64,7 @@ class Placement:
 
     @property
     def partitions(self) -> int:
-        """Number of partitions of its keys."""
+        """Number of partitions of the namespace."""
         return len(self.shards)
 
     def partition_of(self, key: bytes) -> int:
@@ -146,10 +146,10 @@ def _weight(namespace: str, shard: int) -> bytes:
 
 
 def shard_generations_behind(wal: Path) -> int:
-    """Return the number of later shard generations than that of a daemon. `wal`: WAL_DIR/NAME.
+    """Return the number of shard generations that followed the shard generation of a daemon.
 
-    0 = the daemon belongs to the newest shard generation, or to no deployment; negative = the
-    daemon is newer than the valid shard generation. Raises TableBroken.
+    `wal`: WAL_DIR/NAME of the daemon. 0 = the daemon belongs to the newest shard generation, or to
+    no deployment; negative = its shard generation is not valid yet. Raises TableBroken.
     """
     found = _DAEMON.fullmatch(wal.name)
     name, shard_generation = (found[1], int(found[2])) if found else (wal.name, ALONE)

@@ -37,7 +37,7 @@ _DONTNEED_LOCKED = 24
 
 
 def portions(size: int) -> Iterator[tuple[int, int]]:
-    """Yield offset and length of each portion of `size` bytes."""
+    """Yield (offset, length) of each portion of `size` bytes."""
     return ((at, min(PORTION, size - at)) for at in range(0, size, PORTION))
 
 
@@ -183,7 +183,7 @@ class ArenaLock:
         self.lock(names)
 
     def lock(self, names: Sequence[str]) -> None:
-        """Lock the first of these files that exists as well. Earlier locks are kept."""
+        """Lock the first of these files that exists, in addition to the files locked before."""
         while (found := _first(names)) and not self._has(found):
             if (fd := _open_first(names)) is None:
                 continue

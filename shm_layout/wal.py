@@ -50,7 +50,7 @@ _GROUP_MAX: int = lib.PG_GROUP_MAX
 _GROUP_HEAD: int = lib.PG_GROUP_HEAD
 _HEAD: int = lib.PG_WAL_SEGMENT_HEAD
 FIRST_BYTES = _HEAD + _GROUP_MAX
-"""Number of bytes at the begin of a file that contain its header and its whole first group."""
+"""Number of bytes at the start of a file that contain its header and its whole first group."""
 PORTION = 1 << 30
 """Number of bytes of a file that even a slow disk reads or writes within one step of a start."""
 
