@@ -68,7 +68,7 @@ class AsyncOperation:
 
     @property
     def ticket(self) -> int:
-        """Ticket of the operation, never reused; 0 if it was refused."""
+        """Ticket of the operation, never reused; 0 if the operation was refused."""
         return self._operation.ticket
 
     @property

@@ -189,7 +189,7 @@ class MergedResult(BulkResult):
         """For each partition: (places of its rows among all rows, result of these rows)."""
 
     def add(self, places: Sequence[int], result: BulkResult) -> None:
-        """Add the rows of a partition."""
+        """Add the result of one partition. `places`: places of its rows among all rows."""
         self.parts.append((places, result))
         self._arrays |= result._arrays
 
@@ -362,7 +362,7 @@ class _Packing:
         self._builder = Builder()
 
     def builder(self, name: bytes) -> Builder:
-        """Return a builder with space for one more record with this entry of the name table."""
+        """Return a builder with space for one more record whose name table entry is `name`."""
         if not self._builder.fits(name):
             self.finish()
         return self._builder

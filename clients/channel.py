@@ -16,7 +16,7 @@ import zmq
 from purgatoryd.clients.fork_guard import ForkGuard
 from purgatoryd.clients.remote import Remote
 
-SEND_HWM = 1000  # messages; the session's window stays far below it
+SEND_HWM = 1000  # number of messages; the session's window is far smaller
 RECONNECT_MS = 10
 SOON_MS = 20  # longest time for which a waiting reader may not notice a new connection
 _CONNECTED = zmq.Event.HANDSHAKE_SUCCEEDED

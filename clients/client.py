@@ -52,7 +52,7 @@ T = TypeVar("T")
 
 
 class Waiter(Protocol):
-    """A client that waits for its calls."""
+    """A client that can wait for the outcome of its calls."""
 
     def _limit_s(self, timeout: float | None) -> float: ...
 

@@ -102,7 +102,7 @@ class Encoded(NamedTuple):
 
 
 def encode(condition: AnyCondition) -> Encoded:
-    """Encode a condition. Raises InvalidCondition and InvalidKey, which name the limit."""
+    """Encode a condition. Raises InvalidCondition and InvalidKey; both errors name the limit."""
     if isinstance(condition, When):
         return _encode_when(condition)
     if isinstance(condition, SumOf):

@@ -57,7 +57,7 @@ its deadline, but only to a later time."""
 
 MODES: dict[str, int] = {mode.name.lower(): int(mode) for mode in PutMode}
 UNCOLLECTED_MAX = 10_000  # Number of refusals stored for flush(); more refusals are only counted.
-QUEUE_LIMIT = 65_536  # Number of packed calls without an answer, for each partition.
+QUEUE_LIMIT = 65_536  # Default limit for packed calls without an answer, for each partition.
 QUEUE_LIMIT_MAX = 2**31 - 1
 OPEN_RETRY_S = 0.01  # Time between two attempts to find the daemon's socket.
 HOST_MAX = 50  # Largest number of characters of the host's name in the name of a worker.
@@ -136,7 +136,7 @@ class Core:
         return self.fork_guard.closed
 
     def try_open(self) -> bool:
-        """Open the channels if the daemon's socket exists. Returns whether each connection has one.
+        """Open the channels if the daemon's socket exists. Returns whether all channels are open.
 
         Raises the errors of Route.find, except DaemonUnreachable.
         """
@@ -253,7 +253,7 @@ class Core:
     ) -> Entry[PendingAdd]:
         """Check an add and return its entry. Raises InvalidArgument, Closed.
 
-        `collect`: flush() reports a refusal that no caller has seen.
+        `collect`: if the add is refused and no caller sees the refusal, flush() reports it.
         """
         self.check()
         key_type, key_bytes = wire.encode_key(key)

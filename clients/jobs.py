@@ -352,8 +352,8 @@ def awaited(
 ) -> Job[None]:
     """Wait until `pending` has ended.
 
-    No other job waits for `calls`. At the timeout, the calls among them that were refused as BUSY
-    are not sent again and keep that outcome; a call that was never sent is taken back.
+    No other job waits for `calls`. At the timeout, calls that were refused as BUSY are not sent
+    again, and BUSY is their outcome. A call that was never sent is taken back.
     """
     try:
         yield from until(

@@ -163,7 +163,8 @@ def _write_all(fd: int, data: bytes) -> None:
 
 
 def _act(op: str, status: int, rows: bytes, number: int) -> str:
-    """Return the fields of the acknowledged call, or of a bulk load's row that was done before."""
+    """Return the JSON fields of an acknowledged call, or of a row of a bulk load that was already
+    done."""
     if status != Status.BULK_LOADED:
         return f'"op":"{op}"'
     bulk_load, first, _ = wire.ROWS.unpack(rows)

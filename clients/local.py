@@ -184,7 +184,7 @@ class DelayedOperation(abc.ABC):
         return True
 
     def _attempt(self) -> bool:
-        """Try once. Returns True if another thread has asked for one more try."""
+        """Try the operation once. Returns True if another thread has asked for one more try."""
         words = self._words
         self._guarded(self.try_complete, 0)
         return _locked(self._mutex, self._end_attempt, words)
@@ -470,7 +470,8 @@ class DelayedOperationPurgatory:
         return ended
 
     def _begin_expiry(self, timer: _Timer) -> bool:
-        """Return False if the operation was taken out, or another call has begun to expire it."""
+        """Begin to expire an operation. Return False if it was taken out, or another call has
+        already begun to expire it."""
         operation = timer.operation
         if operation._timer is not timer or operation._due:
             return False

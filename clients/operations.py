@@ -300,7 +300,7 @@ class Book:
             with self._mutex:
                 earlier = self._earlier(raw.ticket)
             if earlier is None and raw.cause != 0:
-                continue  # the daemon sends it again
+                continue  # the daemon sends the outcome again
             if raw.cause != 0:
                 self._acks.append((raw.ticket, 0, raw.slot))
             if earlier:

@@ -279,7 +279,7 @@ class Builder:
         return len(self._records)
 
     def fits(self, name: bytes) -> bool:
-        """True if one more record, with the name table's entry `name`, may be added."""
+        """True if the batch has space for one more record whose name table entry is `name`."""
         return (
             len(self._records) < layout.BATCH_RECORDS
             and self._bytes <= BATCH_BYTES

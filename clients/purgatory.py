@@ -51,7 +51,7 @@ from purgatoryd.shm_layout.layout import Op, PutMode
 from purgatoryd.shm_layout.wire import Key
 
 ERROR_MAX = 2**32 - 1
-KEEP_ALIVE_S = 15.0  # PING interval of an owner of operations, as the daemon may end idle sessions
+KEEP_ALIVE_S = 15.0  # PING interval of an owner with operations: the daemon may end idle sessions
 
 
 class Watch(NamedTuple):
@@ -169,7 +169,8 @@ def prepare_cancel(core: Core, operation: Operation) -> Entry[PendingTrigger[boo
 
 
 def admit_all(entries: Iterable[Entry[Any]]) -> None:
-    """Admit a call of several records, once for each shard. Raises ShardUnavailable."""
+    """Admit a call that has several records. Each shard is checked once. Raises
+    ShardUnavailable."""
     for breaker in dict.fromkeys(entry.pending.connection.breaker for entry in entries):
         if breaker is not None:
             breaker.check()

@@ -227,7 +227,8 @@ class Session:
         return self._outgoing[0].frame if self._outgoing else None
 
     def _next(self) -> Batch | None:
-        """Return the next batch, or the part of it that need not wait for busy keys, or None."""
+        """Return the next batch, or the part of a batch that waits for no busy key; None if there
+        is none."""
         if self.retries.in_round:
             return self.retries.again(in_flight=bool(self._flight))
         batch: Batch | None = None
@@ -474,7 +475,8 @@ class Session:
         self._give_up([b for b in flight if b.sequence >= first_certain and not b.doubtful])
 
     def _give_up(self, certain: list[Batch]) -> None:
-        """Move the `certain` batches to the next session. The other batches end in doubt."""
+        """Move the `certain` batches to the next session. The other batches have an unknown
+        outcome."""
         lost = [b for b in self._flight.values() if b not in certain]
         error = SessionExpired(session=self.id, in_doubt=sum(b.count for b in lost))
         self._flight.clear()

@@ -3,7 +3,7 @@
 This module uses neither socket nor clock: messages go in through take(), notices come out through
 pop(). The arena is only read, through `Reader`.
 
-Work in `_todo` is done in order, so a message waits behind the gap before it:
+The items of `_todo` are processed in order, so a message waits behind the gap before it:
 
     Gap      notices that are in the arena, but were not received by this subscriber
     Arrival  a message; turned into notices once the topic's gap is closed

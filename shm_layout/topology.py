@@ -154,8 +154,8 @@ def cpu_list(text: str) -> frozenset[int]:
 
 
 def cpu_order(text: str) -> list[int]:
-    """Return the numbers of a list in the notation of cpu_list(), in the written order, each number
-    once. Raises ValueError."""
+    """Return the numbers of a list such as "8,0-2" in the written order, without repetitions.
+    Raises ValueError."""
     parts = (sorted(cpu_list(part)) for part in text.split(","))
     return list(dict.fromkeys(cpu for part in parts for cpu in part))
 

@@ -50,7 +50,7 @@ class Wheel(Generic[T]):
     def add(self, item: T, deadline_ns: int) -> int:
         """Arm a timer and return its slot, which is valid until the timer is cancelled or due.
 
-        Deadlines are clamped to 0 and 2^63 - 1.
+        Deadlines are clamped to the range from 0 to 2^63 - 1.
         """
         self._collect()
         deadline_ns = min(max(deadline_ns, 0), NEVER_NS)
