@@ -194,7 +194,7 @@ class MergedResult(BulkResult):
         self._arrays |= result._arrays
 
     def fail(self, error: PurgatorydError) -> None:
-        """Store the error of a part, unless the error of another part is stored. Any error replaces
+        """Store the error of a part, unless another error is already stored. Any error replaces
         Busy, because rows that were refused as BUSY have a result."""
         if self._error is None or isinstance(self._error, Busy):
             self._error = error

@@ -121,7 +121,7 @@ class Subscription:
         return any(list(connection_events(self._monitor)))
 
     def redirect(self, endpoint: str) -> None:
-        """Connect to another daemon instead; the socket and its descriptors stay."""
+        """Connect to another daemon instead. The socket and its descriptors stay the same."""
         self._socket.disconnect(self._endpoint)
         self._endpoint = endpoint
         self._socket.connect(endpoint)
@@ -157,7 +157,7 @@ class Channel:
         self.socket.connect(endpoint)
 
     def redirect(self, endpoint: str) -> None:
-        """Connect to another daemon instead; the socket and its descriptors stay."""
+        """Connect to another daemon instead. The socket and its descriptors stay the same."""
         self.socket.disconnect(self._endpoint)
         self.connected = False
         self._endpoint = endpoint

@@ -103,7 +103,7 @@ class CallThread(ABC):
         return self.wait(call)
 
     def wait(self, call: Call[Result], limit_s: float = float("inf")) -> Result:
-        """Wait until a call has ended that was handed to the thread. Raises CallTimeout after
+        """Wait until a call that was handed to the thread has ended. Raises CallTimeout after
         `limit_s` seconds."""
         if self._refuses and not call.done:  # the thread has ended and may never answer this call
             raise Closed("client")

@@ -416,7 +416,8 @@ class Purgatory(Client):
         return self._trigger(PendingFound, Op.FORGET, key)
 
     def cancel_for_key(self, key: Key) -> list[Key]:
-        """End all operations that watch `key` with the cause "cancelled". Returns their keys."""
+        """End all operations that watch `key`, with the cause "cancelled". Returns the keys of the
+        operations."""
         return self._trigger(PendingEnded, Op.CANCEL_FOR_KEY, key)
 
     def _trigger(

@@ -26,7 +26,7 @@ _BUSY = int(Status.BUSY)
 _SIZE = wire.RESULT.size
 _NONE = bytes(_SIZE)
 _REFUSED = wire.RESULT.pack(_BUSY, 0)
-_ENDED = struct.Struct("<II")  # number of a record, total bytes of the keys that it ended
+_ENDED = struct.Struct("<II")  # number of a record, bytes of the keys of operations that it ended
 
 
 def is_busy(results: bytes, count: int) -> bool:
@@ -88,7 +88,8 @@ def _key(watched: bool, namespace: bytes, key_type: int, key: bytes) -> bytes:
 
 
 def _ended(extra: bytes) -> Iterator[tuple[int, bytes]]:
-    """Yield (number of a record, keys that it ended) from the bytes after the results."""
+    """Yield (number of a record, keys of the operations that it ended) from the bytes after the
+    results."""
     at = 0
     while at < len(extra):
         number, size = _ENDED.unpack_from(extra, at)
@@ -168,7 +169,7 @@ class Whole:
             self.batch.settle_some(places, self._answers(places))
 
     def _answers(self, places: Sequence[int]) -> bytes:
-        """Return the results of these records, followed by the keys that they ended."""
+        """Return the results of these records, then the keys of the operations that they ended."""
         results = b"".join(self._results[place] for place in places)
         ended = ((n, self._ended[place]) for n, place in enumerate(places) if place in self._ended)
         return results + b"".join(_ENDED.pack(n, len(keys)) + keys for n, keys in ended)
@@ -295,7 +296,8 @@ class Retries:
     # ---- sending -----------------------------------------------------------------------------
 
     def free(self, batch: Batch) -> Batch | None:
-        """Return the part of a new batch that may be sent; the rest waits behind busy keys."""
+        """Return the part of a new batch that may be sent, or None. Other records wait for busy
+        keys."""
         rows = list(rows_of(batch)) if self._wholes else []
         if not any(key in self._busy for row in rows for key in row.keys):
             return batch

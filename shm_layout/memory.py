@@ -16,7 +16,8 @@ _COLLAPSE, _POPULATE = 25, 22
 
 
 def prefer(node: int) -> None:
-    """Let this thread and the threads that it starts allocate on `node` while it has memory."""
+    """Let this thread and the threads that it starts allocate memory on `node`, while that node has
+    free memory."""
     _check(lib.pg_memory_prefer(node))
 
 

@@ -218,8 +218,8 @@ def _make(directory: Path) -> str | None:
 def _distrusted(directory: Path) -> str | None:
     """Return the reason if other users could create sockets in `directory`, or None.
 
-    They could if any user can write to it. They also could if it is the directory in /tmp, which
-    another user may have created first, and it belongs to another user or is not private.
+    They could if any user can write to the directory. They also could in the directory in /tmp,
+    because any user may create it first, unless it belongs to this user and is private.
     """
     if directory.stat().st_mode & stat.S_IWOTH:
         return "can be written by anybody, who could replace the sockets"

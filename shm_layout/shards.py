@@ -160,8 +160,8 @@ def shard_generations_behind(wal: Path) -> int:
 def wals_of(wal_dir: Path, deployment: str) -> list[Path]:
     """Return the WAL folders of a deployment, oldest first.
 
-    They include the folders of earlier shard generations, and of the daemon without shards before
-    the first shard generation. Raises TableBroken.
+    They include the folders of earlier shard generations, and the folder of the daemon without
+    shards that preceded them. Raises TableBroken.
     """
     folders = {
         (int(found[2]), int(found[3])): path

@@ -81,7 +81,7 @@ class Wheel(Generic[T]):
             lib.pg_local_cancel(self._wheel, slot)
 
     def advance(self, now_ns: int, take: Callable[[T], object]) -> None:
-        """Remove all timers that are due at `now_ns`, in the order of their deadlines by tick.
+        """Remove all timers that are due at `now_ns`, in the order of the ticks of their deadlines.
 
         `take` is called with each item; after an exception it may be called twice with an item.
         """
