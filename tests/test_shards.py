@@ -676,7 +676,7 @@ def test_another_number_of_partitions_needs_another_client(
     breakers = [way.find(number)[1] for number in range(3)]
     assert breakers[0] is breakers[2] is not breakers[1]
     write_table(tmp_path, empty.with_birth(Placement("shop", (1,))))
-    with pytest.raises(Partitioned, match=r"has 1 partitions: .* had 3; open a new one"):
+    with pytest.raises(Partitioned, match=r"has 1 partitions: .* had 3; open a new client"):
         way.find(0)
 
 
