@@ -280,7 +280,7 @@ def test_a_status_file_is_read_as_it_was_written_until_the_host_boots(tmp_path: 
     assert file.header == now
     assert (tmp_path / "demo.status").stat().st_mode & 0o777 == 0o640
     os.utime(tmp_path / "demo.status", (1, 1))
-    with pytest.raises(FileNotFoundError, match="earlier boot"):
+    with pytest.raises(FileNotFoundError, match="before this boot"):
         _ = file.header
 
 
