@@ -169,12 +169,12 @@ _NAMES = {
     "shm_layout.layout": ("ANYBODY", "BulkLoadState", "Cause", "Status"),
     "shm_layout.wire": ("NamespaceSettings", "OperationInfo", "WatchInfo"),
 }
-"""Module of purgatoryd: the names that it exports here."""
+"""The names that this package exports, by module of purgatoryd."""
 _MODULES = {name: module for module, names in _NAMES.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:
-    """Import the module of a name at its first use, so that a program pays for what it uses."""
+    """Import the module of `name` when the name is first used, so unused modules cost nothing."""
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = globals()[name] = getattr(import_module(f"purgatoryd.{_MODULES[name]}"), name)

@@ -1,7 +1,7 @@
 """Administration of a daemon: virtual clock, namespaces, bulk loads, sessions, notices, stop.
 
-A call checks its arguments. A thread of the Admin does the rest, one call at a time, and no signal
-handler interrupts it (see engine.py).
+The caller's thread checks the arguments of a call. A thread of the Admin does the rest, one call at
+a time. No signal handler interrupts that thread (see engine.py).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ RETRY_S = 0.01
 PARTITIONS_MAX = 2**32 - 1
 PATIENCE_S = 0.1
 CLOSE_S = 1.0
-"""Time that close() waits for the thread, which checks every PATIENCE_S whether it has to end."""
+"""Time that close() waits for the thread, which checks every PATIENCE_S whether it must end."""
 P = ParamSpec("P")
 T = TypeVar("T")
 MOST = {
@@ -64,7 +64,7 @@ class Admin(Closing):
 
     An interrupt of a call, such as Ctrl-C, leaves the Admin usable. If the call has begun, it goes
     on, and the exception has the attribute `handle`: a Handle with the outcome of the call. The
-    next call waits for its end.
+    next call waits until the interrupted call has ended.
     """
 
     def __init__(self, name: str = "default", *, timeout: float = 5.0) -> None:
@@ -85,9 +85,9 @@ class Admin(Closing):
     ) -> dict[tuple[str, str], tuple[int, int]]:
         """Move the virtual clock to `to_ns`, in nanoseconds of virtual time.
 
-        Returns once the daemon has handed every notice due until then to its socket. The result
-        maps (namespace, topic) to (incarnation, sequence of the newest notice), without the
-        daemon's own namespaces.
+        Returns once the daemon has handed every notice that is due by then to its socket. The
+        result maps (namespace, topic) to (incarnation, sequence of the newest notice). The daemon's
+        own namespaces are left out.
         """
         to_ns = check_whole("time", to_ns, 0, TIME_MAX_NS)
         return self._do(self._advance_all, to_ns, self._limit_s(timeout))
@@ -105,7 +105,7 @@ class Admin(Closing):
     def create_namespace(
         self, namespace: str, partitions: int = 1, *, timeout: float | None = None
     ) -> None:
-        """Create a namespace with so many partitions. An existing namespace stays as it is.
+        """Create a namespace with this number of partitions. An existing namespace stays as it is.
 
         Without shards a namespace has one partition. Raises InvalidName, InvalidSetting, and
         MessageRefused with PLACED if the namespace exists with another number of partitions.
@@ -137,14 +137,14 @@ class Admin(Closing):
     ) -> NamespaceSettings:
         """Change the given settings of a namespace, and return all its settings.
 
-        `owner_uid`: the only uid that may use the namespace; ANYBODY = every uid. `durability`: 0
-        memory, 1 durable, which needs a WAL. The quotas limit armed timers, their bytes, and
-        operations per second; 0 = no limit. `park_beyond_ns`: timers that are due later than this
-        after they are added are parked, which needs a WAL; 0 = none are.
+        `owner_uid`: the only uid that may use the namespace; ANYBODY = every uid. `durability`: 0 =
+        memory, 1 = durable, which needs a WAL. The quotas limit armed timers, their bytes, and
+        operations per second; 0 = no limit. `park_beyond_ns`: the daemon parks an added timer whose
+        deadline is more than this time away, which needs a WAL; 0 = it parks no timer.
 
-        A namespace that does not exist is created. With partitions, the settings apply in each
-        shard, each shard counts its quotas for itself, and parking is refused. Raises InvalidName,
-        InvalidSetting, Partitioned and NoWal.
+        A namespace that does not exist is created. If it has several partitions, the settings apply
+        in each shard, each shard counts its own use of the quotas, and parking is refused. Raises
+        InvalidName, InvalidSetting, Partitioned and NoWal.
         """
         given = {
             "owner_uid": owner_uid, "durability": durability, "quota_timers": quota_timers,
@@ -170,7 +170,9 @@ class Admin(Closing):
         table = self._table()
         partitions = 1 if table is None else table.place(namespace).partitions
         if partitions > 1:
-            detail = "it cannot park timers, because bulk loads bring them back and it has none"
+            detail = (
+                "it cannot park timers: parked timers need bulk loads, which need one partition"
+            )
             raise Partitioned(namespace, partitions, detail)
 
     def _set(self, name: bytes, changes: dict[str, int], limit_s: float) -> NamespaceSettings:
@@ -224,9 +226,9 @@ class Admin(Closing):
         """Publish one notice with the cause PUBLISHED to a topic, and return its ticket.
 
         The notice enters the replay buffer, so subscribers that reconnect receive it. Only this
-        call may use names that begin with "_". It is not repeated: after DaemonUnreachable with
-        `in_doubt` 1 the notice was published once or not at all. Raises InvalidName, InvalidKey,
-        InvalidPayload, and Refused (Full, Busy, WalStopped, WrongShard).
+        call may use names that begin with "_". The request is sent only once: after
+        DaemonUnreachable with `in_doubt` 1 the notice was published once or not at all. Raises
+        InvalidName, InvalidKey, InvalidPayload, and Refused (Full, Busy, WalStopped, WrongShard).
         """
         names = wire.encode_namespace(namespace), wire.encode_topic(topic)
         wire.encode_key(key)
@@ -242,7 +244,8 @@ class Admin(Closing):
             try:
                 return holder._publish(names, key, data, limit_s)
             except WrongShard:
-                # The table has a namespace before its shard knows it. Nothing was published.
+                # The shard does not know the namespace yet, although the routing table lists it. So
+                # nothing was published.
                 if holder is self or HOST.monotonic_s() >= deadline_s:
                     raise
             time.sleep(RETRY_S)
@@ -258,8 +261,8 @@ class Admin(Closing):
         return word >> 8
 
     def sessions(self, *, timeout: float | None = None) -> list[SessionInfo]:
-        """Return the open sessions: all of them to an administrator, to others those of their
-        uid."""
+        """Return the open sessions. Administrators get all sessions, other users the sessions of
+        their own uid."""
         return self._do(self._all_sessions, self._limit_s(timeout))
 
     def _all_sessions(self, limit_s: float) -> list[SessionInfo]:
@@ -272,8 +275,8 @@ class Admin(Closing):
     def drop_session(self, session: int, *, timeout: float | None = None) -> None:
         """End a session and free its unacknowledged outcomes; its armed operations stay.
 
-        Administrators may end any session, others those of their uid. Raises MessageRefused
-        (SESSION_EXPIRED if there is no such session, DENIED, BUSY), InvalidArgument.
+        Administrators may end any session, other users only sessions of their own uid. Raises
+        MessageRefused (SESSION_EXPIRED if there is no such session, DENIED, BUSY), InvalidArgument.
         """
         session = check_whole("session", session, 1, 2**64 - 1)
         self._do(self._drop, session, self._limit_s(timeout))
@@ -303,7 +306,7 @@ class Admin(Closing):
         self._do(self._tell, Message.STOP, self._limit_s(timeout), FLAG_RESUME)
 
     def close(self) -> None:
-        """Close the connection. An interrupted call that is still under way raises Closed."""
+        """Close the connection. An interrupted call that has not ended yet raises Closed."""
         self._fork_guard.closed = True
         if self._worker is not None and self._fork_guard.mine:
             self._worker.end(self._disconnect, CLOSE_S)
@@ -316,8 +319,8 @@ class Admin(Closing):
     # ---- the thread ------------------------------------------------------------------------------
 
     def _do(self, work: Callable[P, T], *args: P.args, **named: P.kwargs) -> T:
-        """Have the thread do some work, and return its result. An exception that interrupts this
-        call gets a handle."""
+        """Let the thread run `work`, and return the result. An exception that interrupts this call
+        has a handle of the work as its attribute `handle`."""
         self._fork_guard.check()
         if self._worker is None:
             self._worker = Worker("purgatoryd-admin")
@@ -337,7 +340,7 @@ class Admin(Closing):
     # ---- shards ----------------------------------------------------------------------------------
 
     def _table(self) -> ShardTable | None:
-        """Return the routing table; None without shards, and if no daemon is found."""
+        """Return the routing table; None if there are no shards or no daemon is found."""
         try:
             return read_table(client_paths(self.name).directory, self.name)
         except DaemonUnreachable:
@@ -355,8 +358,8 @@ class Admin(Closing):
         return self._shards[daemon]
 
     def _holders(self, namespace: str, limit_s: float, key: Key | None = None) -> list[Admin]:
-        """Return an Admin for each shard that holds a namespace, which is created if need be. With
-        `key`, only for the shard that holds this key."""
+        """Return an Admin for each shard that holds the namespace, or only for the shard that holds
+        `key`. If the namespace does not exist, create it."""
         table = self._table()
         if table is None:
             return [self]
@@ -404,8 +407,8 @@ class Admin(Closing):
     def _exchange(
         self, channel: Channel, frame: bytes, deadline_s: float, again: bool
     ) -> Reply | None:
-        """Send a command and return its reply; None if none came in time. With `again` the command
-        is sent again on a new connection."""
+        """Send a command and return its reply; None if no reply came in time. With `again`, send
+        the command again after each reconnect."""
         sent, poller = False, ChannelPoller()
         while (remaining_s := deadline_s - HOST.monotonic_s()) > 0:
             self._fork_guard.check()
@@ -421,6 +424,6 @@ class Admin(Closing):
 
 
 def _job(work: Callable[P, T], *args: P.args, **named: P.kwargs) -> Job[T]:
-    """Run `work` as a job. It yields no deadline, because it waits by itself."""
+    """Run `work` as a job. The job yields no deadline, because `work` does its own waiting."""
     yield from ()
     return work(*args, **named)

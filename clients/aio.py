@@ -1,7 +1,8 @@
-"""The asyncio client and subscriber. They use no thread, but the caller's event loop.
+"""The asyncio client and subscriber. They run in the caller's event loop, without a thread.
 
-ZeroMQ's descriptor signals changes only. So after every callback and every send the socket is read
-until it is empty, or the loop would miss a message.
+The descriptor of a ZeroMQ socket becomes readable only when the state of the socket changes. So the
+socket is read until it is empty, after every callback and every send. Otherwise the loop would miss
+a message.
 """
 
 from __future__ import annotations
@@ -75,7 +76,7 @@ class AsyncCall(Started[Result]):
 
 
 class AsyncHandle(Generic[Outcome]):
-    """A call made with wait=False, or one that was cancelled; await it or its result()."""
+    """A call made with wait=False, or a call that was cancelled. Await it or its result()."""
 
     __slots__ = ("_client", "_pending")
 
@@ -89,7 +90,7 @@ class AsyncHandle(Generic[Outcome]):
         return self._pending.done
 
     async def result(self, timeout: float | None = None) -> Outcome:
-        """Return or raise what the same call with wait=True does.
+        """Return the result or raise the error, as the same call with wait=True does.
 
         `timeout`: seconds, default the client's. Cancelling this coroutine cancels only the wait.
         """
@@ -109,13 +110,14 @@ class AsyncClient(
         Coroutine[Any, Any, AsyncHandle[CancelResult]],
     ]
 ):
-    """Client for asyncio: same arguments, same errors; calls of one loop iteration share a batch.
+    """The asyncio version of Client, with the same arguments and errors.
 
-    Use it as `async with AsyncClient("name") as c`, or await close() at the end.
+    Calls that are made in one iteration of the event loop share a batch. Use the client as `async
+    with AsyncClient("name") as c`, or await close() at the end.
 
-    A call whose task is cancelled was never sent, or goes on without its caller: then the
-    CancelledError has the attribute `handle`, as exceptions of Client have. `asyncio.timeout` and
-    `wait_for` raise a TimeoutError, whose `__cause__` is that CancelledError.
+    If its task is cancelled, a call either is never sent or goes on without its caller. If it goes
+    on, the CancelledError has the attribute `handle`, like the exceptions of Client.
+    `asyncio.timeout` and `wait_for` raise a TimeoutError, whose `__cause__` is that CancelledError.
     """
 
     _resume: Resume | None = None
@@ -143,7 +145,7 @@ class AsyncClient(
         self._scheduled = False
         self._readers: list[int] = []
         self._listening = False
-        """True once the sockets wake the loop."""
+        """True once the loop watches the sockets."""
         self._timer: asyncio.TimerHandle | None = None
         self._timer_s = NEVER_S
         """Host time at which `_timer` wakes the loop."""
@@ -155,7 +157,7 @@ class AsyncClient(
         return Jobs(self._core, listens=True)
 
     async def connect(self) -> Self:
-        """Open the session. Raises DaemonUnreachable. A cancelled call closes the client."""
+        """Open the session. Raises DaemonUnreachable. A cancelled connect() closes the client."""
         try:
             await self._greet()
         except BaseException:
@@ -170,9 +172,9 @@ class AsyncClient(
     async def close(self) -> None:
         """Flush, end the session and close the connection. Raises as flush() does.
 
-        It waits at most the client's `timeout` for missing answers and BYE_S (0.2 s) for the BYE. A
-        cancelled close() waits at most BYE_S for each. Cancelled a second time, it drops the
-        connection at once.
+        It waits at most the client's `timeout` for missing answers, and at most BYE_S (0.2 s) for
+        the answer to the BYE. A cancelled close() waits at most BYE_S for each of the two. A second
+        cancellation drops the connection at once.
         """
         await self._close(self.timeout)
 
@@ -207,7 +209,7 @@ class AsyncClient(
         if kind is None:
             await self.close()
         elif not self._core.closed and self._core.fork_guard.mine:
-            with suppress(PurgatorydError):  # the caller's error is the one that counts
+            with suppress(PurgatorydError):  # the caller's own error is raised instead
                 await self._close(BYE_S)
 
     # ---- calls -----------------------------------------------------------------------------
@@ -255,7 +257,7 @@ class AsyncClient(
     async def open_bulk_load(
         self, bulk_load: bytes, fencing_token: int = 0, *, timeout: float | None = None
     ) -> BulkLoadStatus:
-        """Begin a bulk load, or a run of it, as Client.open_bulk_load does."""
+        """Begin a bulk load or a new run of it, as Client.open_bulk_load does."""
         return await self._bulk_load(jobs.bulk_load_opened, bulk_load, fencing_token, timeout)
 
     async def close_bulk_load(
@@ -291,7 +293,7 @@ class AsyncClient(
         self._core.set_time(self._core.check_time(at_ns))
 
     async def flush(self, *, timeout: float | None = None) -> None:
-        """Wait for the answers to all calls made before, as Client.flush does."""
+        """Wait for the answers to all earlier calls, as Client.flush does."""
         core, limit_s = await self._ready(), self._limit_s(timeout)
         await self._run(self._jobs.flushed(limit_s))
         core.raise_reported()
@@ -366,8 +368,8 @@ class AsyncClient(
         self, job: Job[Result], handle: object = None,
         outcome: Callable[[], object] | None = None,
     ) -> Result:  # fmt: skip
-        """Start a job and wait for its end; `outcome` may raise then. If the caller is cancelled,
-        the job goes on and the CancelledError has `handle`."""
+        """Run a job, then call `outcome`, which may raise. If the caller is cancelled, the job goes
+        on, and `handle` is attached to the CancelledError."""
         call = self._begin(job)
         try:
             result = await call.future
@@ -380,8 +382,8 @@ class AsyncClient(
             raise
 
     async def _ask(self, connection: Connection, job: Job[Result]) -> Result:
-        """Run a job that packs no record. The CancelledError of its caller has a handle of the
-        job."""
+        """Run a job that packs no record. If the caller is cancelled, attach a handle of the job to
+        the CancelledError."""
         call = self._begin(job)
         call.connection = connection
         try:
@@ -398,13 +400,13 @@ class AsyncClient(
         call = AsyncCall(job, self._loop)
         self._jobs.begin(call)
         self._schedule()
-        self._watch()  # ends the call in time even if an exception interrupts iterate()
+        self._watch()  # the timer ends the call in time even if an exception interrupts iterate()
         return call
 
     # ---- the exchange ------------------------------------------------------------------------
 
     def _schedule(self) -> None:
-        """Make one exchange at the end of this loop iteration, for all its calls."""
+        """Schedule one exchange at the end of this loop iteration, for all calls made in it."""
         if not self._scheduled and self._loop is not None:
             self._scheduled = True
             self._loop.call_soon(self._exchange)
@@ -429,7 +431,7 @@ class AsyncClient(
         self._watch()
 
     def _open(self) -> None:
-        """Open the channels once the daemon is there; their descriptors wake the loop."""
+        """Open the channels once the daemon is found, and let the loop watch their descriptors."""
         if self._listening or not self._core.try_open():
             return
         assert self._loop is not None
@@ -442,7 +444,7 @@ class AsyncClient(
         self._listening = True
 
     def _watch(self) -> None:
-        """Set the timer of the next iteration, unless an earlier one is set."""
+        """Set the timer for the next exchange, unless the timer is set to an earlier time."""
         wake_s = self._jobs.wake_s
         if wake_s >= self._timer_s:
             return
@@ -454,7 +456,7 @@ class AsyncClient(
         self._timer = self._loop.call_later(wait_s, self._due)
 
     def _due(self) -> None:
-        """Make the iteration of the timer, and set the timer of the next one."""
+        """Run the exchange that the timer was set for, and set the timer for the next exchange."""
         self._timer_s = NEVER_S
         self._exchange()
 
@@ -470,7 +472,7 @@ class AsyncClient(
 
 
 class AsyncSubscriber:
-    """Subscriber for asyncio: same arguments, same promises.
+    """The asyncio version of Subscriber, with the same arguments and guarantees.
 
     `async with AsyncSubscriber("name") as s: async for n in s: ...`
     """
@@ -497,7 +499,7 @@ class AsyncSubscriber:
         self._news = asyncio.Event()
 
     async def connect(self) -> Self:
-        """Subscribe, and return once every notice of a timer that fires from then on arrives."""
+        """Subscribe. Every notice of a timer that fires after this call has returned arrives."""
         if self._inbox is not None:
             return self
         deadline_s = HOST.monotonic_s() + self._timeout
@@ -529,7 +531,7 @@ class AsyncSubscriber:
             raise
 
     def _watch(self, sockets: tuple[zmq.Socket[bytes], ...]) -> None:
-        """Let these sockets wake the loop. They change with the number of shards.
+        """Let the loop watch these sockets. They change when the number of shards changes.
 
         If an exception interrupts this call, get() repeats it.
         """
@@ -541,10 +543,10 @@ class AsyncSubscriber:
         self._watched = sockets
 
     async def get(self, timeout: float | None = None) -> Notice | None:
-        """Return the next notice; None if none came within `timeout` seconds, as Subscriber.get
-        does.
+        """Return the next notice, as Subscriber.get does; None if none came within `timeout`
+        seconds.
 
-        A cancelled get() takes no notice.
+        If get() is cancelled, the next get() returns the notice.
         """
         found = await self._await(None if timeout is None else check_limit_s(timeout))
         if found is None:
@@ -552,11 +554,12 @@ class AsyncSubscriber:
         source, item = found
         if isinstance(item, Lagged):
             source.taken = item; raise item  # noqa: E702  # fmt: skip
-        # No signal handler runs between the two statements: a notice is taken only if returned.
+        # No signal handler runs between the two statements, so an item counts as taken only if it
+        # is returned.
         source.taken = item; return item  # noqa: E702  # fmt: skip
 
     async def _await(self, limit_s: float | None) -> Next | None:
-        """Return the next item, and the stream that notes it as taken."""
+        """Return (stream, item): the next item, and the stream that stores it as taken."""
         if self._inbox is None:
             await self.connect()
         assert self._inbox is not None
@@ -576,7 +579,7 @@ class AsyncSubscriber:
             await self._sleep(wait_s)
 
     async def _sleep(self, limit_s: float) -> None:
-        """Wait until a socket is readable, at most `limit_s`."""
+        """Wait until a socket is readable, at most `limit_s` seconds."""
         try:
             async with asyncio.timeout(limit_s):
                 await self._news.wait()

@@ -1,6 +1,6 @@
-"""The purgatory for asyncio: watch, and await the end.
+"""The purgatory for asyncio: watch an operation, and await its outcome.
 
-Callbacks and CLIENT conditions run in the loop's own thread, between its other work.
+Callbacks and CLIENT conditions run in the thread of the event loop, between its other work.
 """
 
 from __future__ import annotations
@@ -68,12 +68,12 @@ class AsyncOperation:
 
     @property
     def ticket(self) -> int:
-        """Ticket of the operation, never reused; 0 if it was refused."""
+        """Ticket of the operation, never reused; 0 if the operation was refused."""
         return self._operation.ticket
 
     @property
     def done(self) -> bool:
-        """True once it has ended, or no outcome can arrive any more."""
+        """True once the operation has ended, or its outcome can no longer arrive."""
         return self._operation.done
 
     async def result(self, timeout: float | None = None) -> Outcome:
@@ -101,13 +101,13 @@ class AsyncOperation:
         return await self._owner._cancel(self._operation)
 
     def add_done_callback(self, callback: Callable[[AsyncOperation], object]) -> None:
-        """Call `callback(operation)` in the loop's thread once it has ended, or at once if it has.
-        An exception is logged."""
+        """Call `callback(operation)` in the loop's thread once the operation has ended, or at once
+        if it has already ended. An exception of the callback is logged."""
         self._operation.add_done_callback(lambda _: callback(self))
 
 
 class AsyncPurgatory(AsyncClient):
-    """Purgatory for asyncio: same arguments, same errors, same promises.
+    """The asyncio version of Purgatory, with the same arguments, errors and guarantees.
 
     `async with AsyncPurgatory("name") as p: op = await p.watch(...); outcome = await op`
     """
@@ -224,7 +224,7 @@ class AsyncPurgatory(AsyncClient):
         return await self._trigger(PendingCount, Op.FAIL, key, check_error(code))
 
     async def clear(self, key: Key) -> bool:
-        """End the key's failure, as Purgatory.clear does."""
+        """End the failed state of the key, as Purgatory.clear does."""
         return await self._trigger(PendingFound, Op.CLEAR, key)
 
     async def forget(self, key: Key) -> bool:

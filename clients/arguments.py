@@ -1,4 +1,4 @@
-"""Checks of arguments that several calls share. Each raises InvalidArgument before the call sends
+"""Argument checks that several calls share. Each check raises InvalidArgument before the call sends
 anything."""
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 from purgatoryd.shm_layout.errors import InvalidArgument, InvalidRows, PurgatorydError
 
 LIMIT_S = 1e9
-"""The longest wait: 30 years, which no clock overflows."""
+"""The longest wait: 30 years. No clock overflows within this time."""
 
 
 def check_whole(name: str, value: Any, least: int, most: int) -> int:
@@ -26,7 +26,7 @@ def check_whole(name: str, value: Any, least: int, most: int) -> int:
 
 
 def check_limit_s(limit_s: Any, name: str = "timeout") -> float:
-    """Return a number of seconds to wait: negative values as 0, infinity as LIMIT_S."""
+    """Return the seconds to wait. Negative values become 0, infinity becomes LIMIT_S."""
     if type(limit_s) is float and 0.0 <= limit_s <= LIMIT_S:  # the usual case; false for NaN
         return limit_s
     if isinstance(limit_s, bool) or not hasattr(limit_s, "__float__"):
@@ -43,7 +43,7 @@ def check_limit_s(limit_s: Any, name: str = "timeout") -> float:
 
 
 def check_type(name: str, value: Any, *types: type, optional: bool = True) -> None:
-    """Raise InvalidArgument unless `value` is one of `types`, or None and `optional`."""
+    """Raise InvalidArgument if `value` has none of these types. If `optional`, None is accepted."""
     if not (optional and value is None) and not isinstance(value, types):
         wanted = " or ".join(one.__name__ for one in types)
         raise InvalidArgument(f"{name} must be {wanted}, not {type(value).__name__}")
@@ -56,7 +56,7 @@ def check_callable(name: str, value: Any) -> None:
 
 
 def each(name: str, values: Any) -> Iterator[Any]:
-    """Iterate over `values`. Errors of their own iterator are passed on."""
+    """Return an iterator over `values`. Errors that this iterator raises are passed on."""
     try:
         return iter(values)
     except TypeError:
@@ -64,7 +64,8 @@ def each(name: str, values: Any) -> Iterator[Any]:
 
 
 def unreadable(subject: str, error: Exception) -> Exception:
-    """Return InvalidRows for a library's error about columns; an error of purgatoryd unchanged."""
+    """Return InvalidRows in place of a library's error about columns. Return an error of
+    purgatoryd, or a MemoryError, unchanged."""
     if isinstance(error, PurgatorydError | MemoryError):
         return error
     return InvalidRows(f"{subject} cannot be read: {error}", -1)

@@ -11,7 +11,8 @@ from purgatoryd.shm_layout.layout import Message
 
 
 class Partial(NamedTuple):
-    """Results of a batch that lacks some: those have the status NONE. `error` is the reason."""
+    """The results of a batch if some are missing. A missing result has the status NONE; `error` is
+    the reason."""
 
     results: bytes
     error: DaemonError
@@ -30,7 +31,7 @@ class Letter:
     def __init__(self, frame: bytes = b"") -> None:
         self.frame = frame
         self.sent = False
-        """True if the socket has taken a copy."""
+        """True if the socket has accepted a copy of the message."""
 
 
 class Batch(Letter):
@@ -58,25 +59,26 @@ class Batch(Letter):
         self.body = body
         self.settle = settle
         self.settle_some: Callable[[Sequence[int], bytes], None] | None = None
-        """Receives the results of some records before `settle` has those of all."""
+        """Receives the results of some records before `settle` receives the results of all."""
         self.at_ns = at_ns
         self.rows = b""
         self.packed_boot_ns = 0
         """Time of packing, on this host's CLOCK_BOOTTIME; 0 = unknown."""
         self.calls: object = None
-        """The call of each record as a list, or the one call that has all records."""
+        """A list with the call of each record, or the single call that all records belong to."""
         self.order = 0
-        """Number of the batch in this client's order of batches; set when it is first sent."""
+        """Number of the batch in the order in which this client first sends batches; 0 = unsent."""
         self.places: Sequence[int] | None = None
-        """Numbers of the records in the batch that this one is a part of; else None."""
+        """For a part of another batch: the numbers of its records in that batch; else None."""
         self.sequence = 0
         self.behind = 0
-        """`sequence` minus that of the oldest batch without an answer when this was numbered."""
+        """`sequence` minus the sequence of the batch that was the oldest unanswered batch when this
+        batch received its sequence."""
         self.doubtful = False
-        """True if a copy was sent and never answered; a later copy may be answered."""
+        """True if an earlier copy was sent and never answered. A later copy may be answered."""
 
     def address(self, session: int, sequence: int, durable: bool, same_clock: bool) -> None:
-        """Fix the bytes, so that every copy is the same."""
+        """Build the bytes of the message once, so that all copies are identical."""
         self.sequence = sequence
         self.sent = self.doubtful = False
         flags = layout.FLAG_DURABLE * durable | layout.FLAG_BULK_LOAD * bool(self.rows)

@@ -1,7 +1,7 @@
 """Bulk calls: rows of Python objects packed into batches, and the result of all rows.
 
-columns.py packs columns (numpy, Arrow) without a loop over rows; the bytes are the same.
-partitions.py divides the rows of a namespace with several partitions.
+columns.py packs columns (numpy, Arrow) without a loop over rows; the packed bytes are the same.
+partitions.py divides the rows by partition if the namespace has several partitions.
 """
 
 from __future__ import annotations
@@ -36,13 +36,14 @@ _FIELDS = frozenset(("key", "topic", "payload", *_TIMES))
 
 
 class BulkResult:
-    """One result per row, in the order of the rows.
+    """The results of a bulk call: one result per row, in the order of the rows.
 
     The properties are numpy arrays if the rows were given as columns, else lists.
     """
 
     def __init__(self, connection: Connection | None, *, arrays: bool) -> None:
-        """`connection`: sends the rows; None if another result has them, or there are none."""
+        """`connection`: the connection that sends the rows; None if other results contain the rows,
+        or there are no rows."""
         self._connection = connection
         self._arrays = arrays
         self._parts: list[bytes] = []
@@ -78,9 +79,9 @@ class BulkResult:
             raise error
 
     def abandon(self, unsent: Iterable[Batch]) -> None:
-        """Stop sending rows again that the daemon refused as BUSY; raises Busy if there are any.
+        """Stop resending rows that the daemon refused as BUSY. Raises Busy if there are such rows.
 
-        Rows of `unsent` batches count as refused. Rows in flight get their results later.
+        Rows of `unsent` batches count as refused as BUSY. Rows in flight get their results later.
         """
         assert self._connection is not None
         if not self._connection.abandon((self,)):
@@ -100,14 +101,14 @@ class BulkResult:
 
     @property
     def statuses(self) -> Any:
-        """The Status of each row, as uint8 array or list; NONE without a result."""
+        """The Status of each row, as uint8 array or list; NONE for a row without a result."""
         if self._arrays:
             return (self._table()["ticket"] & 0xFF).astype("u1")
         return list(map(Status, self._status_bytes()))
 
     @property
     def tickets(self) -> Any:
-        """The ticket of each row, as uint64 array or list; 0 without one."""
+        """The ticket of each row, as uint64 array or list; 0 for a row without a ticket."""
         if self._arrays:
             return self._table()["ticket"] >> 8
         return [word >> 8 for word, _ in self._rows()]
@@ -125,7 +126,7 @@ class BulkResult:
         statuses = self._status_bytes()
         refusals = set(
             filter(is_refusal, set(statuses))
-        )  # faster: there are many rows and few statuses
+        )  # faster than a check of each row: there are many rows and few statuses
         return [(row, Status(one)) for row, one in enumerate(statuses) if one in refusals]
 
     @property
@@ -134,8 +135,8 @@ class BulkResult:
         return self.done and self._failure is None and not self.refused
 
     def cancels(self) -> list[CancelResult]:
-        """Return what each cancel found. Raises Refused for the first refused row, with the row as
-        its key."""
+        """Return the CancelResult of each row. Raises Refused for the first refused row, with the
+        key "row N"."""
         for row, (word, deadline_ns) in enumerate(self._rows()):
             if is_refusal(word & 0xFF):
                 raise refusal(f"row {row}", word, deadline_ns)
@@ -145,7 +146,8 @@ class BulkResult:
         return sum(map(len, self._parts)) // wire.RESULT.size
 
     def expect(self, build: Any, count: int) -> Batch:
-        """Return the batch build(settle), of `count` rows, whose results come here."""
+        """Build a batch of `count` rows with build(settle), and store its results here. Return the
+        batch."""
         index = len(self._parts)
         self._parts.append(bytes(count * wire.RESULT.size))
         self._open += 1
@@ -184,16 +186,16 @@ class MergedResult(BulkResult):
         super().__init__(None, arrays=False)
         self._count = rows
         self.parts: list[tuple[Sequence[int], BulkResult]] = []
-        """For each partition the places of its rows among all rows, and their result."""
+        """For each partition: (places of its rows among all rows, result of these rows)."""
 
     def add(self, places: Sequence[int], result: BulkResult) -> None:
-        """Add the rows of a partition."""
+        """Add the result of one partition. `places`: places of its rows among all rows."""
         self.parts.append((places, result))
         self._arrays |= result._arrays
 
     def fail(self, error: PurgatorydError) -> None:
-        """Note the error of a part, unless another part has one. Any error replaces Busy: rows that
-        were refused as BUSY have a result."""
+        """Store the error of a part, unless another error is already stored. Any error replaces
+        Busy, because rows that were refused as BUSY have a result."""
         if self._error is None or isinstance(self._error, Busy):
             self._error = error
 
@@ -235,7 +237,7 @@ class Part(NamedTuple):
 
 
 class Bulk(NamedTuple):
-    """A packed bulk call: its result, and a part for each partition that is asked."""
+    """A packed bulk call: its result, and a part for each partition that receives rows."""
 
     result: BulkResult
     parts: list[Part]
@@ -245,12 +247,12 @@ _CANCELS = {int(result.value): result for result in CancelResult}
 
 
 def unchecked(result: BulkResult) -> BulkResult:
-    """Return `result`, also if some rows have none."""
+    """Return `result`, even if some rows have no result."""
     return result
 
 
 def checked(result: AnyResult) -> AnyResult:
-    """Return `result`, or raise the error that left rows without one."""
+    """Return `result`, or raise the error that left rows without a result."""
     result.check()
     return result
 
@@ -272,7 +274,7 @@ def are_columns(rows: Any) -> bool:
 def pack_puts(
     connection: Connection, rows: Any, topic: str, mode: str, bulk_load: BulkLoad | None = None
 ) -> Packed:
-    """Pack `rows` for add_many. Raises InvalidArgument, and then nothing was packed."""
+    """Pack `rows` for add_many. If it raises InvalidArgument, nothing was packed."""
     number = mode_number(mode)
     check_type("bulk_load", bulk_load, BulkLoad)
     connection.names.of_topic(topic)
@@ -291,7 +293,7 @@ def pack_puts(
 
 
 def pack_cancels(connection: Connection, keys: Any, bulk_load: BulkLoad | None = None) -> Packed:
-    """Pack `keys` for cancel_many. Raises InvalidArgument, and then nothing was packed."""
+    """Pack `keys` for cancel_many. If it raises InvalidArgument, nothing was packed."""
     check_type("bulk_load", bulk_load, BulkLoad)
     if hasattr(keys, "dtype") or hasattr(keys, "buffers") or hasattr(keys, "chunks"):
         columns = _columns()
@@ -310,7 +312,7 @@ def pack_cancels(connection: Connection, keys: Any, bulk_load: BulkLoad | None =
 
 
 def pack_unparks(connection: Connection, rows: Any, bulk_load: BulkLoad | None = None) -> Packed:
-    """Pack `rows` for unpark_many. Raises InvalidArgument, and then nothing was packed."""
+    """Pack `rows` for unpark_many. If it raises InvalidArgument, nothing was packed."""
     check_type("bulk_load", bulk_load, BulkLoad)
     result = BulkResult(connection, arrays=False)
     packing = _Packing(result, bulk_load)
@@ -351,7 +353,7 @@ def _columns() -> Any:
 
 
 class _Packing:
-    """Fills one builder after the other."""
+    """Packs rows into batches, with one builder after the other."""
 
     def __init__(self, result: BulkResult, bulk_load: BulkLoad | None) -> None:
         self._result = result
@@ -360,13 +362,13 @@ class _Packing:
         self._builder = Builder()
 
     def builder(self, name: bytes) -> Builder:
-        """Return a builder with space for one more record with this entry of the name table."""
+        """Return a builder with space for one more record whose name table entry is `name`."""
         if not self._builder.fits(name):
             self.finish()
         return self._builder
 
     def finish(self) -> list[Batch]:
-        """Return all batches so far."""
+        """Close the open builder, and return all batches so far."""
         if len(self._builder):
             rows = self._bulk_load.rows_from(len(self._result)) if self._bulk_load else b""
             build = partial(self._builder.batch, rows=rows)
@@ -389,7 +391,8 @@ def _pack_rows(connection: Connection, packing: _Packing, rows: Any, topic: str,
 
 
 def fields_of(row: Any, index: int) -> tuple[Any, dict[str, Any], Any, Any]:
-    """Return (key, {name of its time: time}, topic, payload) of a row; None where not given."""
+    """Return (key, {name of the time argument: time}, topic, payload) of a row. Topic and payload
+    are None if the row has none."""
     if isinstance(row, tuple | list) and 2 <= len(row) <= 4:
         topic = row[2] if len(row) > 2 else None
         payload = row[3] if len(row) > 3 else None

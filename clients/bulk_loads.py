@@ -1,4 +1,4 @@
-"""Bulk loads: rows that are done once, however often they are sent."""
+"""Bulk loads: each row is done once, however often it is sent."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ _LAST_BLOCK = 2**64 - 1
 
 
 def check_bulk_load(bulk_load: Any, first_row: int, fencing_token: int) -> None:
-    """Raise InvalidArgument unless these can be the id of a bulk load, a row, and a fencing
-    token."""
+    """Raise InvalidArgument unless the arguments are a valid id of a bulk load, row number and
+    fencing token."""
     if not isinstance(bulk_load, bytes) or len(bulk_load) != ID_BYTES or not any(bulk_load):
         raise InvalidArgument(
             f"the id of a bulk load must be {ID_BYTES} bytes, not all zero, not {bulk_load!r}"
@@ -29,14 +29,15 @@ def check_bulk_load(bulk_load: Any, first_row: int, fencing_token: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class BulkLoad:
-    """The bulk load that has the rows of a call, and the number of its first row there.
+    """The bulk load that the rows of a call belong to, and the number of the call's first row.
 
     `id`: 16 bytes of the caller's choice, such as the bytes of a UUID. `first_row`: number of the
-    call's first row in the bulk load; the others follow it. `fencing_token`: number of this run of
-    the bulk load; once the daemon has seen a higher one, it refuses rows of lower ones as FENCED.
+    call's first row in the bulk load; the call's other rows follow it. `fencing_token`: number of
+    this run of the bulk load. Once the daemon has seen a higher token, it refuses rows with a lower
+    token as FENCED.
 
-    A row is done once. Sent again, by any session and at any time, it gets the status BULK_LOADED
-    and adds nothing. Raises InvalidArgument.
+    A row is done once. If it is sent again, by any session and at any time, it gets the status
+    BULK_LOADED and adds nothing. Raises InvalidArgument.
     """
 
     id: bytes
@@ -51,7 +52,7 @@ class BulkLoad:
         return wire.ROWS.pack(self.id, self.first_row + start, self.fencing_token)
 
     def check_rows(self, count: int) -> None:
-        """Raise InvalidArgument unless the bulk load can have so many rows from the first on."""
+        """Raise InvalidArgument if a bulk load cannot have `count` rows from `first_row` on."""
         if self.first_row + count > BULK_LOAD_ROW_MAX:
             raise InvalidArgument(
                 f"{count} rows from row {self.first_row} on exceed {BULK_LOAD_ROW_MAX}, the "
@@ -63,8 +64,9 @@ class BulkLoad:
 class BulkLoadStatus:
     """Progress of a bulk load.
 
-    `rows`: number of rows that are done. `done`: those rows, in ascending ranges that do not touch.
-    In state NONE the daemon has no record of it: it never began, or was forgotten.
+    `rows`: number of rows that are done. `done`: the numbers of these rows, as ascending ranges
+    that do not touch. In state NONE the daemon has no record of the bulk load: it never began, or
+    it was forgotten.
     """
 
     id: bytes
@@ -74,7 +76,7 @@ class BulkLoadStatus:
     done: tuple[range, ...]
 
     def missing(self, first: int, upto: int) -> list[range]:
-        """Return the rows from `first` to before `upto` that are not done, as ranges."""
+        """Return the rows of range(first, upto) that are not done, as a list of ranges."""
         holes, at = [], first
         for rows in self.done:
             if rows.start >= upto:
@@ -92,7 +94,7 @@ class StatusParts:
         self._blocks: dict[int, bytes] = {}
         self._last: wire.BulkLoadInfo | None = None
         self.start: int | None = 0
-        """The block to ask for next; None = all are here."""
+        """Number of the block to ask for next; None = all blocks have arrived."""
 
     def take(self, info: wire.BulkLoadInfo) -> None:
         """Add an answer."""
@@ -119,7 +121,7 @@ class StatusParts:
 
 
 def _ones(bits: int) -> Iterator[range]:
-    """Yield the runs of ones in a number, from the lowest bit on."""
+    """Yield each run of 1 bits in a number as a range of bit numbers, lowest bits first."""
     at = 0
     while bits:
         zeros = (bits & -bits).bit_length() - 1
@@ -131,7 +133,7 @@ def _ones(bits: int) -> Iterator[range]:
 
 
 def _joined(ranges: Iterator[range]) -> Iterator[range]:
-    """Yield ascending ranges, with touching ones merged."""
+    """Yield ascending ranges. Ranges that touch are merged."""
     last: range | None = None
     for rows in ranges:
         if last is not None and last.stop == rows.start:

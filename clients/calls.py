@@ -21,7 +21,7 @@ Prepare = Callable[..., Entry[Any]]
 
 
 class Options(TypedDict, total=False):
-    """Keyword arguments of add(), for its overloads. add() itself has their defaults."""
+    """Keyword arguments in the overloads of add(). The defaults are in add() itself."""
 
     delay_ns: int | None
     deadline: datetime | None
@@ -35,8 +35,8 @@ class Options(TypedDict, total=False):
 class TimerCalls(ABC, Generic[Added, AddedLater, Cancelled, CancelledLater]):
     """add() and cancel() of a client.
 
-    The parameters are what these return: with wait=True, and with wait=False. For AsyncClient they
-    are coroutines.
+    The type parameters are the return types of the two methods, each with wait=True and with
+    wait=False. For AsyncClient the return types are coroutines.
     """
 
     @overload
@@ -62,8 +62,8 @@ class TimerCalls(ABC, Generic[Added, AddedLater, Cancelled, CancelledLater]):
         `delay`: seconds or a timedelta; `delay_ns`: nanoseconds; `deadline`: an aware datetime,
         which follows the wall clock; `deadline_boot_ns`: a time on the daemon's clock. `payload`:
         0 to 65536 bytes. `mode`: the effect if the key is armed: "error" raises Exists, "replace"
-        arms it again, "keep" leaves the timer as it is, "extend" moves its deadline, but only
-        later. `timeout`: seconds to wait for the answer, default the client's.
+        arms it again, "keep" leaves the timer as it is, "extend" moves its deadline, but only to a
+        later time. `timeout`: seconds to wait for the answer, default the client's.
 
         Returns the timer as TimerInfo. With wait=False it returns a handle at once, and the call is
         sent together with others. Raises InvalidArgument, Refused (Exists, Full, ...), DaemonError;
@@ -71,7 +71,7 @@ class TimerCalls(ABC, Generic[Added, AddedLater, Cancelled, CancelledLater]):
         """
 
         arguments = key, delay, delay_ns, deadline, deadline_boot_ns, topic, payload, mode
-        # One line, because an interrupt after the call would lose its result.
+        # The call and the return share a line: an interrupt between them would lose the result.
         return self._made(Core.put, arguments, wait, timeout)  # type: ignore[no-any-return]
 
     @overload
@@ -90,8 +90,8 @@ class TimerCalls(ABC, Generic[Added, AddedLater, Cancelled, CancelledLater]):
     ) -> Cancelled | CancelledLater:
         """Disarm the key's timer; with `ticket`, only the timer that has this ticket.
 
-        Returns a CancelResult, or a handle as add() does; UNKNOWN and FIRED are results. Raises as
-        add() does.
+        Returns a CancelResult, or a handle as add() does. UNKNOWN and FIRED are results, not
+        errors. Raises as add() does.
         """
         return self._made(Core.cancel, (key, ticket), wait, timeout)  # type: ignore[no-any-return]
 

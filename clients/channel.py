@@ -1,4 +1,4 @@
-"""ZeroMQ sockets that report each new connection. Each has a context of its own."""
+"""ZeroMQ sockets that report each new connection. Each socket has a ZeroMQ context of its own."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ import zmq
 from purgatoryd.clients.fork_guard import ForkGuard
 from purgatoryd.clients.remote import Remote
 
-SEND_HWM = 1000  # messages; the session's window stays far below it
+SEND_HWM = 1000  # number of messages; the session's window is far smaller
 RECONNECT_MS = 10
-SOON_MS = 20  # time that a reader may miss a new connection
+SOON_MS = 20  # longest time for which a waiting reader may not notice a new connection
 _CONNECTED = zmq.Event.HANDSHAKE_SUCCEEDED
 _EVENT = struct.Struct("=hi")
 
@@ -31,7 +31,8 @@ def connection_events(monitor: zmq.Socket[bytes]) -> Iterator[bool]:
     """Yield the events of a monitor socket: True for a new connection, False for a broken one."""
     while int(monitor.get(zmq.EVENTS)) & zmq.POLLIN:
         frame = monitor.recv()
-        if monitor.get(zmq.RCVMORE):  # the second frame, the endpoint, may come after an interrupt
+        # The second frame of an event is the endpoint. An interrupt may leave it for the next call.
+        if monitor.get(zmq.RCVMORE):
             event, _ = _EVENT.unpack(frame)
             yield event == _CONNECTED
 
@@ -46,18 +47,19 @@ class MonitoredSocket(NamedTuple):
 
 
 def opened(owner: object, kind: int, events: int) -> MonitoredSocket:
-    """Open a socket of a context of its own. `events`: what its monitor reports.
+    """Open a socket in a context of its own. `events`: the events that its monitor reports.
 
-    Both sockets are also closed when `owner` is garbage. A context waits for its sockets without
-    end, and Python collects garbage in any order, so the function that closes them has references
-    of its own. An interrupt may come at any line: then the context is closed here.
+    Both sockets are also closed when `owner` is collected as garbage. The function that closes them
+    holds its own references to the context and the sockets: a context waits for its sockets without
+    a time limit, and Python collects garbage in any order. If an interrupt comes at any line here,
+    the context is closed.
     """
     context = zmq.Context()
     try:
         socket = context.socket(kind)
         monitor = socket.get_monitor_socket(events)
         close = partial(_close, ForkGuard("connection"), context, socket, monitor)
-        weakref.finalize(owner, close).atexit = False  # a thread may still use them
+        weakref.finalize(owner, close).atexit = False  # at exit a thread may still use the sockets
         return MonitoredSocket(socket, monitor, close)
     except BaseException:
         context.destroy(0)
@@ -102,8 +104,8 @@ class Subscription:
         return self._socket, self._monitor
 
     def receive(self) -> list[bytes] | None:
-        """Return the two frames of the next message, or None. An interrupt may cut a message in
-        two; the next call drops the rest."""
+        """Return the two frames of the next message, or None. After an interrupt between the two
+        frames, the next call drops the second frame."""
         topic = None
         with suppress(zmq.Again):
             while True:
@@ -115,11 +117,11 @@ class Subscription:
         return None
 
     def reconnected(self) -> bool:
-        """True once after each time that a connection was made."""
+        """True once after each new connection."""
         return any(list(connection_events(self._monitor)))
 
     def redirect(self, endpoint: str) -> None:
-        """Connect to another daemon instead; the socket and its descriptors stay."""
+        """Connect to another daemon instead. The socket and its descriptors stay the same."""
         self._socket.disconnect(self._endpoint)
         self._endpoint = endpoint
         self._socket.connect(endpoint)
@@ -132,11 +134,12 @@ Subscribe = Callable[..., Subscription]
 class Channel:
     """One connection to the daemon. Only receive_soon() blocks.
 
-    send() takes a message only on a connection that reconnected() has reported. So the owner knows
-    that messages of the previous connection may be lost before it sends on a new one. A message
-    taken shortly before a connection broke may still arrive on the next one; the protocol tolerates
-    such copies. With ZMQ_IMMEDIATE libzmq would drop them, but also the answers that were not read
-    when the connection broke, such as the last answers of a daemon that stops.
+    send() accepts a message only on a connection that reconnected() has reported. So, before it
+    sends on a new connection, the owner knows that messages of the previous connection may be lost.
+    A message that send() accepted shortly before a connection broke may still arrive on the next
+    connection; the protocol tolerates such copies. With ZMQ_IMMEDIATE libzmq would drop these
+    copies. It would also drop answers that were not read when the connection broke, such as the
+    last answers of a daemon that stops.
     """
 
     def __init__(self, endpoint: str, remote: Remote | None = None) -> None:
@@ -154,14 +157,15 @@ class Channel:
         self.socket.connect(endpoint)
 
     def redirect(self, endpoint: str) -> None:
-        """Connect to another daemon instead; the socket and its descriptors stay."""
+        """Connect to another daemon instead. The socket and its descriptors stay the same."""
         self.socket.disconnect(self._endpoint)
         self.connected = False
         self._endpoint = endpoint
         self.socket.connect(endpoint)
 
     def send(self, frame: bytes) -> bool:
-        """Send a message. Returns False if no connection was reported, or its queue is full."""
+        """Send a message. Returns False if reconnected() has reported no connection, or the queue
+        of the connection is full."""
         if not self.connected:
             return False
         try:
@@ -185,7 +189,7 @@ class Channel:
             return None
 
     def reconnected(self) -> bool:
-        """True once after each time that a connection was made. Keeps `connected` current."""
+        """Return True once after each new connection. Also updates `connected`."""
         events = list(connection_events(self.monitor))
         if events:
             self.connected = events[-1]
@@ -210,8 +214,8 @@ class ChannelPoller:
             self._poller.register(kicked, zmq.POLLIN)
 
     def watch(self, channel: Channel, *, to_send: bool = False) -> None:
-        """Wait for messages of a channel, and new and broken connections. With `to_send`, wait also
-        for space to send, if there is a connection."""
+        """Let wait() return when a message arrives on a channel, and when its connection is made or
+        broken. With `to_send`, also when a connected channel has space to send."""
         to_send = to_send and channel.connected
         known = self._to_send.get(channel)
         if known is None:
@@ -222,8 +226,8 @@ class ChannelPoller:
             self._poller.register(channel.socket, zmq.POLLIN | (zmq.POLLOUT if to_send else 0))
 
     def wait(self, timeout_s: float) -> list[Channel]:
-        """Wait at most `timeout_s`, and return the channels that are ready. A kick resets the
-        eventfd."""
+        """Wait at most `timeout_s` seconds, and return the channels that are ready. A write to the
+        eventfd ends the wait, and the eventfd is reset."""
         limit_ms = None if timeout_s == math.inf else max(0, round(timeout_s * 1000 + 0.5))
         ready = self._poller.poll(limit_ms)
         if any(source == self._kicked for source, _ in ready):

@@ -4,9 +4,9 @@ Calls check their arguments in the caller's thread. One thread of the client, th
 sends and receives. It collects calls with wait=False in a batch, and sends the batch when it is
 full, when an earlier batch is answered, or after FLUSH_S.
 
-If a signal handler or Ctrl-C interrupts a call, the call either never reached the engine or is in
-doubt. In doubt, the exception has the attribute `handle`, which gives the outcome later. engine.py
-says how to make a new call safe.
+If a signal handler or Ctrl-C interrupts a call, either the call never reached the engine, or its
+outcome is in doubt. In the second case the exception has the attribute `handle`, which gives the
+outcome later. engine.py describes how calls are made safe.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ T = TypeVar("T")
 
 
 class Waiter(Protocol):
-    """A client that waits for its calls."""
+    """A client that can wait for the outcome of its calls."""
 
     def _limit_s(self, timeout: float | None) -> float: ...
 
@@ -60,7 +60,7 @@ class Waiter(Protocol):
 
 
 class Handle(Generic[Outcome]):
-    """A call made with wait=False, or one that was interrupted. result() waits for its outcome."""
+    """A call made with wait=False, or an interrupted call. result() waits for its outcome."""
 
     __slots__ = ("_client", "_pending")
 
@@ -74,7 +74,7 @@ class Handle(Generic[Outcome]):
         return self._pending.done
 
     def result(self, timeout: float | None = None) -> Outcome:
-        """Wait for the outcome, and return or raise what the same call with wait=True does.
+        """Wait for the outcome. Return the result or raise the error, as with wait=True.
 
         `timeout`: seconds, default the client's. Raises Refused, DaemonError.
         """
@@ -87,26 +87,28 @@ class Client(TimerCalls[TimerInfo, Handle[TimerInfo], CancelResult, Handle[Cance
     """A client of the daemon `name`.
 
     `namespace`: namespace of this client's keys and topics, 1 to 63 bytes. `timeout`: seconds that
-    a call waits for its answer; flush and the bulk calls wait as long after each answer.
-    `queue_limit`: number of packed calls without an answer, for each partition, at which
-    add(wait=False) blocks. `remote`: address and keys of a daemon on another host.
+    a call waits for its answer; in flush() and the bulk calls each answer restarts this time.
+    `queue_limit`: add(wait=False) blocks once this number of packed calls for a partition have no
+    answer. `remote`: address and keys of a daemon on another host.
 
-    `durable`: with True each call is answered once the daemon's WAL has it on disk. It raises NoWal
-    if the daemon has no WAL, and NotDurable if the WAL stopped meanwhile. None = durable if the
-    daemon has a WAL. `ledger`: stores what is acknowledged. `worker`: name of this client in the
-    WAL and in the pipeline, up to 63 bytes; default uid and pid. `numa_local`: move all threads of
-    this process to CPUs of the daemon's NUMA node, except the core of the daemon's loop. A thread
-    gets no CPU that it did not have, and stays where it is if it has none there.
+    `durable`: with True a call is answered once the daemon has written it to its WAL on disk. The
+    call raises NoWal if the daemon has no WAL, and NotDurable if the WAL has stopped in the
+    meantime. None = durable if the daemon has a WAL. `ledger`: stores the acknowledged calls.
+    `worker`: name of this client in the WAL and in the pipeline, up to 63 bytes; default uid and
+    pid. `numa_local`: move all threads of this process to CPUs of the daemon's NUMA node, except
+    the core of the daemon's loop. A thread never gets additional CPUs. A thread that may use none
+    of those CPUs stays where it is.
 
     The namespace may have any number of partitions. A call goes to the shard that has its key, and
-    the results of a bulk call are in the order of its rows. While a shard is silent, calls for its
-    keys raise ShardUnavailable. A bulk call runs in the other shards, and then raises that error.
+    the results of a bulk call are in the order of its rows. While a shard does not answer, calls
+    for its keys raise ShardUnavailable. A bulk call is first done in the other shards, and then
+    raises that error.
 
     An interrupt of a call, such as Ctrl-C, leaves the client usable. If the call may have been
     sent, the exception has the attribute `handle`: the Handle, BulkResult or Operation of the call,
-    which still gets its outcome. CallTimeout and DaemonUnreachable of a call that packs records,
-    and ShardUnavailable of a bulk call that was sent to other shards, have `handle` as well. An
-    interrupted flush, settle, at or close has none: repeat it.
+    which still receives the outcome. CallTimeout and DaemonUnreachable of a call that packs
+    records, and ShardUnavailable of a bulk call that was sent to other shards, have `handle` as
+    well. If flush, settle, at or close is interrupted, there is no `handle`: repeat the call.
 
     Raises DaemonUnreachable if no daemon answers within `timeout`; InvalidName; Partitioned if the
     number of partitions has changed since the client was opened.
@@ -157,9 +159,9 @@ class Client(TimerCalls[TimerInfo, Handle[TimerInfo], CancelResult, Handle[Cance
 
     @property
     def daemon(self) -> bytes:
-        """The uuid of the arena that gave this client's tickets, from the session's begin. Raises
-        Partitioned if the namespace has several partitions: their shards have arenas of their
-        own."""
+        """The uuid of the arena that issues this client's tickets, as the daemon sent it when the
+        session began. Raises Partitioned if the namespace has several partitions, because each
+        shard has an arena of its own."""
         return self._core.daemon
 
     @property
@@ -172,7 +174,7 @@ class Client(TimerCalls[TimerInfo, Handle[TimerInfo], CancelResult, Handle[Cance
     def get(self, key: Key, *, timeout: float | None = None) -> TimerInfo | None:
         """Return the armed timer of `key` with its payload, or None. Raises Denied, DaemonError.
 
-        It sees the effect of every earlier call of this client, packed ones included.
+        The answer includes the effects of all earlier calls of this client, even of packed calls.
         """
         core, limit_s = self._core, self._limit_s(timeout)
         core.check()
@@ -185,17 +187,18 @@ class Client(TimerCalls[TimerInfo, Handle[TimerInfo], CancelResult, Handle[Cance
         self, rows: Any, *, topic: str = "default", mode: Mode = "error",
         bulk_load: BulkLoad | None = None, wait: bool = True, timeout: float | None = None,
     ) -> BulkResult:  # fmt: skip
-        """Arm many timers. Each row succeeds or is refused by itself.
+        """Arm many timers. Each row succeeds or is refused independently of the others.
 
         `rows`: dicts with the arguments of add(), tuples (key, delay[, topic[, payload]]), or
         columns: a dict of lists or numpy arrays, an Arrow table or record batch. The columns are
-        key, one of delay / delay_ns / deadline / deadline_boot_ns, and if wanted topic and payload.
-        `topic`: for rows without one. `bulk_load`: the rows are rows of a bulk load, each of which
-        is done once; a row that was done before gets the status BULK_LOADED.
+        key, one of delay / delay_ns / deadline / deadline_boot_ns, and optionally topic and
+        payload. `topic`: the topic of rows without a topic. `bulk_load`: the bulk load that the
+        rows belong to. It does each row once: a row that was done before gets the status
+        BULK_LOADED.
 
-        Returns the result of each row; with wait=False as soon as all rows are packed. Rows that
-        the daemon refuses as BUSY are sent again, in order, until `timeout`. Raises InvalidArgument
-        before anything is sent, Busy with the rows that were not done, DaemonError.
+        Returns the results of all rows; with wait=False it returns as soon as all rows are packed.
+        Rows that the daemon refuses as BUSY are sent again, in order, until `timeout`. Raises
+        InvalidArgument before anything is sent, Busy with the rows that were not done, DaemonError.
         """
         limit_s = self._limit_s(timeout)
         bulk = partitions.puts(self._core, rows, topic, mode, bulk_load)
@@ -219,9 +222,9 @@ class Client(TimerCalls[TimerInfo, Handle[TimerInfo], CancelResult, Handle[Cance
     ) -> list[CancelResult] | BulkResult:  # fmt: skip
         """Disarm many timers; `keys`: a list, a numpy array or an Arrow array.
 
-        `bulk_load`: the keys are rows of a bulk load that has begun; an add of such a row that
-        comes later gets the status BULK_LOADED and adds nothing. Returns a CancelResult for each
-        key; with wait=False the BulkResult, as soon as all keys are packed. Raises Refused,
+        `bulk_load`: the keys are rows of a bulk load that has begun; a later add of such a row gets
+        the status BULK_LOADED and adds nothing. Returns a CancelResult for each key; with
+        wait=False it returns the BulkResult as soon as all keys are packed. Raises Refused,
         DaemonError.
         """
         limit_s = self._limit_s(timeout)
@@ -232,8 +235,8 @@ class Client(TimerCalls[TimerInfo, Handle[TimerInfo], CancelResult, Handle[Cance
         return self._bulk(bulk, limit_s, outcome, wait=wait)
 
     def settle(self, result: BulkResult, *, timeout: float | None = None) -> None:
-        """Wait until every row of `result`, of an earlier bulk call, has its result. Raises
-        DaemonError."""
+        """Wait until all rows of an earlier bulk call have their results. `result`: the BulkResult
+        of that call. Raises DaemonError."""
         limit_s = self._limit_s(timeout)
         self._bulk(partitions.unsettled(self._core, result), limit_s, checked, last=False)
 
@@ -241,13 +244,13 @@ class Client(TimerCalls[TimerInfo, Handle[TimerInfo], CancelResult, Handle[Cance
         self, rows: Iterable[tuple[Key, int, bytes]], *, bulk_load: BulkLoad | None = None,
         timeout: float | None = None,
     ) -> BulkResult:  # fmt: skip
-        """Arm parked timers; `rows`: (key, ticket, payload) of each, with the payload as it was
-        added.
+        """Arm parked timers; `rows`: a (key, ticket, payload) for each timer, with the payload that
+        was given to add().
 
-        With the status UNPARKED the timer is armed with its ticket, topic and deadline; if it is
-        due, it fires at once. With UNKNOWN no timer with this ticket is parked, and nothing has
-        changed. `bulk_load` as in add_many(). Raises InvalidArgument before anything is sent,
-        DaemonError.
+        The status UNPARKED means that the timer is armed with its ticket, topic and deadline; if it
+        is due, it fires at once. UNKNOWN means that no timer with this ticket is parked, and
+        nothing has changed. `bulk_load` as in add_many(). Raises InvalidArgument before anything is
+        sent, DaemonError.
         """
         limit_s = self._limit_s(timeout)
         return self._bulk(partitions.unparks(self._core, rows, bulk_load), limit_s, checked)
@@ -257,12 +260,12 @@ class Client(TimerCalls[TimerInfo, Handle[TimerInfo], CancelResult, Handle[Cance
     def open_bulk_load(
         self, bulk_load: bytes, fencing_token: int = 0, *, timeout: float | None = None
     ) -> BulkLoadStatus:
-        """Begin a bulk load in this namespace, or run `fencing_token` of it, and return its status.
+        """Begin a bulk load in this namespace, or a new run of it, and return its status.
 
-        add_many() begins a bulk load by itself; this call claims it before the first row. Later
-        rows with a lower fencing token are refused as FENCED. A bulk load belongs to the uid that
-        began it. Raises InvalidArgument, MessageRefused (FENCED, DENIED, BULK_LOADS_FULL, BUSY),
-        Partitioned, DaemonError.
+        `fencing_token`: number of the run. add_many() also begins a bulk load; this call claims the
+        bulk load before its first row. Later rows with a lower fencing token are refused as FENCED.
+        A bulk load belongs to the uid that began it. Raises InvalidArgument, MessageRefused
+        (FENCED, DENIED, BULK_LOADS_FULL, BUSY), Partitioned, DaemonError.
         """
         return self._bulk_load(jobs.bulk_load_opened, bulk_load, fencing_token, timeout)
 
@@ -287,7 +290,7 @@ class Client(TimerCalls[TimerInfo, Handle[TimerInfo], CancelResult, Handle[Cance
     def bulk_load_status(self, bulk_load: bytes, *, timeout: float | None = None) -> BulkLoadStatus:
         """Return which rows of a bulk load are done. Raises as open_bulk_load() does.
 
-        It sees the effect of every earlier call of this client, packed ones included.
+        The answer includes the effects of all earlier calls of this client, even of packed calls.
         """
         return self._bulk_load(jobs.bulk_load_status, bulk_load, 0, timeout)
 
@@ -303,13 +306,13 @@ class Client(TimerCalls[TimerInfo, Handle[TimerInfo], CancelResult, Handle[Cance
         """Apply later calls at virtual time `at_ns`. The daemon first moves its virtual clock
         there.
 
-        None ends it. Raises InvalidTime.
+        With None, the daemon applies later calls at its current time. Raises InvalidTime.
         """
         self._core.check()
         self._engine.put(partial(self._core.set_time, self._core.check_time(at_ns)))
 
     def flush(self, *, timeout: float | None = None) -> None:
-        """Wait for the answers to all calls made before.
+        """Wait for the answers to all earlier calls.
 
         Raises BatchError if packed calls were refused and their handles have not been read;
         DaemonError if no answer came for `timeout` seconds.
@@ -324,9 +327,9 @@ class Client(TimerCalls[TimerInfo, Handle[TimerInfo], CancelResult, Handle[Cance
     def close(self) -> None:
         """Flush, end the session and close the connection. Raises as flush() does.
 
-        It waits at most the client's `timeout` for missing answers and BYE_S (0.2 s) for the BYE.
-        An interrupted close() may not have begun: call it again. Without close(), calls that were
-        packed and not sent are lost at the end of the process.
+        It waits at most the client's `timeout` for missing answers, and at most BYE_S (0.2 s) for
+        the answer to the BYE. An interrupted close() may not have begun: call it again. Without
+        close(), calls that were packed but not sent are lost when the process ends.
         """
         self._close(self._limit_s(None))
 
@@ -370,7 +373,7 @@ class Client(TimerCalls[TimerInfo, Handle[TimerInfo], CancelResult, Handle[Cance
         if kind is None:
             self.close()
         elif self._core.fork_guard.mine:
-            with suppress(PurgatorydError):  # the caller's error is the one that counts
+            with suppress(PurgatorydError):  # the caller's own error is raised instead
                 self._close(BYE_S)
 
     # ---- requests ----------------------------------------------------------------------------
@@ -407,7 +410,7 @@ class Client(TimerCalls[TimerInfo, Handle[TimerInfo], CancelResult, Handle[Cance
             raise
 
     def _run(self, job: Job[None], outcome: Callable[[], T], handle: object) -> T:
-        """Wait for a job and return its outcome. An exception that interrupts it gets `handle`."""
+        """Run a job and return its outcome. Attach `handle` to an exception that interrupts it."""
         call = Call(job)
         try:
             self._engine.run(call)
@@ -418,8 +421,8 @@ class Client(TimerCalls[TimerInfo, Handle[TimerInfo], CancelResult, Handle[Cance
             raise
 
     def _ask(self, connection: Connection, job: Job[T]) -> T:
-        """Wait for a job that packs no record, and return its outcome. An exception that interrupts
-        it gets a handle of the job."""
+        """Run a job that packs no record, and return its outcome. Attach a handle of the job to an
+        exception that interrupts this call."""
         call = Call(job)
         call.connection = connection
         handle: Handle[T] = Handle(self, call)
@@ -443,9 +446,10 @@ class Client(TimerCalls[TimerInfo, Handle[TimerInfo], CancelResult, Handle[Cance
         self, bulk: Bulk, limit_s: float, outcome: Callable[[BulkResult], T], *,
         wait: bool = True, last: bool = True,
     ) -> T:  # fmt: skip
-        """Submit the batches of a bulk call as the queue has space; return `outcome` of its result.
+        """Submit each batch of a bulk call once the queue has space. Return outcome(bulk.result).
 
-        `last`: this call alone waits for the result, so at the timeout busy rows are abandoned.
+        `last`: no other call waits for the result, so rows refused as BUSY are abandoned at the
+        timeout.
         """
         job = jobs.bulk(self.queue_limit, bulk, wait, limit_s, last=last and wait)
         return self._run(job, partial(outcome, bulk.result), bulk.result)

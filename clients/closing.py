@@ -8,7 +8,7 @@ from typing import Self
 
 
 class Closing(ABC):
-    """An object that is closed at the end of its `with`, also after an exception."""
+    """An object that is closed at the end of its `with` block, even after an exception."""
 
     @abstractmethod
     def close(self) -> None:

@@ -1,7 +1,7 @@
-"""Bulk calls on columns: numpy arrays, Arrow tables, dicts of lists. Needs numpy.
+"""Bulk calls on columns: numpy arrays, Arrow tables, dicts of lists. This module needs numpy.
 
-Keys and payloads become a *ragged* column: one block of bytes and n + 1 offsets. From there on no
-Python code runs for each row.
+Keys and payloads become a *ragged* column: one block of bytes and n + 1 offsets. After this
+conversion no Python code runs for each row.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Ragged(NamedTuple):
         return np.diff(self.offsets)
 
     def cut(self, rows: slice) -> Ragged:
-        """Return the strings of a slice of rows, starting at offset 0."""
+        """Return the strings of a slice of rows, with offsets that start at 0."""
         offsets = self.offsets[rows.start : rows.stop + 1]
         return Ragged(self.data[offsets[0] : offsets[-1]], offsets - offsets[0])
 
@@ -66,7 +66,7 @@ def pack_puts(
     connection: Connection, result: BulkResult, table: Any, topic: str, mode: int,
     bulk_load: BulkLoad | None,
 ) -> list[Batch]:  # fmt: skip
-    """Return the batches for add_many. Raises InvalidArgument, and then nothing was packed."""
+    """Return the batches for add_many. If it raises InvalidArgument, nothing was packed."""
     virtual = connection.delay_clock == ClockKind.VIRTUAL
     now_ns = None if virtual else connection.host.boot_ns()
     parts = [_puts(connection.names, part, topic, mode, now_ns) for part in _parts(table)]
@@ -76,7 +76,7 @@ def pack_puts(
 def pack_cancels(
     names: Names, result: BulkResult, keys: Any, bulk_load: BulkLoad | None
 ) -> list[Batch]:
-    """Return the batches for cancel_many. Raises InvalidArgument, and then nothing was packed."""
+    """Return the batches for cancel_many. If it raises InvalidArgument, nothing was packed."""
     chunks = keys.chunks if hasattr(keys, "chunks") else [keys]
     return [
         batch for chunk in chunks for batch in _batches(result, _cancels(names, chunk), bulk_load)
@@ -84,7 +84,8 @@ def pack_cancels(
 
 
 def _parts(table: Any) -> Iterator[Mapping[str, Any]]:
-    """Yield the table as dicts of columns: one, or one for each record batch of an Arrow table."""
+    """Yield the table as dicts of columns. An Arrow table gives one dict for each record batch,
+    other tables give a single dict."""
     if isinstance(table, Mapping):
         yield table
     elif hasattr(table, "to_batches"):
@@ -104,7 +105,8 @@ def _parts_of(batch: Any) -> dict[str, Any]:
 
 
 def _plain(column: Any) -> Any:
-    """Return a column that numpy can view as an array, and chunks of Arrow as one array."""
+    """Return a numpy column as a plain array, and a chunked Arrow column as one array. Return other
+    columns unchanged."""
     if hasattr(column, "dtype"):
         if np.ndim(column) != 1:
             raise InvalidRows(f"a column must have one dimension, not {np.ndim(column)}", -1)
@@ -229,7 +231,8 @@ def _payloads(column: Any) -> Ragged:
 
 
 def _ragged(column: Any) -> tuple[int, Ragged | None]:
-    """Return (KeyType, ragged) of a numpy or Arrow column of strings; None for other columns."""
+    """Return (KeyType, ragged) of a numpy or Arrow column of strings. For other columns `ragged` is
+    None."""
     if hasattr(column, "dtype"):
         if column.dtype.kind == "U":
             return KeyType.STR, _fixed(np.char.encode(column, "utf-8"))
@@ -284,7 +287,7 @@ def _nothing(rows: int) -> Ragged:
 
 
 def _topics(column: Any) -> tuple[Array, list[str]]:
-    """Return a number for each row, and the topics that the numbers stand for."""
+    """Return (codes, topics): the topic of row i is topics[codes[i]]."""
     if hasattr(column, "dictionary_encode"):
         if column.null_count:
             raise InvalidRows("the topic column holds nulls", -1)
@@ -305,8 +308,8 @@ def _one(topic: str, rows: int) -> tuple[Array, list[str]]:
 
 
 def _times(name: str, column: Any, now_ns: int | None) -> tuple[int, Array]:
-    """Return (TimeKind, nanoseconds per row). With `now_ns` None the daemon turns delays into
-    deadlines."""
+    """Return (TimeKind, nanoseconds of each row). If `now_ns` is None, delays stay delays, and the
+    daemon computes the deadlines."""
     values = _values(column)
     if values.dtype.kind == "O":
         rows = _listed(column)
@@ -353,8 +356,8 @@ def _deadlines(column: Any, values: Array) -> Array:
 
 
 def _spans(values: Array, unit: str) -> Array:
-    """Return nanoseconds of timedelta64 or datetime64 of any unit, with overflow refused: numpy
-    would wrap."""
+    """Convert timedelta64 or datetime64 values of any unit to nanoseconds. Refuse values that
+    overflow, because numpy would let them wrap around."""
     _require(~np.isnat(values), "is not a time", values)
     spans = values.astype(unit)
     _require(spans.astype(values.dtype) == values, "is too far", values)

@@ -1,7 +1,7 @@
 """Conditions of an operation: classes for callers, and their encoding.
 
-`own` names keys of a condition that serve this operation alone. The daemon forgets them when the
-operation ends, as `forget` would.
+`own` lists the keys of a condition that only this operation uses. The daemon forgets these keys
+when the operation ends, as forget() would.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from purgatoryd.shm_layout.wire import Key
 
 T = TypeVar("T")
 ByKey = Mapping[str, T] | Mapping[bytes, T] | Mapping[UUID, T] | Mapping[Key, T]
-"""A value for each key. The union is spelt out, because a mapping is invariant in its keys."""
+"""A value for each key. The union lists all key types: Mapping is invariant in its key type."""
 
-_NOW = 2**64 - 1  # SUM's base: the key's watermark at arming
+_NOW = 2**64 - 1  # as a base of SUM: the watermark of the key when the operation is armed
 
 
 @dataclass(frozen=True, slots=True)
 class AllOf:
     """Holds once every key's watermark is at least its target. `targets`: 1 to 1024 keys.
 
-    It fails when a key fails before it has reached its target.
+    The condition fails when a key fails before it has reached its target.
     """
 
     targets: ByKey[int]
@@ -39,7 +39,7 @@ class AllOf:
 class AnyOf:
     """Holds once at least one key's watermark is at least its target. `targets`: 1 to 1024 keys.
 
-    It fails when all its keys have failed.
+    The condition fails when all its keys have failed.
     """
 
     targets: ByKey[int]
@@ -50,8 +50,9 @@ class AnyOf:
 class Quorum:
     """Holds once the watermarks of at least `need` keys are at least their targets.
 
-    It fails when more than n - `need` of its n keys have failed before they reached their targets.
-    `targets`: 1 to 1024 keys, or a collection of keys whose targets are 1; `need`: 1 to n.
+    The condition has n keys. It fails when more than n - `need` of them have failed before they
+    reached their targets. `targets`: 1 to 1024 keys with their targets, or a collection of keys
+    with the target 1; `need`: 1 to n.
     """
 
     targets: ByKey[int] | Collection[Key]
@@ -64,8 +65,8 @@ class SumOf:
     """Holds once the gains of all keys add up to `at_least`.
 
     The gain of a key is its watermark minus its base, and at most `cap`. `bases`: 1 to 1024 keys
-    with the watermarks to count from; None = the watermark at arming. `cap`: one for all keys, or
-    one for each; None = no cap.
+    with their bases; None = the key's watermark when the operation is armed. `cap`: one cap for all
+    keys, or a cap for each key; None = no cap.
     """
 
     bases: ByKey[int | None]
@@ -79,8 +80,8 @@ class When:
     """Holds once `condition()` is true. The owner's process calls it whenever one of `keys`
     advances.
 
-    It runs in the Purgatory's own thread, and should be quick. An exception is logged and counts as
-    false.
+    `condition()` runs in the Purgatory's own thread, and should be quick. An exception is logged
+    and counts as false.
     """
 
     condition: Callable[[], object]
@@ -92,7 +93,7 @@ AnyCondition = AllOf | AnyOf | Quorum | SumOf | When
 
 
 class Encoded(NamedTuple):
-    """A condition's record fields and its watch keys, in the order of `keys`."""
+    """The record fields of a condition, and its encoded watch keys in the order of `keys`."""
 
     kind: Condition
     threshold: int
@@ -101,7 +102,7 @@ class Encoded(NamedTuple):
 
 
 def encode(condition: AnyCondition) -> Encoded:
-    """Encode a condition. Raises InvalidCondition and InvalidKey, which name the limit."""
+    """Encode a condition. Raises InvalidCondition and InvalidKey; both errors name the limit."""
     if isinstance(condition, When):
         return _encode_when(condition)
     if isinstance(condition, SumOf):
@@ -120,7 +121,9 @@ def _encode_quorum(condition: Quorum) -> Encoded:
     targets = _check_targets(given) if isinstance(given, Mapping) else [1] * len(given)
     keys = _check_count(_collection("targets", given))
     if isinstance(need, bool) or not isinstance(need, int) or not 1 <= need <= len(keys):
-        raise InvalidCondition(f"need must be an int from 1 to {len(keys)}, the keys given", need)
+        raise InvalidCondition(
+            f"need must be an int from 1 to {len(keys)}, the number of keys", need
+        )
     return _encoded(Condition.QUORUM, need, keys, targets, condition.own)
 
 
@@ -197,7 +200,7 @@ def _check_count(keys: tuple[Key, ...]) -> tuple[Key, ...]:
 
 
 def _owned(keys: tuple[Key, ...], own: Collection[Key]) -> list[bool]:
-    """Return for each key whether it is an own one."""
+    """Return for each key whether it is in `own`."""
     if not own:
         return [False] * len(keys)
     encoded = [wire.encode_key(key) for key in keys]

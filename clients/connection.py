@@ -1,7 +1,7 @@
 """The exchange with the daemon that holds one partition of a namespace.
 
-A Connection has a session, the packed calls that wait for it, and a channel. A client has one for
-each partition; most namespaces have one partition. Nothing here locks or waits.
+A Connection has a session, a channel, and the packed calls that wait for the session. A client has
+one Connection for each partition; most namespaces have one partition. No code here locks or waits.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from purgatoryd.shm_layout.paths import shut
 
 NEVER_S = float("inf")
 APART_NS = 60_000_000_000
-"""Largest difference between the clock in a welcome and our CLOCK_BOOTTIME. Above it, or if the
-welcome is later, the daemon is in another time namespace."""
+"""Limit for our CLOCK_BOOTTIME minus the time in a welcome. If the difference is larger or
+negative, the daemon is in another time namespace."""
 RESEND_S = 0.1  # the first wait for an overdue answer; doubles up to RESEND_MAX_S
 RESEND_MAX_S = wire.RESEND_MAX_NS / 1e9
-BUSY_S = 0.001  # the first wait before calls refused as BUSY are sent again; doubles
+BUSY_S = 0.001  # the first wait before calls refused as BUSY are sent again; doubles to BUSY_MAX_S
 BUSY_MAX_S = 0.1
 
 AnyPending = TypeVar("AnyPending", bound=Pending)
@@ -65,19 +65,19 @@ class Connection:
         self.session = session
         session.same_clock = remote is None
         self.delay_clock: int = ClockKind.BOOT if remote is None else ClockKind.VIRTUAL
-        """ClockKind by which delays are sent. VIRTUAL lets the daemon compute the deadline: its
-        clock is virtual, or it is on another host or in another time namespace."""
+        """BOOT: this client computes the deadline from a delay. VIRTUAL: the daemon computes it,
+        because its clock is virtual or it is on another host or in another time namespace."""
         self.packer = Packer(self.host)
         self.planned: set[Pending] = set()
         """Calls that a job packs once the queue has space."""
         self.channel: Channel | None = None
         self.endpoint = ""
         self.blocked = False
-        """True if the socket could not take a message."""
+        """True if the socket could not accept a message."""
         self.news = False
-        """True if a socket of the channel is readable, and until look() has read it."""
+        """True from the time a socket of the channel becomes readable until look() has read it."""
         self.answers = 0
-        """Number of messages that were progress. It extends the waits for answers."""
+        """Number of messages that showed progress. Each of them extends the waits for answers."""
         self.breaker: Breaker | None = None
         """Breaker of the shard; None if the daemon has no shards."""
         self._route = route
@@ -86,7 +86,7 @@ class Connection:
         self._numa_local = numa_local
         self._resend_s = RESEND_S
         self.resend_at_s = NEVER_S
-        """Host time at which overdue answers are asked for again."""
+        """Host time at which unanswered messages are sent again."""
         self._busy_s = BUSY_S
         self._retry_at_s = NEVER_S
         self._retried = 0
@@ -94,7 +94,7 @@ class Connection:
     # ---- open and close ----------------------------------------------------------------------
 
     def open(self) -> None:
-        """Open the channel, unless it is open. Raises as Route.find."""
+        """Open the channel, unless it is open. Raises the errors of Route.find."""
         if self.channel is None:
             self.endpoint = self._find()
             self.channel = self._open_channel(self.endpoint, self._remote)
@@ -107,10 +107,10 @@ class Connection:
         return paths.cmd_endpoint
 
     def admit(self) -> None:
-        """Admit a call, once its arguments are checked.
+        """Admit a call whose arguments have been checked.
 
-        Raises ShardUnavailable if the shard has not answered the last calls, except for one call
-        after each pause.
+        Raises ShardUnavailable if the shard has not answered the last calls. After each pause one
+        call is admitted nevertheless.
         """
         if self.breaker is not None:
             self.breaker.check()
@@ -152,7 +152,7 @@ class Connection:
         deadline: datetime | None = None,
         deadline_boot_ns: int | None = None,
     ) -> tuple[int, int]:
-        """Return times.due of a call that is made at this moment."""
+        """Return times.due() for a call that is made at this moment."""
         now_ns = self.host.boot_ns()
         return times.due(self.delay_clock, now_ns, delay, delay_ns, deadline, deadline_boot_ns)
 
@@ -166,8 +166,8 @@ class Connection:
         return Entry(pending, name, method, fields)
 
     def abandon(self, calls: Iterable[object]) -> bool:
-        """Stop sending these calls again if the daemon refused them as BUSY; BUSY becomes their
-        answer. Returns False if none was refused."""
+        """Stop resending the calls that the daemon refused as BUSY; BUSY becomes their answer.
+        Returns False if no call was refused."""
         return self.session.abandon(frozenset(calls)) > 0
 
     def withdraw(self, call: Pending, error: DaemonError) -> None:
@@ -180,7 +180,7 @@ class Connection:
     # ---- the exchange ------------------------------------------------------------------------
 
     def expects(self, *, greets: bool) -> bool:
-        """True while an answer may come, or something must be sent. A HELLO counts with `greets`:
+        """True while an answer may come or a message must be sent. A HELLO counts only if `greets`:
         a client that neither calls nor listens opens no new session."""
         session = self.session
         if session.state is State.GREETING and greets:
@@ -191,7 +191,7 @@ class Connection:
         )  # fmt: skip
 
     def look(self) -> None:
-        """Receive all messages. After a reconnect send everything without an answer again."""
+        """Receive all messages. After a reconnect, queue all unanswered messages again."""
         if self.channel is not None and self.channel.reconnected():
             self.session.resend()
         elif self.channel is not None and not self.channel.connected:
@@ -200,7 +200,7 @@ class Connection:
         self.news = False
 
     def ask_again(self) -> None:
-        """Ask again for overdue answers; each time the daemon gets longer to answer."""
+        """Resend messages whose answers are overdue. The next wait for an answer is longer."""
         if self.host.monotonic_s() >= self.resend_at_s:
             self._resend_s = min(2 * self._resend_s, RESEND_MAX_S)
             self.resend_at_s = NEVER_S
@@ -208,22 +208,22 @@ class Connection:
             self.session.resend()
 
     def exchange(self) -> bool:
-        """Send what may be sent, and receive all messages. Returns whether any came. The last use
-        of the socket is an empty receive."""
+        """Send all messages that may be sent, and receive all messages. Returns whether any came.
+        The last operation on the socket is a receive that finds no message."""
         self.packer.seal()
         self.blocked = self._push()
         return self._pull()
 
     def expect(self, *, answer: bool) -> None:
-        """Note whether the daemon owes an answer. The wait for it begins once, and again after
-        each message of the daemon."""
+        """Begin to wait for an answer, unless the wait has begun; without `answer`, end the wait.
+        After each message of the daemon the wait begins again."""
         if not answer or self.channel is None:
             self.resend_at_s = NEVER_S
         elif self.resend_at_s == NEVER_S:
             self.resend_at_s = self.host.monotonic_s() + self._resend_s
 
     def _push(self) -> bool:
-        """Send what may be sent. Returns True if the socket could not take a message."""
+        """Send all messages that may be sent. Returns True if the socket could not accept one."""
         sealed, session, channel = self.packer.sealed, self.session, self.channel
         while sealed:
             session.submit(sealed.popleft())
@@ -236,7 +236,7 @@ class Connection:
         return False
 
     def _retry(self) -> None:
-        """Send calls that were refused as BUSY again, once their pause is over."""
+        """Resend calls that were refused as BUSY once their pause is over."""
         retries = self.session.retries
         if retries.in_round or not retries.waiting:
             return
@@ -252,7 +252,7 @@ class Connection:
 
     @property
     def retry_at_s(self) -> float:
-        """Host time at which calls refused as BUSY are sent again; NEVER_S if there are none."""
+        """Host time at which calls refused as BUSY are sent again; NEVER_S without such calls."""
         return self._retry_at_s if self.session.retries.waiting else NEVER_S
 
     def _pull(self) -> bool:
@@ -272,7 +272,7 @@ class Connection:
         if session.welcome is not before:
             self._welcomed()
         if session.refusal is None and session.astray is None and not session.fruitless:
-            self.answers += 1  # repeated refusals are no progress
+            self.answers += 1  # repeated refusals do not count as progress
             if self.breaker is not None:
                 self.breaker.answered()
 
@@ -288,13 +288,13 @@ class Connection:
 
     @property
     def full(self) -> MessageRefused | None:
-        """The refusal of a session because the daemon has no space for one, or this uid has too
-        many."""
+        """The daemon's refusal of our session if its session table is full or this uid has too many
+        sessions; else None."""
         refusal = self.session.refusal
         return refusal if isinstance(refusal, (SessionTableFull, UidShareExceeded)) else None
 
     def give_up(self) -> None:
-        """Raise `full` if there is one; the next call asks again."""
+        """Raise the refusal `full` if there is one. The next call asks for a session again."""
         if (refusal := self.full) is not None:
             self.session.refusal = None
             self.session.resend()

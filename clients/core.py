@@ -1,7 +1,7 @@
-"""The part of a client that the blocking and the asyncio one share.
+"""The part of a client that the blocking client and the asyncio client share.
 
 A Core checks the arguments of a call, finds the connection to the partition that has its key, and
-collects the refusals that no caller has seen. Nothing here locks or waits.
+collects the refusals that no caller has seen. No code here locks or waits.
 """
 
 from __future__ import annotations
@@ -52,15 +52,16 @@ from purgatoryd.shm_layout.wire import Key, Reply
 
 Answer = TypeVar("Answer", covariant=True)
 Mode = Literal["error", "replace", "keep", "extend"]
-"""Effect of an add whose key is armed: refuse, arm again, keep the timer, only move it later."""
+"""Effect of an add whose key is armed: raise Exists, arm the timer again, keep the timer, or move
+its deadline, but only to a later time."""
 
 MODES: dict[str, int] = {mode.name.lower(): int(mode) for mode in PutMode}
-UNCOLLECTED_MAX = 10_000  # refusals kept one by one for flush(); others are only counted
-QUEUE_LIMIT = 65_536  # packed calls without an answer, for each partition
+UNCOLLECTED_MAX = 10_000  # Number of refusals stored for flush(); more refusals are only counted.
+QUEUE_LIMIT = 65_536  # Default limit for packed calls without an answer, for each partition.
 QUEUE_LIMIT_MAX = 2**31 - 1
-OPEN_RETRY_S = 0.01  # between looks for the daemon's socket
-HOST_MAX = 50  # characters of a host's name in the name of a worker
-BYE_S = 0.2  # how long a closing client waits for the end of its session
+OPEN_RETRY_S = 0.01  # Time between two attempts to find the daemon's socket.
+HOST_MAX = 50  # Largest number of characters of the host's name in the name of a worker.
+BYE_S = 0.2  # Time that a closing client waits until the daemon has ended its session.
 
 
 def mode_number(mode: str) -> int:
@@ -72,14 +73,15 @@ def mode_number(mode: str) -> int:
 
 
 def _worker_name(worker: str | None, remote: Remote | None, pid: int) -> bytes:
-    """Return the worker's name in the HELLO. For local processes the daemon knows the pid."""
+    """Return the worker's name for the HELLO. The default of a local process is empty, because the
+    daemon knows its pid."""
     if worker is None and remote is not None:
         worker = f"{os.uname().nodename[:HOST_MAX]}:{pid}"
     return wire.encode_worker(worker or "")
 
 
 class Core:
-    """A client without locks and waits."""
+    """The part of a client that neither locks nor waits."""
 
     def __init__(
         self,
@@ -105,7 +107,7 @@ class Core:
         self.namespace = namespace
         self.names = Names(wire.encode_namespace(namespace))
         self.connections: Sequence[Connection] = ()
-        """One for each partition of the namespace; empty until the daemon has been found."""
+        """A Connection for each partition of the namespace; empty until the daemon is found."""
         self.opened = False
         """True once each connection has a channel."""
         self.on_connection: Callable[[Connection], object] = lambda _: None
@@ -121,7 +123,7 @@ class Core:
         self._route = Route(name, namespace, host, open_channel)
         self._uncollected: dict[Pending, None] = {}
         self.reported: BatchError | None = None
-        """Refusals and losses that flush() raises next."""
+        """The error with refusals and losses that flush() raises next, or None."""
         self._unlisted = 0
         self.fork_guard = ForkGuard("client")
         self.check = self.fork_guard.check
@@ -134,7 +136,7 @@ class Core:
         return self.fork_guard.closed
 
     def try_open(self) -> bool:
-        """Open the channels if the daemon's socket exists. Returns whether each connection has one.
+        """Open the channels if the daemon's socket exists. Returns whether all channels are open.
 
         Raises the errors of Route.find, except DaemonUnreachable.
         """
@@ -150,7 +152,7 @@ class Core:
         return self.opened
 
     def partitions(self) -> Iterable[int]:
-        """Return the numbers of the partitions whose keys this client uses. Raises as
+        """Return the numbers of the partitions whose keys this client uses. Raises the errors of
         Route.find."""
         return range(1 if self._remote is not None else self._route.count())
 
@@ -189,14 +191,14 @@ class Core:
 
     @property
     def daemon(self) -> bytes:
-        """The uuid of the daemon's arena, from its last welcome. Raises Partitioned: each shard has
-        an arena of its own."""
+        """The uuid of the daemon's arena, from its last welcome. Raises Partitioned if there are
+        several partitions, because each shard has an arena of its own."""
         return self.whole("no arena has all its timers").daemon if self.connections else b""
 
     # ---- routing -----------------------------------------------------------------------------
 
     def at(self, key: bytes) -> Connection:
-        """Return the connection to the partition of a key, given without its type."""
+        """Return the connection to the partition of a key. `key`: the bytes without the type."""
         connections = self.connections
         if len(connections) == 1:
             return connections[0]
@@ -209,20 +211,20 @@ class Core:
     def of_all(self, key: Key, others: Iterable[Key]) -> Connection:
         """Return the connection to the partition that has `key` and all `others`.
 
-        Raises InvalidKey, and Partitioned if no partition has them all.
+        Raises InvalidKey, and Partitioned if the keys are in different partitions.
         """
         connection = self.of(key)
         if len(self.connections) > 1:
             for other in others:
                 if self.of(other) is not connection:
                     reason = (
-                        f"operation {key!r} and its watch key {other!r} are not in the same one"
+                        f"operation {key!r} and its watch key {other!r} are in different partitions"
                     )
                     raise Partitioned(self.namespace, len(self.connections), reason)
         return connection
 
     def whole(self, reason: str) -> Connection:
-        """Return the only connection. Raises Partitioned with `reason` if there are others."""
+        """Return the only connection. Raises Partitioned with `reason` if there are more."""
         if len(self.connections) > 1:
             raise Partitioned(self.namespace, len(self.connections), reason)
         return self.connections[0]
@@ -251,7 +253,7 @@ class Core:
     ) -> Entry[PendingAdd]:
         """Check an add and return its entry. Raises InvalidArgument, Closed.
 
-        `collect`: flush() reports a refusal that no caller has seen.
+        `collect`: if the add is refused and no caller sees the refusal, flush() reports it.
         """
         self.check()
         key_type, key_bytes = wire.encode_key(key)
@@ -276,7 +278,7 @@ class Core:
         return self.at(key_bytes).entry(pending, self.names.of_key, Builder.cancel, fields)
 
     def question(self, connection: Connection, key: Key) -> Question:
-        """Ask for one key."""
+        """Queue a question for the timer of one key, and return the question."""
         question = Question(self.names.namespace, key)
         connection.session.ask(question.query)
         return question
@@ -284,8 +286,8 @@ class Core:
     def bulk_load_question(
         self, bulk_load: bytes, action: int, fencing_token: int = 0, start: int = 0
     ) -> BulkLoadQuestion:
-        """Ask for a bulk load, or begin, close or forget it. Raises InvalidArgument and
-        Partitioned."""
+        """Queue a message that asks for the status of a bulk load, or begins, closes or forgets it.
+        Return the message. Raises InvalidArgument and Partitioned."""
         check_bulk_load(bulk_load, 0, fencing_token)
         connection = self.whole(NO_BULK_LOADS)
         question = BulkLoadQuestion(self.names.namespace, bulk_load, action, fencing_token, start)
@@ -301,7 +303,7 @@ class Core:
         return at_ns
 
     def set_time(self, at_ns: int | None) -> None:
-        """Have later calls applied at virtual time `at_ns`."""
+        """Let the daemon apply later calls at virtual time `at_ns`; None = at its current time."""
         for connection in self.connections:
             connection.packer.seal()
             connection.packer.at_ns = at_ns
@@ -337,7 +339,7 @@ class Core:
         self.reported = BatchError(refusals=refusals, count=count, lost=lost)
 
     def raise_reported(self) -> None:
-        """Raise `reported` once, if there is one. No signal comes between the two statements."""
+        """Raise `reported` once, if it is set. No signal handler runs between the statements."""
         if (error := self.reported) is not None:
             self.reported = None; raise error  # noqa: E702  # fmt: skip
 
@@ -346,7 +348,7 @@ NO_BULK_LOADS = "bulk loads need a namespace with one partition"
 
 
 class Asked(ABC, Generic[Answer]):
-    """A question on its way."""
+    """A question to the daemon, and its answer once it has arrived."""
 
     def __init__(self, build: Callable[[int, int], bytes]) -> None:
         self.query = Query(build, self._settle)
@@ -357,7 +359,7 @@ class Asked(ABC, Generic[Answer]):
 
     @property
     def done(self) -> bool:
-        """True once the answer, or why there is none, is here."""
+        """True once the answer, or the error that replaces it, has arrived."""
         return self._reply is not None
 
     @abstractmethod
@@ -396,7 +398,7 @@ class BulkLoadQuestion(Asked[wire.BulkLoadInfo]):
 
 
 class Question(Asked[TimerInfo | None]):
-    """A get on its way."""
+    """The question of a get()."""
 
     def __init__(self, namespace: bytes, key: Key) -> None:
         self.key = key

@@ -1,17 +1,17 @@
 """The thread that owns a blocking client's connections, and how calls reach it.
 
 Python runs a signal handler in the main thread, between any two of its bytecodes. An exception of
-the handler, such as KeyboardInterrupt, leaves the work of that thread half done. So callers
-change nothing of a connection. A caller checks its arguments, hands the engine one request with
-one put into a queue, which is a single step in C, and waits. The engine's thread, which no handler
-interrupts, packs, sends, receives, and keeps every deadline.
+the handler, such as KeyboardInterrupt, leaves the work of that thread half done. So callers never
+change a connection. A caller checks its arguments, puts one request into the engine's queue, and
+waits. The put is a single step in C. The engine's thread, which no handler interrupts, packs,
+sends, receives, and watches every deadline.
 
 So an interrupted call either never reached the queue, or goes on without its caller: the engine
-still receives its answer. A new public call stays safe by the same rule: prepare everything first,
-put one request, and then only wait and read the result.
+still receives its answer. Every public call must follow this rule: prepare everything first, put
+one request, and then only wait and read the result.
 
 A request is a function, which the engine runs at once, or a Call, which has a job (see jobs.py).
-An Admin has a Worker in place of an engine: it makes one call at a time.
+An Admin has a Worker instead of an engine; a Worker runs one call at a time.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ from purgatoryd.clients.jobs import Job, Jobs, Started, nothing
 from purgatoryd.shm_layout.errors import CallTimeout, Closed, PurgatorydError
 from purgatoryd.shm_layout.layout import BATCH_RECORDS
 
-FLUSH_S = 0.0003  # how long a packed call waits for others to fill its batch
-ALIVE_S = 1.0  # how often a waiting caller makes sure that the engine runs
-JOIN_S = 1.0  # how long garbage collection waits for the thread's end
+FLUSH_S = 0.0003  # Time that a packed call waits for other calls to fill its batch.
+ALIVE_S = 1.0  # Interval at which a waiting caller checks that the engine runs.
+JOIN_S = 1.0  # Time that garbage collection waits until the thread has ended.
 
 Result = TypeVar("Result")
 
 
 class Call(Started[Result]):
-    """A job on its way through the engine, for which its caller waits."""
+    """A job that a caller hands to the client's thread, and for which the caller waits."""
 
     __slots__ = ("_answered", "_claimed")
 
@@ -53,8 +53,8 @@ class Call(Started[Result]):
         self._claimed = threading.Lock()
 
     def claim(self) -> bool:
-        """True for the first caller alone: the thread that begins the job, or the caller that takes
-        it back."""
+        """Return True only once: to the thread that begins the job, or to the caller that takes the
+        job back."""
         return self._claimed.acquire(blocking=False)
 
     def finish(self, result: Result | None = None, error: BaseException | None = None) -> None:
@@ -86,33 +86,35 @@ class CallThread(ABC):
 
     _thread: threading.Thread
     _refuses = False
-    """True once the thread has ended and may leave a call in the queue."""
+    """True once the thread ends. A call that enters the queue later may never be answered."""
 
     @abstractmethod
     def put(self, request: Callable[[], object] | Call[Any], *, urgent: bool = False) -> None:
-        """Hand a request to the thread. Before it is in the queue, nothing has happened."""
+        """Hand a request to the thread. An interrupt before the request is in the queue has no
+        effect."""
 
     def call(self, job: Job[Result]) -> Result:
-        """Hand a job to the thread and wait for its end."""
+        """Hand a job to the thread and wait until it has ended."""
         return self.run(Call(job))
 
     def run(self, call: Call[Result]) -> Result:
-        """Hand a call to the thread and wait for its end."""
+        """Hand a call to the thread and wait until it has ended."""
         self.put(call, urgent=True)
         return self.wait(call)
 
     def wait(self, call: Call[Result], limit_s: float = float("inf")) -> Result:
-        """Wait for the end of a call that the thread has. Raises CallTimeout after `limit_s`."""
-        if self._refuses and not call.done:  # the thread has ended, and may not refuse this call
+        """Wait until a call that was handed to the thread has ended. Raises CallTimeout after
+        `limit_s` seconds."""
+        if self._refuses and not call.done:  # the thread has ended and may never answer this call
             raise Closed("client")
         return call.wait(self._alive, limit_s)
 
     @abstractmethod
     def begun(self, call: Call[Any]) -> bool:
-        """Return whether the thread has begun a call. If not, it never will."""
+        """Return whether the thread has begun a call. If not, it never begins the call."""
 
     def report(self, call: Call[Result], handle: object) -> Result:
-        """Run a call. An exception that interrupts it gets `handle` if the call has begun."""
+        """Run a call. Attach `handle` to an exception that interrupts it after it has begun."""
         try:
             return self.run(call)
         except BaseException as error:
@@ -121,14 +123,14 @@ class CallThread(ABC):
             raise
 
     def leave_handle(self, error: BaseException, handle: object, sent: Callable[[], bool]) -> None:
-        """Attach `handle` to the error of a call that was interrupted or timed out, unless the
-        call was never `sent()`."""
+        """Attach `handle` to the error of a call that was interrupted or timed out, unless sent()
+        returns False."""
         vars(error)["handle"] = handle
         try:
             if not sent():
                 del vars(error)["handle"]
         except PurgatorydError:
-            return  # the client was closed meanwhile
+            return  # the client has been closed in the meantime
         except BaseException as second:
             vars(second)["handle"] = handle
             raise
@@ -137,12 +139,12 @@ class CallThread(ABC):
         return self._thread.is_alive()
 
     def join(self, limit_s: float) -> None:
-        """Wait for the end of the thread."""
+        """Wait at most `limit_s` seconds until the thread has ended."""
         self._thread.join(limit_s)
 
 
 class Worker(CallThread):
-    """A thread that does one request at a time, each to its end."""
+    """A thread that runs one request at a time. It finishes a request before it takes the next."""
 
     def __init__(self, name: str) -> None:
         self._requests: Requests = SimpleQueue()
@@ -153,34 +155,35 @@ class Worker(CallThread):
         self._thread.start()
 
     def put(self, request: Callable[[], object] | Call[Any], *, urgent: bool = False) -> None:
-        """Hand a request to the thread. Before it is in the queue, nothing has happened."""
+        """Hand a request to the thread. An interrupt before the request is in the queue has no
+        effect."""
         self._requests.put(request)
 
     def begun(self, call: Call[Any]) -> bool:
-        """Return whether the thread has begun a call. If not, it never will."""
+        """Return whether the thread has begun a call. If not, it never begins the call."""
         return not call.claim()
 
     def end(self, last: Callable[[], object], limit_s: float) -> None:
-        """Have the thread run `last` and end. Waits for that at most `limit_s` seconds."""
+        """Let the thread run `last` and then end. Wait at most `limit_s` seconds for its end."""
         self._requests.put(last)
         _end(self._requests, self._thread, limit_s)
 
 
 def _end(requests: Requests, thread: threading.Thread, limit_s: float) -> None:
-    """End the thread of a Worker after its last request. It may be the calling thread."""
+    """End the thread of a Worker after its last request. That thread may itself be the caller."""
     requests.put(None)
     if thread is not threading.current_thread() and thread.is_alive():
         thread.join(limit_s)
 
 
 def _work_off(requests: Requests) -> None:
-    """The thread of a Worker. It keeps no reference to a request that it has done."""
+    """Run the requests of a Worker. No reference to a finished request is kept."""
     while _done(requests.get()):
         pass
 
 
 def _done(request: Callable[[], object] | Call[Any] | None) -> bool:
-    """Do a request. False if there are no others."""
+    """Run a request. Return False for None, which ends the thread."""
     if isinstance(request, Call):
         _work(request)
     elif request is not None:
@@ -189,7 +192,7 @@ def _done(request: Callable[[], object] | Call[Any] | None) -> bool:
 
 
 def _work(call: Call[Any]) -> None:
-    """Run a job to its end, unless its caller took it back."""
+    """Run a job to its end, unless its caller has taken it back."""
     if not call.claim():
         call.finish(error=CallTimeout("a call that was never sent", 0.0, 0))
         return
@@ -221,29 +224,30 @@ class Engine(CallThread, Jobs):
         self._at_end = at_end
         self._requests: SimpleQueue[Callable[[], object] | Call[Any]] = SimpleQueue()
         self._bell: SimpleQueue[None] = SimpleQueue()
-        # Closed with the engine, not with the connection: a caller may write to it after close().
-        # One line, so that no interrupt comes between.
+        # The eventfd is closed with the engine, not with the connection, because a caller may write
+        # to it after close(). The two statements share a line: no interrupt may come between them.
         flags, finalize = os.EFD_NONBLOCK | os.EFD_CLOEXEC, weakref.finalize
         self._kicked = fd = os.eventfd(0, flags); finalize(self, os.close, fd).atexit = False  # noqa: E702  # fmt: skip
         self._poller = ChannelPoller(fd)
         self._wake: Callable[[], object] = nothing
         self._wake_at = 0
-        """Number of queued requests that wakes the engine; 0 = it is awake."""
+        """The engine is woken once the queue has this number of requests; 0 = it is awake."""
         self._thread = threading.Thread(target=self._run, name="purgatoryd-client", daemon=True)
 
     def start(self) -> None:
-        """Start the thread. Its owner has arranged for end() first, as an interrupt may follow."""
+        """Start the thread. The owner must register end() as a finalizer before this call, because
+        an interrupt may follow at once."""
         self._thread.start()
 
     # ---- for callers ---------------------------------------------------------------------------
 
     def queued(self, connection: Connection) -> int:
-        """Return the number of a connection's records without a result, and of all requests in the
-        queue."""
+        """Return the number of records of the connection that have no result, plus the number of
+        all requests in the queue."""
         return connection.packer.queued + self._requests.qsize()
 
     def put(self, request: Callable[[], object] | Call[Any], *, urgent: bool = False) -> None:
-        """Hand a request to the engine. Before it is in the queue, nothing has happened.
+        """Hand a request to the engine. An interrupt before it is in the queue has no effect.
 
         If an interrupt prevents the wake-up, the engine takes the request at its next wake-up.
         """
@@ -252,11 +256,11 @@ class Engine(CallThread, Jobs):
             self._wake()
 
     def knows(self, taken: Callable[[], bool]) -> bool:
-        """Return `taken()`, evaluated after the engine has taken all earlier requests."""
+        """Return the result of taken(). The engine calls it after all earlier requests."""
         return self.call(_asked(taken))
 
     def begun(self, call: Call[Any]) -> bool:
-        """Return whether the engine has begun a call. If not, it never will."""
+        """Return whether the engine has begun a call. If not, it never begins the call."""
         return self.knows(lambda: call.taken)
 
     def end(self) -> None:
@@ -279,7 +283,7 @@ class Engine(CallThread, Jobs):
                 self._try()
         except BaseException as broken:
             error = broken
-            import logging  # only here: a short command would wait for it
+            import logging  # only here, because the import would delay short commands
 
             logging.getLogger("purgatoryd").exception(
                 "the thread of a client failed; all its calls raise this error"
@@ -290,7 +294,7 @@ class Engine(CallThread, Jobs):
             self._refuse(error)
 
     def _refuse(self, error: BaseException) -> None:
-        """End all calls with `error`, including those still in the queue."""
+        """End all calls with `error`, including calls that are still in the queue."""
         with suppress(Empty):
             while True:
                 if isinstance(request := self._requests.get_nowait(), Call):
@@ -326,16 +330,17 @@ class Engine(CallThread, Jobs):
         self._drain()
 
     def _await_company(self) -> None:
-        """Wait until a batch is full or a caller waits for its answer, at most FLUSH_S."""
+        """Wait until the queue fills a batch or a caller waits for an answer, at most FLUSH_S."""
         self._wake, self._wake_at = partial(self._bell.put, None), BATCH_RECORDS
         with suppress(Empty):
             self._bell.get(timeout=FLUSH_S)
         self._wake_at = 0
 
     def _listen(self) -> None:
-        """Wait for a message or a request; send again when the daemon stays silent.
+        """Wait for a message, for a request, or until it is time to send messages again.
 
-        While an answer is missing, packed calls wait for that answer, unless they fill a batch.
+        While an answer is missing, calls in the queue wait for that answer or until they fill a
+        batch.
         """
         limit_s = max(self.wake_s - self.core.host.monotonic_s(), 0.0)
         expects = self.expects
@@ -352,7 +357,7 @@ class Engine(CallThread, Jobs):
         self._wake_at = 0
 
     def _drain(self) -> None:
-        """Take the requests from the queue."""
+        """Take all requests from the queue."""
         with suppress(Empty):
             for _ in range(self._requests.qsize()):
                 self._take(self._requests.get_nowait())

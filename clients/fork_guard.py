@@ -1,7 +1,7 @@
-"""Refuse the use of a client or subscriber that is closed, or in a forked child.
+"""Refuse the use of a client or subscriber after close() and in a forked child process.
 
-ZeroMQ sockets and threads do not survive fork. This module keeps the process id and renews it after
-a fork, because a system call for it would cost more than the rest of the check.
+ZeroMQ sockets and threads do not survive fork. This module stores the process id and updates it
+after a fork, because a system call in each check would cost more than the rest of the check.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ os.register_at_fork(after_in_child=_renew)
 
 
 class ForkGuard:
-    """Fork guard of one client or subscriber, which `subject` names in errors."""
+    """The fork guard of one client or subscriber. `subject`: its name in errors."""
 
     __slots__ = ("_owner", "_subject", "closed")
 

@@ -2,9 +2,9 @@
 
 A job is a generator that packs the records of a call and waits for the answers. It yields the time
 until which it waits, and is resumed after every exchange with the daemon. A caller only starts a
-job and waits for its end. So an interrupted or cancelled caller changes nothing: the job
-goes on, and each answer reaches its call. A call whose rows go to several partitions has a job for
-each, and they run together.
+job and waits until it has ended. So the interruption or cancellation of a caller does not affect
+the job: it goes on, and each answer reaches its call. A call with rows for several partitions has
+one job for each partition. These jobs run together.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _NO_ANSWER = (CallTimeout, DaemonUnreachable, ShardUnavailable)
 
 
 class Started(Generic[Result]):
-    """A started job, and its outcome once it has ended, also if its caller was interrupted."""
+    """A started job. It stores the outcome of the job, even if the caller was interrupted."""
 
     __slots__ = ("_error", "_result", "connection", "done", "job", "taken")
 
@@ -60,14 +60,14 @@ class Started(Generic[Result]):
         self._result, self._error, self.done = result, error, True
 
     def outcome(self) -> Result:
-        """Return what the ended job returned, or raise its error."""
+        """Return the result of the ended job, or raise its error."""
         if self._error is not None:
             raise self._error
         return self._result  # type: ignore[return-value]
 
 
 def nothing() -> float:
-    """Do nothing: `after` of a client that owns no operations."""
+    """Do nothing. This is the `after` of a client that owns no operations."""
     return NEVER_S
 
 
@@ -104,16 +104,16 @@ def together(jobs: Iterable[Job[None]]) -> Job[None]:
 class Jobs:
     """The jobs of one client, and its exchange with its daemons.
 
-    The owner waits, and calls iterate() when a message has come, when a job was begun, and at
-    `wake_s`.
+    The owner waits. It calls iterate() when a message has come, when a job was begun, and at the
+    time `wake_s`.
     """
 
     def __init__(
         self, core: Core, after: Callable[[], float] = nothing, *, listens: bool = False
     ) -> None:
-        """`after` runs with every exchange, which then sends the records that it packs; it returns
-        the time at which it has to run again. With `listens` messages of the daemon are received
-        also while no call waits."""
+        """`after` runs in every exchange; the exchange then sends the records that `after` packs.
+        `after` returns the host time at which it must run again. With `listens`, messages of the
+        daemon are received even while no call waits."""
         self.core = core
         self.listens = listens
         self.ended = False
@@ -126,7 +126,7 @@ class Jobs:
 
     @property
     def expects(self) -> bool:
-        """True while an answer may come, or something must be sent."""
+        """True while an answer may come or a message must be sent."""
         if self._calls:
             return True
         connections = self.core.connections
@@ -136,14 +136,15 @@ class Jobs:
 
     @property
     def wake_s(self) -> float:
-        """When iterate() is due, on the host's monotonic clock, if no message comes before."""
+        """Time on the host's monotonic clock at which iterate() must be called if no message comes
+        before."""
         wake_s = min(self.due_s, self._after_s, self._open_s)
         for connection in self.core.connections:
             wake_s = min(wake_s, connection.resend_at_s, connection.retry_at_s)
         return wake_s
 
     def begin(self, call: Started[Any]) -> None:
-        """Do the first step of a job."""
+        """Run the first step of a job."""
         call.taken = True
         if self._step(call, None):
             self._calls.append(call)
@@ -154,7 +155,7 @@ class Jobs:
         self._calls = [call for call in calls if self._step(call, broken)]
 
     def _step(self, call: Started[Any], broken: Exception | None) -> bool:
-        """Do one step of a job. Returns False if it has ended."""
+        """Run one step of a job. Returns False if the job has ended."""
         try:
             due_s = next(call.job) if broken is None else call.job.throw(broken)
             self.due_s = min(self.due_s, due_s)
@@ -166,8 +167,8 @@ class Jobs:
         return False
 
     def iterate(self) -> None:
-        """Receive all messages, ask again for overdue answers, and send what may be sent. Never
-        waits."""
+        """Receive all messages, resend messages whose answers are overdue, and send all messages
+        that may be sent. This never waits."""
         core = self.core
         for connection in self._active():
             connection.look()
@@ -180,7 +181,8 @@ class Jobs:
         self._open_s = core.host.monotonic_s() + OPEN_RETRY_S if opens else NEVER_S
 
     def exchange(self) -> None:
-        """Send and receive without waiting. The last use of each socket is an empty receive."""
+        """Send and receive without waiting. The last operation on each socket is a receive that
+        finds no message."""
         came = True
         while came:
             self.advance()
@@ -190,8 +192,8 @@ class Jobs:
                 came |= connection.exchange()
 
     def _active(self) -> Sequence[Connection]:
-        """Return the connections that have something to send or to receive. The others need no
-        look: with many partitions most of them are idle."""
+        """Return the connections that may have messages to send or to receive. The other
+        connections are skipped, because most are idle if there are many partitions."""
         connections = self.core.connections
         if len(connections) == 1:
             return connections
@@ -207,8 +209,8 @@ class Jobs:
     # ---- jobs of all connections ---------------------------------------------------------------
 
     def greeted(self, limit_s: float) -> Job[None]:
-        """Find the daemon, and open a session with each partition. Raises the refusal of the
-        daemon, DaemonUnreachable."""
+        """Find the daemon, and open a session with each partition. Raises DaemonUnreachable, or the
+        daemon's refusal."""
         core = self.core
         deadline_s = core.host.monotonic_s() + limit_s
         while not core.connections:
@@ -247,7 +249,8 @@ class Jobs:
     def _parted(self) -> Job[None]:
         """End all open sessions.
 
-        Without an answer the daemon ends a session once it sees that the client is gone.
+        If no answer comes, the daemon ends a session by itself once it notices that the client is
+        gone.
         """
         open_ones = [one for one in self.core.connections if one.session.state is State.OPEN]
         with suppress(PurgatorydError, OSError):
@@ -261,9 +264,10 @@ def until(
     connection: Connection, done: Callable[[], bool], subject: str, limit_s: float, *,
     extend: bool = True, single: bool = False,
 ) -> Job[None]:  # fmt: skip
-    """Wait until `done()`. Raises DaemonError after `limit_s` seconds.
+    """Wait until done() returns True. Raises DaemonError after `limit_s` seconds.
 
-    With `extend` each answer starts `limit_s` again, unless a `single` call is refused as BUSY.
+    With `extend`, each answer restarts the limit. With `single`, an answer does so only while the
+    connection has no record that was refused as BUSY and will be sent again.
     """
     host = connection.host
     answers, deadline_s = connection.answers, host.monotonic_s() + limit_s
@@ -280,7 +284,7 @@ def until(
 def settled(
     connection: Connection, subject: str, limit_s: float, *, extend: bool = True
 ) -> Job[None]:
-    """Wait for the answers to all records that are packed."""
+    """Wait for the answers to all records that have been packed so far."""
     packer = connection.packer
     packer.seal()
     packed = packer.packed
@@ -299,7 +303,7 @@ def space(connection: Connection, queue_limit: int, limit_s: float) -> Job[None]
 
 
 def greeted(connection: Connection, limit_s: float) -> Job[None]:
-    """Wait for the daemon's welcome. Raises its refusal."""
+    """Wait for the daemon's welcome. Raises the daemon's refusal."""
     session = connection.session
 
     def answered() -> bool:
@@ -326,7 +330,7 @@ def single(entry: Entry[Any], limit_s: float) -> Job[None]:
 
 
 def several(queue_limit: int, entries: Sequence[Entry[Any]], limit_s: float) -> Job[None]:
-    """Pack calls as the queue has space, and wait for all answers."""
+    """Pack each call once the queue has space, and wait for all answers."""
     calls = [entry.pending for entry in entries]
     for call in calls:
         call.connection.planned.add(call)
@@ -346,10 +350,10 @@ def several(queue_limit: int, entries: Sequence[Entry[Any]], limit_s: float) -> 
 def awaited(
     pending: Pending | Started[Any], limit_s: float, calls: Iterable[Pending] = ()
 ) -> Job[None]:
-    """Wait for `pending`.
+    """Wait until `pending` has ended.
 
-    `calls` have no other waiter. At the timeout, those that were refused as BUSY are not sent
-    again and keep that outcome; a call that was never sent is taken back.
+    No other job waits for `calls`. At the timeout, calls that were refused as BUSY are not sent
+    again, and BUSY is their outcome. A call that was never sent is taken back.
     """
     try:
         yield from until(
@@ -374,10 +378,10 @@ def _never_sent(pending: Pending | Started[Any]) -> bool:
 def bulk(
     queue_limit: int, packed: Bulk, wait: bool, limit_s: float, *, last: bool
 ) -> Job[None]:  # fmt: skip
-    """Submit all parts of a bulk call, as the queues have space.
+    """Submit the batches of all parts of a bulk call once the queues have space.
 
-    `last`: no other call waits for the result, so at the timeout busy rows are abandoned. The
-    error of one part of several becomes the error of its rows.
+    `last`: no other call waits for the result, so rows refused as BUSY are abandoned at the
+    timeout. If there are several parts, the error of a part becomes the error of its rows.
     """
     whole = packed.result
     jobs = [submitted(queue_limit, part, wait, limit_s, last=last) for part in packed.parts]
@@ -419,7 +423,7 @@ def submitted(
 def asked(
     connection: Connection, ask: Callable[[], Asked[Result]], subject: str, limit_s: float
 ) -> Job[Result]:
-    """Ask once all earlier records are answered, and return the answer."""
+    """Call `ask` once all earlier records are answered, and return the answer to its question."""
     yield from settled(connection, subject, limit_s)
     question = ask()
     try:
@@ -442,7 +446,7 @@ def bulk_load(
 
 
 def bulk_load_status(core: Core, bulk_load: bytes, _: int, limit_s: float) -> Job[BulkLoadStatus]:
-    """Ask which rows of a bulk load are done."""
+    """Ask the daemon which rows of a bulk load are done, and return the status."""
     parts, connection = StatusParts(), core.whole(NO_BULK_LOADS)
     while parts.start is not None:
         ask = partial(core.bulk_load_question, bulk_load, BulkLoadAction.STATUS, start=parts.start)
@@ -453,6 +457,6 @@ def bulk_load_status(core: Core, bulk_load: bytes, _: int, limit_s: float) -> Jo
 def bulk_load_opened(
     core: Core, bulk_load_id: bytes, fencing_token: int, limit_s: float
 ) -> Job[BulkLoadStatus]:
-    """Open a bulk load, and ask which of its rows are done."""
+    """Open a bulk load, and return its status."""
     yield from bulk_load(BulkLoadAction.OPEN, core, bulk_load_id, fencing_token, limit_s)
     return (yield from bulk_load_status(core, bulk_load_id, 0, limit_s))

@@ -1,8 +1,8 @@
 """A file of facts that a process received from the daemon, for `pipeline audit`.
 
-A line is a fact in JSON: an acknowledged call, the outcome of an operation, a notice received.
-docs/reference/tables.md has the fields. The files are in DIRECTORY/daemon=<uuid>/, one for each
-Ledger.
+Each line is one fact in JSON: an acknowledged call, the outcome of an operation, or a received
+notice. docs/reference/tables.md describes the fields. The files are in DIRECTORY/daemon=<uuid>/,
+one file for each Ledger.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Source(NamedTuple):
 
     @property
     def text(self) -> str:
-        """The fields as a line has them."""
+        """The fields `stream` and `subscriber` in JSON, for a line of the file."""
         return f'"stream":"{self.stream:016x}","subscriber":{self.subscriber}'
 
 
@@ -81,8 +81,8 @@ class Ledger(Closing):
 
     def answered(self, daemon: bytes, rows: bytes, body: bytes, names: int, names_bytes: int,
                  count: int, results: bytes) -> None:  # fmt: skip
-        """Note the answer to a batch: `rows` and `body` as they were sent, `results` as they
-        came."""
+        """Note the answer to a batch: `rows` and `body` as they were sent, `results` as they were
+        received."""
         acked = f'"acked_boot_ns":{HOST.boot_ns()}'
         calls = _calls(body, names, names_bytes, count)
         answers = wire.decode_results(results[: count * wire.RESULT.size])
@@ -102,7 +102,7 @@ class Ledger(Closing):
         ))  # fmt: skip
 
     def subscriber(self) -> int:
-        """Return a number for one more subscriber, to distinguish those that share the ledger."""
+        """Return the number of a new subscriber. It distinguishes subscribers of one ledger."""
         with self._mutex:
             self._subscribers += 1
             return self._subscribers
@@ -163,7 +163,8 @@ def _write_all(fd: int, data: bytes) -> None:
 
 
 def _act(op: str, status: int, rows: bytes, number: int) -> str:
-    """Return the fields of the acknowledged call, or of a bulk load's row that was done before."""
+    """Return the JSON fields of an acknowledged call, or of a row of a bulk load that was already
+    done."""
     if status != Status.BULK_LOADED:
         return f'"op":"{op}"'
     bulk_load, first, _ = wire.ROWS.unpack(rows)
@@ -184,7 +185,7 @@ def _subject(ticket: int, namespace: str, key: Key) -> str:
 
 
 class _Call(NamedTuple):
-    """A call of a batch; `op` is empty if a ledger does not note it."""
+    """A call of a batch; `op` is empty if a ledger does not note such calls."""
 
     op: str
     namespace: str

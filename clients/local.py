@@ -1,30 +1,32 @@
 """The purgatory inside one process, without a daemon.
 
-An operation ends when somebody completes it or when it times out, whichever is first, exactly once.
+An operation ends exactly once: when a caller completes it or when it times out, whichever is first.
 The semantics are those of Kafka's DelayedOperation and DelayedOperationPurgatory.
 
 No callback runs under a lock of this module, so a callback may complete other operations, add new
-ones, or shut down. Instead of a lock, at most one thread works on an operation. A second thread
-that wants to try it counts up `_words`, and the first one tries again before it stops. So no
-trigger is lost, and try_complete, on_complete and on_expiration of one operation never overlap. An
-operation that a callback completes is finished after the callback, in the same thread. So a chain
-of operations that complete one another needs no deep stack.
+operations, or shut the purgatory down. Instead of a lock, at most one thread works on an operation.
+If a second thread wants to try the operation, it increments `_words`, and the first thread tries
+again before it stops. So no event is lost, and try_complete, on_complete and on_expiration of one
+operation never overlap. If a callback completes another operation, the same thread finishes that
+operation after the callback. So a chain of operations that complete one another needs no deep
+stack.
 
 An exception of a signal handler, such as KeyboardInterrupt, may interrupt any call between two
-lines, or a callback. An operation still ends once, and on_complete is called once. These rules
-ensure it:
+lines, or a callback. Even then an operation ends once, and on_complete is called once. These rules
+ensure this:
 
-* Each step is noted in the operation by the statement that begins it. After an exception the same
-  thread continues from there before it passes the exception on (`_go_on`). It leaves no operation
-  half watched.
-* Steps that may be repeated have the effect of one: to leave the lists, to disarm, to finish.
-* A lock is held for one call (`_locked`).
-* A callback is called in the line that notes it as called, so an exception comes before both or
-  from within the callback.
+* The statement that begins a step also notes the step in the operation. After an exception the same
+  thread continues with the noted step before it passes the exception on (`_go_on`). No operation is
+  left half watched.
+* Steps that may be repeated are idempotent: to leave the lists, to disarm, to finish.
+* A lock is held only during one call (`_locked`).
+* The line that calls a callback also notes that the callback was called. So an exception comes
+  either before both, or from within the callback.
 
-An exception within a callback ends it, even before its first line; it is not called again. A second
-exception while the first one is handled may leave operations without their callbacks: until the
-thread finishes another operation, or for ever if one was being tried.
+An exception within a callback ends the callback, even before its first line; the callback is not
+called again. A second exception, while the first is handled, may leave operations without their
+callbacks until the thread finishes another operation. If an operation was being tried, its
+callbacks may never be called.
 """
 
 from __future__ import annotations
@@ -47,8 +49,8 @@ from purgatoryd.shm_layout.wheel import NEVER_NS, Wheel
 _LOG = logging.getLogger("purgatoryd")
 
 NAP_MAX_S = 1.0
-"""The reaper's longest sleep before a deadline. The clock of a wait stops while the host is
-suspended."""
+"""The reaper's longest sleep while a deadline is pending. The sleep is short because the clock of a
+wait stops while the host is suspended."""
 
 Ending = Literal["complete", "expire", "return"]
 Result = TypeVar("Result")
@@ -60,23 +62,24 @@ class _Finishing(threading.local):
     def __init__(self) -> None:
         self.queue: deque[DelayedOperation] = deque()
         self.lock = threading.Lock()
-        """Locked while the thread finishes operations; it then queues further ones behind these."""
+        """Locked while the thread finishes operations. Operations that end meanwhile are queued."""
 
 
 _finishing = _Finishing()
 
 
 def _locked(lock: threading.Lock, step: Callable[..., Result], *arguments: Any) -> Result:
-    """Do a step under a lock. The `with` has one line: an exception between the last line of a
-    block and the release of its lock would leave the lock taken."""
+    """Run a step under a lock. The `with` statement has one line, because an exception between the
+    last line of a block and the release of its lock would leave the lock locked."""
     with lock: return step(*arguments)  # noqa: E701  # fmt: skip
 
 
 class DelayedOperation(abc.ABC):
-    """An operation that waits. Subclass it; `timeout` is in seconds or a timedelta.
+    """An operation that waits for an event or its timeout.
 
-    try_complete checks the condition, and calls force_complete if it holds. on_complete runs once,
-    whoever completed the operation. on_expiration runs after it, and only after a timeout.
+    Subclass it. `timeout`: seconds or a timedelta. try_complete() checks the condition, and calls
+    force_complete() if the condition holds. on_complete() runs once, however the operation ended.
+    on_expiration() runs after on_complete(), but only if the operation timed out.
     """
 
     def __init__(self, timeout: float | timedelta) -> None:
@@ -84,11 +87,11 @@ class DelayedOperation(abc.ABC):
         if not abs(seconds) < NEVER_NS / 1e9:
             raise InvalidArgument(f"timeout {timeout!r} must be below {NEVER_NS / 1e9:.0f} s")
         self.timeout_ns = round(seconds * 1e9)
-        self._mutex = threading.Lock()  # the five fields below; never held in a callback
+        self._mutex = threading.Lock()  # protects the five fields below; not held in a callback
         self._worker = 0
-        """Thread that works on the operation, and finishes it if it ends meanwhile; 0 = none."""
+        """Id of the thread that works on the operation and finishes it if it ends; 0 = none."""
         self._words = 0
-        """Number of tries that other threads have asked the working thread for."""
+        """Number of tries that other threads have requested from the working thread."""
         self._tried = 0
         """Value of `_words` before the last try."""
         self._completed = False
@@ -96,10 +99,10 @@ class DelayedOperation(abc.ABC):
         self._called = 0
         """1 = on_complete was called; 2 = on_expiration was called as well."""
         self._begun = False
-        """True if the last callback was called."""
+        """True once the most recent callback has been called."""
         self._purgatory: DelayedOperationPurgatory | None = None
         self._watch: object = None
-        """Identity of the call that watches the operation."""
+        """An object that identifies the call which watches the operation."""
         self._keys: tuple[Hashable, ...] = ()
         self._timer: _Timer | None = None
         self._due = False
@@ -115,7 +118,7 @@ class DelayedOperation(abc.ABC):
     def on_complete(self) -> None:
         """Run once when the operation has ended."""
 
-    def on_expiration(self) -> None:  # noqa: B027  -- most need nothing besides
+    def on_expiration(self) -> None:  # noqa: B027  -- most subclasses do not need it
         """Run after on_complete if the operation has timed out."""
 
     # ---- for all callers -------------------------------------------------------------------
@@ -126,17 +129,19 @@ class DelayedOperation(abc.ABC):
         return self._completed
 
     def force_complete(self) -> bool:
-        """End the operation. Returns True for the one call that ended it.
+        """End the operation. Returns True only for the call that ended it.
 
-        on_complete has then run, or another thread that works on the operation runs it, or it runs
-        after the callback that makes this call.
+        When this call returns, on_complete() has run, with two exceptions:
+
+        * If another thread works on the operation, on_complete() runs in that thread.
+        * If a callback made this call, on_complete() runs after the callback.
         """
         return self._end(expired=False)
 
     # ---- one thread at a time --------------------------------------------------------------
 
     def _end(self, *, expired: bool) -> bool:
-        nested = self._worker == get_ident()  # called in one of its own callbacks
+        nested = self._worker == get_ident()  # called in a callback of this operation
         try:
             ended = _locked(self._mutex, self._mark_ended, expired)
             if ended:
@@ -154,8 +159,8 @@ class DelayedOperation(abc.ABC):
         return True
 
     def _try(self) -> bool:
-        """Try once, and once more for every thread that has asked meanwhile. Returns True if this
-        call saw the operation end."""
+        """Try the operation, and try again if other threads ask for it in the meantime. Returns
+        True if the operation ended while this call worked on it."""
         nested = self._worker == get_ident()
         try:
             begun = _locked(self._mutex, self._begin_work)
@@ -170,8 +175,8 @@ class DelayedOperation(abc.ABC):
             raise
 
     def _begin_work(self) -> bool:
-        """Take the operation for this thread. If another thread works on it, ask that one to try
-        again."""
+        """Reserve the operation for this thread. If another thread works on it, return False and
+        ask that thread to try again."""
         if self._completed or self._worker:
             self._words += 1
             return False
@@ -179,7 +184,7 @@ class DelayedOperation(abc.ABC):
         return True
 
     def _attempt(self) -> bool:
-        """Try once. Returns True if another thread has asked for one more try."""
+        """Try the operation once. Returns True if another thread has asked for one more try."""
         words = self._words
         self._guarded(self.try_complete, 0)
         return _locked(self._mutex, self._end_attempt, words)
@@ -192,15 +197,16 @@ class DelayedOperation(abc.ABC):
         return False
 
     def _settle(self, *, nested: bool) -> None:
-        """Take an ended operation out of all lists, and finish it if this call has to."""
-        if (purgatory := self._purgatory) is not None:  # cancel_for_key may reset it
+        """Take an ended operation out of all lists, and finish it if this thread works on it and
+        the call is not nested."""
+        if (purgatory := self._purgatory) is not None:  # cancel_for_key() may reset the field
             purgatory._take_out(self)
         if self._worker == get_ident() and not nested:
             self._finish()
 
     def _go_on(self, *, nested: bool) -> None:
-        """Continue after an exception: finish what this call began, and make the tries that it was
-        asked for."""
+        """Continue after an exception: make the tries that other threads have requested, and finish
+        the operation if it has ended."""
         if nested or self._worker != get_ident():
             return
         try:
@@ -216,8 +222,8 @@ class DelayedOperation(abc.ABC):
             self._worker = 0
 
     def _finish(self) -> None:
-        """Finish the operation in the one thread that works on it. No thread works on it
-        afterwards."""
+        """Finish the operation in the only thread that works on it. After that no thread works on
+        it."""
         _finishing.queue.append(self)
         if not _finishing.lock.locked():
             _locked(_finishing.lock, _call_back, _finishing.queue)
@@ -232,9 +238,9 @@ class DelayedOperation(abc.ABC):
         self._begun = False
         try:
             self._begun, self._called = True, called; callback()  # noqa: E702  # fmt: skip
-        except KeyboardInterrupt:  # meant for the thread, which is the main one
+        except KeyboardInterrupt:  # meant for this thread, which is the main thread
             raise
-        except BaseException as error:  # also sys.exit(), which must not stop the others
+        except BaseException as error:  # also sys.exit(), which must not stop the other callbacks
             if not self._begun:
                 raise
             purgatory = self._purgatory
@@ -242,7 +248,7 @@ class DelayedOperation(abc.ABC):
 
 
 def _call_back(queue: deque[DelayedOperation]) -> None:
-    """Finish operations. After an exception the next call goes on with what is left."""
+    """Finish the queued operations. After an exception the next call continues with the rest."""
     while queue:
         queue[0]._call_back()
         queue.popleft()
@@ -282,14 +288,14 @@ class DelayedOperationPurgatory:
         self.errors = 0
         """Number of exceptions that callbacks raised."""
         self.already_true = 0
-        """Number of operations that the try at their timeout completed: an event came without a
-        check_and_complete."""
+        """Number of operations that the last try, at their timeout, completed. Their event came
+        without a call of check_and_complete()."""
         self._on_error = on_error
         self._clock_ns = clock_ns
-        self._mutex = threading.Lock()  # everything below; never held in a callback
+        self._mutex = threading.Lock()  # protects all fields below; never held in a callback
         self._wheel: Wheel[_Timer] = Wheel(clock_ns())
-        self._watchers: dict[Hashable, dict[int, DelayedOperation]] = {}  # by id()
-        self._due: dict[int, _Timer] = {}  # by id(); timed out, not expired yet
+        self._watchers: dict[Hashable, dict[int, DelayedOperation]] = {}  # Keys are id().
+        self._due: dict[int, _Timer] = {}  # Timers that timed out, not expired yet. Keys are id().
         self._closed = False
         self._wake_ns = NEVER_NS
         self._bell: SimpleQueue[None] = SimpleQueue()  # wakes the reaper
@@ -303,12 +309,12 @@ class DelayedOperationPurgatory:
     def try_complete_else_watch(
         self, operation: DelayedOperation, keys: Collection[Hashable]
     ) -> bool:
-        """Try `operation`. If it does not complete, watch `keys` until it does or times out.
+        """Try `operation`. If it is not complete, watch `keys` until it completes or times out.
 
         The operation is tried again once it is in every key's list, so an event in between is not
-        lost. Returns True if it is complete already. Raises Closed after shutdown, and
-        InvalidArgument without keys or for an operation that is watched already. After an interrupt
-        the operation is complete, or is not watched.
+        lost. Returns True if the operation is already complete. Raises Closed after shutdown, and
+        InvalidArgument without keys or for an operation that is already watched. After an interrupt
+        the operation either is complete or is not watched.
         """
         unique = tuple(dict.fromkeys(keys))
         if not unique:
@@ -348,7 +354,7 @@ class DelayedOperationPurgatory:
             self._watchers.setdefault(key, {})[id(operation)] = operation
 
     def _arm(self, operation: DelayedOperation, deadline_ns: int) -> None:
-        # No timer for an operation that was completed, taken out or watched again meanwhile.
+        # An operation that was completed, taken out or watched again meanwhile needs no timer.
         if operation.completed or not operation._keys or operation._timer is not None:
             return
         operation._timer = timer = _Timer(operation)
@@ -360,8 +366,8 @@ class DelayedOperationPurgatory:
         _locked(self._mutex, self._unlink, operation)
 
     def _unlink(self, operation: DelayedOperation) -> None:
-        """Take an operation out of all lists and the wheel, in O(its keys). The caller holds the
-        lock."""
+        """Take an operation out of all lists and the wheel. The time is linear in the number of its
+        keys. The caller holds the lock."""
         for key in operation._keys:
             watchers = self._watchers.get(key, {})
             watchers.pop(id(operation), None)
@@ -375,10 +381,11 @@ class DelayedOperationPurgatory:
     # ---- events ----------------------------------------------------------------------------
 
     def check_and_complete(self, key: Hashable) -> int:
-        """Try the operations of `key` after an event. Returns the number that this call completed.
+        """Try the operations of `key` after an event.
 
-        An operation that another thread works on is completed by that thread. Repeat an interrupted
-        call: it may not have tried all.
+        Returns the number of operations that this call completed. An operation that another thread
+        works on is completed by that thread. Repeat an interrupted call: it may not have tried all
+        operations.
         """
         return sum(map(DelayedOperation._try, _locked(self._mutex, self._watchers_of, key)))
 
@@ -389,7 +396,7 @@ class DelayedOperationPurgatory:
         """Take the key's operations out of all lists, disarm them, and return them uncompleted.
 
         They may be watched again. If the call is interrupted, the attribute `handle` of the
-        exception has the operations that it took out.
+        exception contains the operations that the call took out.
         """
         taken: list[DelayedOperation] = []
         try:
@@ -413,7 +420,7 @@ class DelayedOperationPurgatory:
                 operation._purgatory = None
 
     def _let_go_again(self, taken: list[DelayedOperation]) -> list[DelayedOperation]:
-        """Repeat _let_go() after an exception, which may have cut it off at the last operation."""
+        """Repeat _let_go() after an exception: its work on the last operation may be half done."""
         again: list[DelayedOperation] = []
         _locked(self._mutex, self._let_go, taken, again)
         return again
@@ -433,8 +440,8 @@ class DelayedOperationPurgatory:
     # ---- time ------------------------------------------------------------------------------
 
     def advance(self) -> int:
-        """End operations that have timed out, with reaper=False. Returns their number. The next
-        call continues after an interrupted one."""
+        """End the operations that have timed out, and return their number. Only a purgatory with
+        reaper=False needs this call. After an interrupted call the next call continues."""
         _locked(self._mutex, self._take_due)
         return sum(map(self._expire, tuple(self._due.values())))
 
@@ -445,8 +452,8 @@ class DelayedOperationPurgatory:
         self._due[id(timer)] = timer
 
     def _expire(self, timer: _Timer) -> bool:
-        """Expire an operation, unless a last try completes it: an event may have come without a
-        check_and_complete."""
+        """Expire an operation, unless a last try completes it. Its event may have come without a
+        call of check_and_complete()."""
         operation, ended = timer.operation, False
         try:
             due = _locked(self._mutex, self._begin_expiry, timer)
@@ -463,7 +470,8 @@ class DelayedOperationPurgatory:
         return ended
 
     def _begin_expiry(self, timer: _Timer) -> bool:
-        """Return False if the operation was taken out, or another call has begun to expire it."""
+        """Begin to expire an operation. Return False if it was taken out, or another call has
+        already begun to expire it."""
         operation = timer.operation
         if operation._timer is not timer or operation._due:
             return False
@@ -475,12 +483,13 @@ class DelayedOperationPurgatory:
             self.advance()
 
     def _next_ns(self) -> int:
-        """Return when the reaper has to wake up, unless it is woken before."""
+        """Return the time at which the reaper must wake up, unless it is woken earlier."""
         self._wake_ns = self._wheel.next_ns
         return self._wake_ns
 
     def _wait(self) -> bool:
-        """Sleep until an operation times out. Returns False after shutdown. Nothing else sleeps."""
+        """Sleep until an operation times out. Returns False after shutdown. The reaper sleeps only
+        here."""
         while not self._closed:
             left_ns = _locked(self._mutex, self._next_ns) - self._clock_ns()
             if left_ns <= 0:
@@ -495,11 +504,12 @@ class DelayedOperationPurgatory:
     # ---- the end -----------------------------------------------------------------------------
 
     def shutdown(self, ending: Ending = "return") -> list[DelayedOperation]:
-        """Refuse new operations, end the remaining ones, and return them.
+        """Refuse new operations, end the remaining operations, and return them.
 
         `ending`: "complete" runs on_complete, "expire" runs on_expiration as well, "return" leaves
-        them uncompleted, to be watched elsewhere. Repeat an interrupted call: it may not have ended
-        all. The attribute `handle` of the exception has the operations that it ended or took out.
+        the operations uncompleted, so that they can be watched elsewhere. Repeat an interrupted
+        call: it may not have ended all operations. The attribute `handle` of the exception contains
+        the operations that the call ended or took out.
         """
         if ending not in ("complete", "expire", "return"):
             raise InvalidArgument(f"ending must be one of complete, expire, return, not {ending!r}")
@@ -524,7 +534,7 @@ class DelayedOperationPurgatory:
 
     def _end_all(self, operations: list[DelayedOperation], ending: Ending) -> None:
         for operation in operations if ending != "return" else ():
-            operation._purgatory = operation._purgatory or self  # errors are reported through it
+            operation._purgatory = operation._purgatory or self  # reports errors of the callbacks
             operation._end(expired=ending == "expire")
 
     def _report(self, operation: DelayedOperation, error: BaseException) -> None:

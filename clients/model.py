@@ -17,9 +17,9 @@ class CancelResult(enum.Enum):
     CANCELLED = Status.CANCELLED
     """The timer was armed, and no notice will come."""
     FIRED = Status.FIRED
-    """Too late: its notice is in the replay buffer."""
+    """Too late: the timer has fired, and its notice is in the replay buffer."""
     UNKNOWN = Status.UNKNOWN
-    """No such timer, or its notice has left the replay buffer."""
+    """There is no such timer, or its notice has left the replay buffer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +28,8 @@ class TimerInfo:
 
     `deadline_boot_ns` is on the daemon's clock (CLOCK_BOOTTIME, or virtual time). `status` is
     ADDED, REPLACED, KEPT, EXTENDED or PARKED after an add, FOUND or PARKED after a get. After KEPT,
-    topic and payload are those of the call, not those of the timer that stayed. The payload of a
-    parked timer is empty here, because the daemon does not have it.
+    `topic` and `payload` are the arguments of the call, not the values of the timer that stayed.
+    The payload of a parked timer is empty here, because the daemon does not have it.
     """
 
     key: Key
@@ -42,16 +42,17 @@ class TimerInfo:
     deadline_at: datetime | None = None
     """The deadline on the wall clock, if the timer follows that clock (get only)."""
     operation: OperationInfo | None = None
-    """Condition, owner and watermarks, if the key is an operation's (get only)."""
+    """Condition, owner and watermarks, if the key belongs to an operation (get only)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """Message about one timer that fired, or one operation that ended and then has a `verdict`.
+    """A message about a timer that fired, or about an operation that ended.
 
-    `seq` counts the topic's notices from 1 without a gap. All `_boot_ns` are on the daemon's clock.
-    `received_boot_ns` is when this process took the message from its socket. It is None under the
-    virtual clock, with a daemon of a version with another ABI, and with a daemon on another host.
+    `seq` counts the topic's notices from 1 without a gap. All fields that end in `_boot_ns` are on
+    the daemon's clock. `received_boot_ns` is the time at which this process took the message from
+    its socket. It is None under the virtual clock, and if the daemon has another ABI or is on
+    another host. `verdict` is set if an operation ended.
     """
 
     key: Key
@@ -70,16 +71,17 @@ class Notice:
 
     @property
     def fired_at(self) -> datetime:
-        """Time at which it fired, as an aware UTC datetime."""
+        """Time of firing, as an aware UTC datetime."""
         return wall_time(self.fired_boot_ns + self.wall_offset_ns)
 
     @property
     def lateness_ns(self) -> int:
-        """Receipt minus deadline; firing minus deadline if there is no time of receipt."""
+        """Time of receipt minus deadline. If the time of receipt is unknown, the time of firing is
+        used instead."""
         end_ns = self.received_boot_ns
         return (self.fired_boot_ns if end_ns is None else end_ns) - self.deadline_boot_ns
 
     @property
     def structural_lateness_ns(self) -> int:
-        """Firing minus deadline: the lateness that the wheel and the daemon's wake-up caused."""
+        """Time of firing minus deadline: lateness caused by the wheel and the daemon's wake-up."""
         return self.fired_boot_ns - self.deadline_boot_ns

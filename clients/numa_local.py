@@ -11,7 +11,7 @@ from purgatoryd.shm_layout.errors import InvalidArgument
 
 
 def refuse_remote(*, numa_local: bool, remote: Remote | None) -> None:
-    """Raise InvalidArgument if `numa_local` is wanted and the daemon is on another host."""
+    """Raise InvalidArgument if `numa_local` is True and the daemon is on another host."""
     check_type("numa_local", numa_local, bool)
     if numa_local and remote is not None:
         raise InvalidArgument(
@@ -22,8 +22,8 @@ def refuse_remote(*, numa_local: bool, remote: Remote | None) -> None:
 def pin_numa_local(node: int | None, reaper_cpu: int | None) -> None:
     """Move all threads of this process to the CPUs of `node`; None = any node.
 
-    They leave out the core of `reaper_cpu` and the CPUs of other daemons' loops. If the daemon
-    chose neither node nor CPU, nothing changes.
+    The core of `reaper_cpu` and the CPUs of other daemons' loops are left out. If the daemon chose
+    neither node nor CPU, nothing changes.
     """
     if node is None and reaper_cpu is None:
         return

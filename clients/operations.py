@@ -1,6 +1,6 @@
 """Operations of one owner, and the threads that receive their outcomes.
 
-Nothing here uses a socket. The blocking and the asyncio purgatory share this module.
+No code here uses a socket. The blocking and the asyncio purgatory share this module.
 """
 
 from __future__ import annotations
@@ -28,18 +28,19 @@ from purgatoryd.shm_layout.wire import Key, RawOutcome
 _LOG = logging.getLogger("purgatoryd")
 _ORPHANS_MAX = 65_536
 DOUBT_S = 60.0
-"""Seconds for which the same watch returns an operation that has ended since the watch raised."""
+"""After a watch() that raised, the same watch() still returns an operation that has ended in the
+meantime, for this number of seconds."""
 
 CauseName = Literal["satisfied", "expired", "failed", "cancelled"]
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How an operation ended.
+    """The outcome of an operation that has ended.
 
-    `missing`: its keys that had not reached what it waited for; `error`: the code given to
-    fail(), else 0; `elapsed_ns`: from arming to the end, on the daemon's clock; `failed`: its keys
-    that had failed; `watermarks`: the watermark of each of its keys at the end.
+    `missing`: keys that had not reached the watermark that the operation waited for; `error`: the
+    code given to fail(), else 0; `elapsed_ns`: time from arming to the end, on the daemon's clock;
+    `failed`: keys that had failed; `watermarks`: the watermark of each key at the end.
     """
 
     cause: CauseName
@@ -53,7 +54,7 @@ class Outcome:
 
 
 class Owner(Protocol):
-    """The blocking purgatory of an operation."""
+    """The blocking purgatory that owns an operation."""
 
     def _extend(self, operation: Operation, timeout: float | timedelta) -> bool: ...
 
@@ -66,7 +67,7 @@ class Operation:
     def __init__(self, key: Key, encoded: Encoded, condition: AnyCondition) -> None:
         self.key = key
         self.ticket = 0
-        """Set once the daemon has acknowledged the watch."""
+        """Ticket of the operation; 0 until the daemon has acknowledged the watch."""
         self._encoded = encoded
         self.condition = condition
         self._asked = condition if isinstance(condition, When) else None
@@ -79,14 +80,15 @@ class Operation:
 
     @property
     def done(self) -> bool:
-        """True once it ended, or nothing can be received of it any more."""
+        """True once the operation has ended, or its outcome can no longer arrive."""
         return self._ended.is_set()
 
     def result(self, timeout: float | None = None) -> Outcome:
-        """Wait up to `timeout` seconds, None = without limit, and return how the operation ended.
+        """Wait up to `timeout` seconds (None = no limit), and return the outcome of the operation.
 
-        Raises CallTimeout if it did not end in time, Refused if it was never armed, SessionExpired
-        if the daemon forgot its owner, and Closed if its owner was closed first.
+        Raises CallTimeout if the operation did not end in time, Refused if it was never armed,
+        SessionExpired if the daemon forgot the session of its owner, and Closed if its owner was
+        closed before the end.
         """
         timeout = None if timeout is None else check_limit_s(timeout)
         if not self._ended.wait(timeout):
@@ -97,7 +99,7 @@ class Operation:
         return self._outcome
 
     def future(self) -> Future[Outcome]:
-        """Return a future of the result, for `concurrent.futures.wait`. It cannot be cancelled."""
+        """Return a future of the result, for `concurrent.futures.wait`. Nobody can cancel it."""
         future: Future[Outcome] = Future()
         future.set_running_or_notify_cancel()
         self.add_done_callback(lambda _: self._resolve(future))
@@ -112,8 +114,8 @@ class Operation:
     def extend(self, timeout: float | timedelta) -> bool:
         """Move the deadline to `timeout` seconds from the call, never to an earlier time.
 
-        Returns False if the operation has ended; a timer is never armed. Raises InvalidArgument,
-        Refused, DaemonError.
+        Returns False if the operation has ended. The call never arms a timer. Raises
+        InvalidArgument, Refused, DaemonError.
         """
         return self._owner is not None and self._owner._extend(self, timeout)
 
@@ -125,11 +127,11 @@ class Operation:
         return self._owner is not None and self._owner._cancel(self)
 
     def add_done_callback(self, callback: Callable[[Operation], object]) -> None:
-        """Call `callback(operation)` once it has ended: in the purgatory's thread, or at once in
-        this one if it has. An exception is logged.
+        """Call `callback(operation)` in the purgatory's thread once the operation has ended, or at
+        once in this thread if it has already ended. An exception of the callback is logged.
 
-        The callback must not wait for the end of another operation: the thread that would notice it
-        runs the callback.
+        The callback must not wait for the end of another operation, because the thread that runs
+        the callback is the thread that would notice that end.
         """
         check_callable("callback", callback)
         # No lock: an exception of a signal handler could leave it locked.
@@ -198,30 +200,30 @@ def _cause_of(raw: RawOutcome) -> CauseName:
 class Book:
     """Matches outcomes and CHECKs of the daemon with the operations of one session's owner.
 
-    take() runs where a message is received. work() runs callbacks and conditions, and must run
-    where no lock is held.
+    The thread that receives messages calls take(). work() runs callbacks and conditions, so its
+    caller must hold no lock.
     """
 
     def __init__(self, kick: Callable[[], None], host: Host = HOST) -> None:
         self._host = host
         self._kick = kick  # wakes the thread that calls work()
         self._armed: dict[int, Operation] = {}
-        self._expected = 0  # watches without an answer
-        self._orphans: dict[int, RawOutcome] = {}  # came before the answer to their watch
+        self._expected = 0  # Number of watches without an answer.
+        self._orphans: dict[int, RawOutcome] = {}  # Outcomes that came before the watch's answer.
         self._news: deque[Callable[[], None]] = deque()
         self._acks: deque[tuple[int, int, int]] = deque()
         self._true: deque[tuple[Operation, int]] = deque()
-        self._doubtful: dict[object, tuple[Any, float]] = {}  # watches that raised, and when
+        self._doubtful: dict[object, tuple[Any, float]] = {}  # (watch that raised, time in s)
         self._mutex = threading.Lock()
         self._released: deque[tuple[int, int, int]] = deque()
-        self._session: Session | None = None  # the session of an earlier process
+        self._session: Session | None = None  # a session that an earlier process may have begun
         self._callback: Callable[[Key, Outcome], object] = lambda *_: None
         self._on_lost: Callable[[SessionExpired], object] | None = None
-        self._found: set[int] = set()  # tickets of ended operations of that process
-        # Tickets rise in the order in which watches were packed. So a ticket below one of this
-        # process is of an earlier process, unless it is of an unanswered watch of this one.
-        self._a_ticket = 0  # the first that this process learned; 0 = none
-        self._early: set[Operation] = set()  # unanswered watches that were packed before that
+        self._found: set[int] = set()  # Tickets of ended operations of that earlier process.
+        # Tickets rise in the order in which watches were packed. So a ticket that is lower than a
+        # ticket of this process belongs to an earlier process, or to an unanswered watch.
+        self._a_ticket = 0  # The first ticket that this process received; 0 = none.
+        self._early: set[Operation] = set()  # Unanswered watches that were packed before that.
 
     def resume(
         self,
@@ -230,7 +232,7 @@ class Book:
         on_lost: Callable[[SessionExpired], object] | None = None,
     ) -> None:
         """Run `callback` for operations that an earlier process of `session` watched, and `on_lost`
-        once that session is gone."""
+        once the daemon has lost that session."""
         self._session, self._callback, self._on_lost = session, callback, on_lost
 
     def _add(self, news: Callable[[], None]) -> None:
@@ -251,7 +253,7 @@ class Book:
 
     def doubt(self, identity: object, armed: Any, pending: Pending) -> None:
         """Remember a watch that raised although it was sent, unless the daemon refused it. Above a
-        limit the oldest ones are forgotten."""
+        limit the oldest watches are forgotten."""
         with self._mutex:
             if not pending.packed or (pending.done and pending.why() is not None):
                 return
@@ -260,8 +262,8 @@ class Book:
             self._doubtful[identity] = (armed, self._host.monotonic_s())
 
     def doubted(self, identity: object) -> Any:
-        """Return and forget the same watch that raised before; None if there is none, or if its
-        operation has ended and the watch raised more than DOUBT_S ago."""
+        """Return and forget an identical watch that raised before. Return None if there is none, or
+        if its operation has ended and the watch raised more than DOUBT_S ago."""
         armed, raised_s = self._doubtful.pop(identity, (None, 0.0))
         ago_s = self._host.monotonic_s() - raised_s
         return None if armed is None or (armed.operation.done and ago_s > DOUBT_S) else armed
@@ -277,14 +279,14 @@ class Book:
                 if self._earlier(orphan.ticket):
                     self._take_earlier(self._orphans.pop(orphan.ticket))
             if self._expected == 0:
-                self._orphans.clear()  # repeated outcomes
+                self._orphans.clear()  # only repeated outcomes are left
         if error is not None:
             self._add(lambda: operation._end(None, error))
         elif raw is not None:
             self._tell(operation, raw)
 
     def _bind(self, operation: Operation, ticket: int) -> RawOutcome | None:
-        """Bind an operation to its ticket. Returns its outcome or CHECK if that came before."""
+        """Bind an operation to its ticket. Returns its outcome or CHECK if it came earlier."""
         operation.ticket = ticket
         self._a_ticket = self._a_ticket or ticket
         raw = self._orphans.pop(ticket, None)
@@ -298,7 +300,7 @@ class Book:
             with self._mutex:
                 earlier = self._earlier(raw.ticket)
             if earlier is None and raw.cause != 0:
-                continue  # the daemon sends it again
+                continue  # the daemon sends the outcome again
             if raw.cause != 0:
                 self._acks.append((raw.ticket, 0, raw.slot))
             if earlier:
@@ -308,8 +310,8 @@ class Book:
         self._kick()
 
     def _earlier(self, ticket: int) -> bool | None:
-        """Return whether an earlier process watched an operation. None: answers that are under way
-        will tell."""
+        """Return whether an earlier process watched the operation with this ticket; None while it
+        is unknown, because answers are missing."""
         if self._session is None or not self._session.original or ticket in self._armed:
             return False
         same_shard = ticket // TICKET_SHARD == self._a_ticket // TICKET_SHARD
@@ -318,8 +320,8 @@ class Book:
         return None if self._early else True
 
     def _take_earlier(self, raw: RawOutcome) -> None:
-        """Take the outcome of an operation that an earlier process watched. Its CHECKs get no
-        answer."""
+        """Take an outcome or CHECK of an operation that an earlier process watched. The condition
+        of a CHECK counts as false."""
         if raw.cause == 0:
             self._released.append((raw.ticket, raw.version, raw.slot))
         elif raw.ticket not in self._found:
@@ -339,8 +341,8 @@ class Book:
             self._tell(operation, raw)
 
     def _remember(self, raw: RawOutcome) -> None:
-        """Keep an outcome or a CHECK that came before the answer to its watch. A CHECK after the
-        outcome is late: the outcome stays, because it is not sent again."""
+        """Store an outcome or a CHECK that came before the answer to its watch. A CHECK does not
+        replace an outcome, because the daemon does not send the outcome again."""
         known = self._orphans.get(raw.ticket)
         if known is not None and known.cause != 0:
             return
@@ -363,7 +365,7 @@ class Book:
             self._released.append((raw.ticket, raw.version, raw.slot))
 
     def lost(self, error: PurgatorydError) -> None:
-        """End all operations with `error`: the session that has them is gone."""
+        """End all operations with `error`, because their session is lost."""
         with self._mutex:
             operations, self._armed = self._armed, {}
             self._orphans.clear()
@@ -371,7 +373,7 @@ class Book:
             self._add(lambda o=operation: o._end(None, error))  # type: ignore[misc]
 
     def expired(self, error: SessionExpired) -> None:
-        """End all operations, and call `on_lost`: the daemon has forgotten the session."""
+        """End all operations, and call `on_lost`, because the daemon has forgotten the session."""
         self.lost(error)
         on_lost, self._on_lost = self._on_lost, None
         if on_lost is not None:
@@ -386,22 +388,23 @@ class Book:
             self._news.popleft()()
 
     def acks(self) -> list[tuple[int, int, int]]:
-        """Return the acknowledgements that have to be sent."""
+        """Return the acknowledgements that must be sent, as (ticket, version, slot)."""
         acks = []
         while self._released:
             acks.append(self._released.popleft())
         return acks
 
     def release(self) -> None:
-        """Acknowledge the outcomes that have arrived. Outcomes that arrive while a callback runs
-        wait, so that the daemon's inbox bounds the memory of this process."""
+        """Queue the acknowledgements of the outcomes that have arrived. Outcomes that arrive while
+        a callback runs are acknowledged later, so that the daemon's inbox bounds the memory of this
+        process."""
         while self._acks:
             self._released.append(self._acks.popleft())
 
     def completions(self) -> list[tuple[Operation, int]]:
-        """Return operations whose CLIENT condition was found true, with the version of the CHECK.
+        """Return (operation, version of the CHECK) for each CLIENT condition that was found true.
 
-        An operation that has ended is left out, because another one may have its key.
+        An operation that has ended is left out, because another operation may have its key.
         """
         true = []
         while self._true:

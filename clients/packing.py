@@ -37,7 +37,7 @@ from purgatoryd.shm_layout.wire import Key
 if TYPE_CHECKING:
     from purgatoryd.clients.connection import Connection
 
-# far below PG_MESSAGE_MAX: a batch is copied once and applied in one loop iteration
+# Far below PG_MESSAGE_MAX, because a batch is copied once and applied in one loop iteration.
 BATCH_BYTES = 1 << 20
 
 _PUT, _CANCEL = int(Op.PUT), int(Op.CANCEL)
@@ -76,12 +76,12 @@ _REFUSED: dict[int, type[Refused]] = {
 
 
 def is_refusal(status: int) -> bool:
-    """True for the statuses that mean: the daemon did not do what was asked."""
+    """Return whether the status means that the daemon refused the record."""
     return status >= Status.FULL or status == Status.EXISTS
 
 
 def refusal(key: Key, word: int, deadline_ns: int) -> Refused:
-    """Return the error for a refusing result (ticket << 8 | status)."""
+    """Return the error for the result of a refused record. `word`: ticket << 8 | status."""
     status = word & 0xFF
     if status == Status.EXISTS:
         return Exists(key, status, ticket=word >> 8, deadline_boot_ns=deadline_ns)
@@ -135,7 +135,7 @@ class Pending:
 
     @property
     def status(self) -> int:
-        """The enum pg_status of the answer; NONE while or because there is none."""
+        """The enum pg_status of the answer; NONE if there is no answer."""
         return self.word & 0xFF
 
     @property
@@ -144,14 +144,14 @@ class Pending:
         return self.error is not None or is_refusal(self.word & 0xFF)
 
     def why(self) -> PurgatorydError | None:
-        """Return the error of a call that failed; None if it did not."""
+        """Return the error of a call that failed; None if it has not failed."""
         if self.error is not None or not is_refusal(self.word & 0xFF):
             return self.error
         return refusal(self.key, self.word, self.deadline_ns)
 
     @abstractmethod
     def outcome(self) -> Any:
-        """Return what the call returns. Raises Refused or DaemonError."""
+        """Return the result of the call. Raises Refused or DaemonError."""
 
     def _check(self) -> None:
         if (error := self.why()) is not None:
@@ -159,7 +159,7 @@ class Pending:
 
 
 class PendingAdd(Pending):
-    """An add on its way."""
+    """An add that waits for its answer."""
 
     __slots__ = ("namespace", "payload", "topic")
 
@@ -186,7 +186,7 @@ class PendingAdd(Pending):
 
 
 class PendingCancel(Pending):
-    """A cancel on its way."""
+    """A cancel that waits for its answer."""
 
     __slots__ = ()
 
@@ -197,7 +197,7 @@ class PendingCancel(Pending):
 
 
 class PendingTrigger(Pending, Generic[Found]):
-    """A purgatory's call on its way."""
+    """A call of a purgatory that waits for its answer."""
 
     __slots__ = ()
 
@@ -207,18 +207,18 @@ class PendingTrigger(Pending, Generic[Found]):
 
 
 class PendingCount(PendingTrigger[int]):
-    """A watch, advance, bump or fail on its way."""
+    """A watch, advance, bump or fail that waits for its answer."""
 
     __slots__ = ()
 
     def outcome(self) -> int:
-        """Return the number of operations that it ended. Raises Refused, DaemonError."""
+        """Return the number of operations that the call ended. Raises Refused, DaemonError."""
         self._check()
         return self.deadline_ns
 
 
 class PendingFound(PendingTrigger[bool]):
-    """A CLEAR, a FORGET or an extension on its way."""
+    """A CLEAR, a FORGET or an extension that waits for its answer."""
 
     __slots__ = ()
 
@@ -229,19 +229,19 @@ class PendingFound(PendingTrigger[bool]):
 
 
 class PendingCancelled(PendingTrigger[bool]):
-    """A cancel of an operation on its way."""
+    """A cancel of an operation; the cancel waits for its answer."""
 
     __slots__ = ()
 
     def outcome(self) -> bool:
-        """Return whether it ended the operation. Raises Refused, DaemonError."""
+        """Return whether the cancel ended the operation. Raises Refused, DaemonError."""
         self._check()
         return self.status == Status.CANCELLED
 
 
 class PendingEnded(PendingTrigger[list[Key]]):
-    """A CANCEL_FOR_KEY on its way. One record ends a limited number of operations: if there are
-    others, the record is packed again."""
+    """A CANCEL_FOR_KEY that waits for its answer. One record ends a limited number of operations.
+    If operations are left, the record is packed again."""
 
     __slots__ = ("_done", "repeat")
 
@@ -259,7 +259,7 @@ class PendingEnded(PendingTrigger[list[Key]]):
             self.repeat()
 
     def outcome(self) -> list[Key]:
-        """Return the keys of all operations that it ended. Raises Refused, DaemonError."""
+        """Return the keys of all operations that the call ended. Raises Refused, DaemonError."""
         self._check()
         return self.ended
 
@@ -279,7 +279,7 @@ class Builder:
         return len(self._records)
 
     def fits(self, name: bytes) -> bool:
-        """True if one more record, with the name table's entry `name`, may be added."""
+        """True if the batch has space for one more record whose name table entry is `name`."""
         return (
             len(self._records) < layout.BATCH_RECORDS
             and self._bytes <= BATCH_BYTES
@@ -290,7 +290,8 @@ class Builder:
         self, name: bytes, mode: int, key_type: int, key: bytes, time_kind: int, time_ns: int,
         payload: bytes, ticket: int = 0,
     ) -> None:  # fmt: skip
-        """Add a PUT. With mode EXTEND and a `ticket`, it extends only that timer or operation."""
+        """Add a PUT. With mode EXTEND and a `ticket`, it extends only the timer or operation that
+        has this ticket."""
         index = self._names.setdefault(name, len(self._names))
         record = wire.RECORD.pack(
             _PUT, mode, key_type, len(key), index, time_kind, 0, len(payload), 0, time_ns, ticket
@@ -333,7 +334,7 @@ class Builder:
         self._bytes += len(record) + len(key) + len(payload) + len(watched)
 
     def trigger(self, name: bytes, op: int, key_type: int, key: bytes, value: int) -> None:
-        """Add a record of the kinds ADVANCE_KEY to COMPLETE."""
+        """Add a record whose `op` is from ADVANCE_KEY to COMPLETE."""
         index = self._names.setdefault(name, len(self._names))
         record = wire.RECORD.pack(op, 0, key_type, len(key), index, 0, 0, 0, 0, 0, value)
         self._records.append(record)
@@ -365,7 +366,8 @@ TOPICS_CACHED = 4096
 
 
 class Names:
-    """Entries of a batch's name table, for one namespace: two lengths, namespace, topic."""
+    """Entries of the name table of a batch, for one namespace. An entry has two lengths, the
+    namespace and the topic."""
 
     def __init__(self, namespace: bytes) -> None:
         self.namespace = namespace
@@ -467,7 +469,7 @@ class _Settlement:
         self._hand_over(self.pending, outcome, error)
 
     def some(self, places: Sequence[int], results: bytes) -> None:
-        """Hand over the results of the calls at these places; the others have none yet."""
+        """Hand over the results of the calls at these places. The other calls have none yet."""
         self._hand_over([self.pending[place] for place in places], results, None)
 
     def _hand_over(

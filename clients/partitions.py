@@ -1,4 +1,4 @@
-"""Bulk calls of a namespace with any number of partitions: rows divided by key, and packed."""
+"""Bulk calls in a namespace with any number of partitions: divide rows by key, and pack them."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Share(NamedTuple):
 
 
 def puts(core: Core, rows: Any, topic: str, mode: str, bulk_load: BulkLoad | None = None) -> Bulk:
-    """Pack `rows` for add_many. Raises InvalidArgument, Closed; then nothing was packed."""
+    """Pack `rows` for add_many. If it raises InvalidArgument or Closed, nothing was packed."""
 
     def pack(connection: Connection, some: Any) -> Packed:
         return pack_puts(connection, some, topic, mode, bulk_load)
@@ -50,23 +50,23 @@ def puts(core: Core, rows: Any, topic: str, mode: str, bulk_load: BulkLoad | Non
 
 
 def cancels(core: Core, keys: Any, bulk_load: BulkLoad | None = None) -> Bulk:
-    """Pack `keys` for cancel_many. Raises InvalidArgument, Closed; then nothing was packed."""
+    """Pack `keys` for cancel_many. If it raises InvalidArgument or Closed, nothing was packed."""
     return _packed(core, keys, bulk_load, partial(pack_cancels, bulk_load=bulk_load), split_keys)
 
 
 def unparks(core: Core, rows: Any, bulk_load: BulkLoad | None = None) -> Bulk:
-    """Pack `rows` for unpark_many. Raises InvalidArgument, Closed; then nothing was packed."""
+    """Pack `rows` for unpark_many. If it raises InvalidArgument or Closed, nothing was packed."""
     return _packed(core, rows, bulk_load, partial(pack_unparks, bulk_load=bulk_load), split_unparks)
 
 
 def unsettled(core: Core, result: BulkResult) -> Bulk:
-    """Return the parts of a bulk call that was packed before. Raises InvalidArgument, Closed."""
+    """Return the parts of an earlier bulk call. Raises InvalidArgument, Closed."""
     check_type("result", result, BulkResult, optional=False)
     core.check()
     results = [one for _, one in result.parts] if isinstance(result, MergedResult) else [result]
     parts = [Part(one._connection, one, ()) for one in results if one._connection is not None]
     if any(part.connection not in core.connections for part in parts):
-        raise InvalidArgument(f"result must be of a bulk call of this client, not {result!r}")
+        raise InvalidArgument(f"result must come from a bulk call of this client, not {result!r}")
     return Bulk(result, parts)
 
 
@@ -74,8 +74,8 @@ def _packed(
     core: Core, rows: Any, bulk_load: BulkLoad | None, pack: Pack,
     split: Callable[[Core, Any], Iterable[Share]],
 ) -> Bulk:  # fmt: skip
-    """Pack the rows of each partition. Raises ShardUnavailable for a namespace with one partition;
-    of several, the rows of a shard that is unavailable get that error."""
+    """Pack the rows of each partition. If a shard is unavailable, raise ShardUnavailable in a
+    namespace with one partition; with several partitions the rows of that shard get this error."""
     core.check()
     if len(core.connections) == 1:
         connection = core.connections[0]
@@ -89,7 +89,7 @@ def _packed(
         shares = list(split(core, rows))
     except Exception as error:
         raise unreadable("rows", error) from error
-    # Without rows one share remains, so that the other arguments are checked.
+    # Without rows one empty share is packed, so that the other arguments are checked.
     shares = shares or [Share(core.connections[0], (), rows)]
     whole, parts = MergedResult(sum(len(share.places) for share in shares)), []
     for share in shares:
@@ -119,7 +119,7 @@ def _admitted(whole: MergedResult, part: Part) -> bool:
 
 
 def split_rows(core: Core, rows: Any) -> Iterator[Share]:
-    """Divide rows or columns of add_many. Raises InvalidRows, InvalidKey."""
+    """Divide the rows or columns of add_many by partition. Raises InvalidRows, InvalidKey."""
     if are_columns(rows):
         yield from _split_columns(core, rows)
     else:
@@ -128,12 +128,12 @@ def split_rows(core: Core, rows: Any) -> Iterator[Share]:
 
 
 def split_keys(core: Core, keys: Any) -> Iterator[Share]:
-    """Divide the keys of cancel_many. Raises InvalidKey."""
+    """Divide the keys of cancel_many by partition. Raises InvalidKey."""
     yield from _split(core, _listed(keys), keys)
 
 
 def split_unparks(core: Core, rows: Any) -> Iterator[Share]:
-    """Divide the rows of unpark_many. Raises InvalidRows, InvalidKey."""
+    """Divide the rows of unpark_many by partition. Raises InvalidRows, InvalidKey."""
     keys = (unpark_key(row, index) for index, row in enumerate(rows))
     yield from _split(core, keys, rows)
 

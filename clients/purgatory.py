@@ -1,5 +1,5 @@
-"""The purgatory across processes: one process watches, any process advances, the watching one
-receives the outcome.
+"""The purgatory across processes: one process watches operations, any process advances keys, and
+the watching process receives the outcomes.
 
 A Purgatory is a Client with operations. Its engine also takes the outcomes that the daemon sends. A
 second thread runs callbacks and CLIENT conditions, which may make calls of their own.
@@ -51,7 +51,7 @@ from purgatoryd.shm_layout.layout import Op, PutMode
 from purgatoryd.shm_layout.wire import Key
 
 ERROR_MAX = 2**32 - 1
-KEEP_ALIVE_S = 15.0  # an owner of operations sends a PING this often: idle sessions may be ended
+KEEP_ALIVE_S = 15.0  # PING interval of an owner with operations: the daemon may end idle sessions
 
 
 class Watch(NamedTuple):
@@ -79,15 +79,16 @@ class Armed(NamedTuple):
 
 
 def _encode_once(operation: Operation, condition: When) -> Encoded:
-    """Try a CLIENT condition whose timeout is 0, before the watch is sent."""
+    """Evaluate a CLIENT condition whose timeout is 0, before the watch is sent. If it is true,
+    return a condition that holds at once."""
     if not operation._holds():
         return operation._encoded
     return encode(AllOf(dict.fromkeys(operation._encoded.keys, 0), own=condition.own))
 
 
 def prepare_watch(core: Core, owner: Owner, row: Watch) -> Armed:
-    """Check a WATCH and return its entry. Raises InvalidArgument, and Partitioned unless one
-    partition has all keys."""
+    """Check a WATCH and return its entry. Raises InvalidArgument, and Partitioned if the keys are
+    in different partitions."""
     encoded = encode(row.condition)
     connection = core.of_all(row.key, encoded.keys)
     book = owner.books[connection]
@@ -115,7 +116,7 @@ def _pack_watch(
 
 
 def watch_rows(core: Core, owner: Owner, rows: Iterable[Watch | tuple[Any, ...]]) -> list[Armed]:
-    """Check the rows of watch_many and return their entries. Raises as prepare_watch."""
+    """Check the rows of watch_many and return their entries. Raises as prepare_watch() does."""
     return [
         prepare_watch(core, owner, _watch(row, index))
         for index, row in enumerate(each("rows", rows))
@@ -131,7 +132,8 @@ def _watch(row: Any, index: int) -> Watch:
 def prepare_trigger(
     core: Core, kind: type[PendingTrigger[Found]], op: Op, key: Key, value: int = 0
 ) -> Entry[PendingTrigger[Found]]:
-    """Check a record from ADVANCE_KEY to COMPLETE; return its entry. Raises InvalidArgument."""
+    """Check a record whose `op` is from ADVANCE_KEY to COMPLETE, and return its entry. Raises
+    InvalidArgument."""
     connection = core.of(key)
     entry = connection.entry(kind(key, None), *_trigger(core.names, op, key, value))
     if isinstance(entry.pending, PendingEnded):
@@ -149,7 +151,7 @@ def _trigger(
 def prepare_extend(
     core: Core, operation: Operation, timeout: float | timedelta
 ) -> Entry[PendingTrigger[bool]]:
-    """Return a PUT that only extends `operation`. Raises InvalidArgument."""
+    """Return the entry of a PUT that only extends `operation`. Raises InvalidArgument."""
     key_type, key_bytes = wire.encode_key(operation.key)
     connection = core.at(key_bytes)
     kind, time_ns = connection.due(timeout)
@@ -159,7 +161,7 @@ def prepare_extend(
 
 
 def prepare_cancel(core: Core, operation: Operation) -> Entry[PendingTrigger[bool]]:
-    """Return a CANCEL of `operation` alone."""
+    """Return the entry of a CANCEL that ends only `operation`."""
     key_type, key_bytes = wire.encode_key(operation.key)
     fields = (key_type, key_bytes, operation.ticket)
     pending = PendingCancelled(operation.key, None)
@@ -167,7 +169,8 @@ def prepare_cancel(core: Core, operation: Operation) -> Entry[PendingTrigger[boo
 
 
 def admit_all(entries: Iterable[Entry[Any]]) -> None:
-    """Admit a call of several records, once for each shard. Raises ShardUnavailable."""
+    """Admit a call that has several records. Each shard is checked once. Raises
+    ShardUnavailable."""
     for breaker in dict.fromkeys(entry.pending.connection.breaker for entry in entries):
         if breaker is not None:
             breaker.check()
@@ -191,7 +194,7 @@ def each_watermark(watermarks: ByKey[int] | Iterable[tuple[Key, int]]) -> list[t
 
 
 class Owner:
-    """The operations of one client: a Book for each connection, and what their owner sends."""
+    """The operations of one client: a Book for each connection, and the messages that it sends."""
 
     def __init__(self, core: Core, kick: Callable[[], None], resume: Resume | None) -> None:
         """`kick` wakes the thread that calls work()."""
@@ -203,7 +206,7 @@ class Owner:
         core.on_connection = self.own
 
     def own(self, connection: Connection) -> None:
-        """Route what the daemon sends to an owner of operations into a Book."""
+        """Create the Book of a connection. It receives the outcomes that the daemon sends."""
         book, session, resume = Book(self._kick, connection.host), connection.session, self._resume
         if resume is not None:
             book.resume(session, resume.callback, resume.on_lost)
@@ -221,8 +224,8 @@ class Owner:
         return self.books[entry.pending.connection]
 
     def speak(self) -> float:
-        """Pack completions, queue acknowledgements, and a PING after a long silence. Return the
-        host time of the next call."""
+        """Pack completions, queue acknowledgements, and queue a PING every KEEP_ALIVE_S. Return the
+        host time at which speak() must be called again."""
         for connection, book in self.books.items():
             for operation, version in book.completions():
                 fields = _trigger(self._core.names, Op.COMPLETE, operation.key, version)
@@ -265,10 +268,11 @@ class Owner:
 class Purgatory(Client):
     """A client of the daemon `name` that owns operations.
 
-    Arguments and errors are those of Client. The process that watched receives the outcomes and
-    acknowledges them. With `resume` a later process gets the outcomes of operations that are armed
-    when this one ends; without it they are dropped. In a namespace with several partitions, the key
-    and all watch keys of an operation have to be in one partition, or watch() raises Partitioned.
+    Arguments and errors are those of Client. The process that watched an operation receives its
+    outcome and acknowledges it. With `resume`, a later process receives the outcomes of operations
+    that are armed when this process ends; without `resume` these outcomes are dropped. In a
+    namespace with several partitions, the key and all watch keys of an operation have to be in one
+    partition, or watch() raises Partitioned.
     """
 
     def __init__(
@@ -311,11 +315,11 @@ class Purgatory(Client):
     ) -> Operation:  # fmt: skip
         """Arm an operation that ends once `condition` holds, or after `timeout` seconds.
 
-        `topic`: its end is published there as a notice. `callback(operation)` runs in the
-        purgatory's thread once it has ended. Raises InvalidArgument, Partitioned, Refused (Exists,
-        Full, Busy, ...), DaemonError. After a CallTimeout repeat the same watch: it returns the
-        operation of the first call, unless that has ended and the call raised more than DOUBT_S (60
-        s) ago.
+        `topic`: the end of the operation is published there as a notice. `callback(operation)` runs
+        in the purgatory's thread once the operation has ended. Raises InvalidArgument, Partitioned,
+        Refused (Exists, Full, Busy, ...), DaemonError. After a CallTimeout repeat the same watch:
+        it returns the operation of the first call, unless that operation has ended and the first
+        call raised more than DOUBT_S (60 s) ago.
         """
         check_callable("callback", callback)
         self._core.check()
@@ -341,8 +345,9 @@ class Purgatory(Client):
         """Arm many operations; `rows`: Watch, or tuples (key, condition, timeout[, payload[,
         topic]]).
 
-        Each is armed or refused by itself: result() of a refused one raises why. Raises
-        InvalidArgument, Partitioned and ShardUnavailable before anything is sent, DaemonError.
+        Each operation is armed or refused independently: result() of a refused operation raises the
+        refusal. Raises InvalidArgument, Partitioned and ShardUnavailable before anything is sent,
+        DaemonError.
         """
         self._core.check()
         armed = watch_rows(self._core, self._owner, rows)
@@ -375,11 +380,11 @@ class Purgatory(Client):
         return self._trigger(PendingCount, Op.ADVANCE_KEY, key, check_watermark(watermark))
 
     def advance_many(self, watermarks: ByKey[int] | Iterable[tuple[Key, int]]) -> list[int]:
-        """Raise the watermarks of many keys, in order. Returns the number of operations that each
-        ended.
+        """Raise the watermarks of many keys, in order. Returns for each key the number of
+        operations that ended.
 
         Raises InvalidArgument and ShardUnavailable before anything is sent, DaemonError. Raises
-        Refused for the first key that was refused; the others are advanced all the same.
+        Refused for the first key that was refused; the other keys are advanced nevertheless.
         """
         self._core.check()
         entries = [
@@ -392,25 +397,27 @@ class Purgatory(Client):
         return self._run(job, lambda: [entry.pending.outcome() for entry in entries], handles)
 
     def bump(self, key: Key, n: int = 1) -> int:
-        """Add `n` to the key's watermark, once. Returns the number of operations that ended."""
+        """Add `n` to the key's watermark, exactly once. Returns the number of operations that
+        ended."""
         return self._trigger(PendingCount, Op.BUMP, key, check_watermark(n))
 
     def fail(self, key: Key, code: int) -> int:
-        """Fail the key's operations, and later ones until clear(). Returns the number that
-        ended."""
+        """Fail the key's operations, and later operations until clear() is called. Returns the
+        number of operations that ended."""
         return self._trigger(PendingCount, Op.FAIL, key, check_error(code))
 
     def clear(self, key: Key) -> bool:
-        """End the key's failure. Returns False if the daemon does not know the key."""
+        """End the failed state of the key. Returns False if the daemon does not know the key."""
         return self._trigger(PendingFound, Op.CLEAR, key)
 
     def forget(self, key: Key) -> bool:
-        """Forget the key's watermark once no operation watches it. Returns False if the daemon does
-        not know the key."""
+        """Forget the key's watermark once no operation watches the key. Returns False if the daemon
+        does not know the key."""
         return self._trigger(PendingFound, Op.FORGET, key)
 
     def cancel_for_key(self, key: Key) -> list[Key]:
-        """End all operations that watch `key` with the cause "cancelled". Returns their keys."""
+        """End all operations that watch `key`, with the cause "cancelled". Returns the keys of the
+        operations."""
         return self._trigger(PendingEnded, Op.CANCEL_FOR_KEY, key)
 
     def _trigger(
@@ -433,9 +440,9 @@ class Purgatory(Client):
     # ---- close -----------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Close the client as Client.close does. Running callbacks get as much time again.
+        """Close the client as Client.close does, then wait up to `timeout` for running callbacks.
 
-        The result() of operations that have not ended raises Closed.
+        After that, result() of an operation that has not ended raises Closed.
         """
         super().close()
 

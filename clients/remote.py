@@ -1,7 +1,7 @@
 """Address and keys of a daemon on another host.
 
-A client does not map the daemon's memory then. So the daemon turns delays into deadlines, when it
-first applies them, and a subscriber has only the messages.
+A client on another host cannot map the daemon's memory. So the daemon computes the deadline of a
+delay when it first applies the call, and a subscriber has only the messages.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Remote:
         object.__setattr__(self, "_pair", curve.read_pair(Path(self.key)))
 
     def equip(self, socket: zmq.Socket[bytes]) -> None:
-        """Give a socket these keys, and heartbeats that notice a dead host. Call it before
+        """Give a socket these keys, and heartbeats that detect a dead host. Call this before
         connect()."""
         socket.set(zmq.CURVE_SERVERKEY, self.server_key.encode())
         socket.set(zmq.CURVE_PUBLICKEY, self._pair.public)

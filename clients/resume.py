@@ -24,15 +24,15 @@ class Resume:
     """Lets a later process take over the operations of an owner whose process has ended.
 
     `name`: 1 to 63 bytes, the same in both processes. Only one process of a uid may use a name at a
-    time. `grace`: seconds for which the daemon keeps the session after the end of its process, up
-    to a day. After that, and after close(), the daemon frees the outcomes. `callback(key, outcome)`
-    runs in the purgatory's thread, once for each operation of an earlier process that has ended.
-    `missing`, `failed` and `watermarks` of such an outcome are empty. A `When` of an earlier
-    process counts as false.
+    time. `grace`: seconds for which the daemon keeps the session after its process has ended, up to
+    a day. After that, and after close(), the daemon frees the outcomes. `callback(key, outcome)`
+    runs in the purgatory's thread, once for each ended operation that an earlier process watched.
+    `missing`, `failed` and `watermarks` of such an outcome are empty. The condition of a `When` of
+    an earlier process counts as false.
 
-    `on_lost(error)` runs in the same thread, at most once for each partition of the namespace, if a
-    session that was taken over is lost: operations of earlier processes in that partition then give
-    no more outcomes.
+    `on_lost(error)` runs in the same thread if a session that was taken over is lost, at most once
+    for each partition of the namespace. After that, no more outcomes arrive for operations of
+    earlier processes in that partition.
 
     Raises InvalidArgument.
     """
@@ -58,13 +58,14 @@ class Resume:
     def nonces(
         self, random_bytes: Callable[[int], bytes], partition: int
     ) -> Callable[[int], bytes]:
-        """Return a function that gives the nonce of the resumable session with a partition, then
-        random nonces for sessions that replace it; no process can resume those."""
+        """Return a function that first gives the nonce of the resumable session with a partition.
+        Then it gives random nonces for the sessions that replace this session; no process can
+        resume the replacements."""
         made = self._nonces(random_bytes, partition)
         return lambda _: next(made)
 
     def _nonces(self, random_bytes: Callable[[int], bytes], partition: int) -> Iterator[bytes]:
-        # The first partition has the nonce of a namespace with one.
+        # The first of several partitions has the same nonce as a single partition.
         suffix = b"\0%d" % partition if partition else b""
         name = b"purgatoryd resume " + self.name.encode() + suffix
         yield sha256(name)[:_NONCE_BYTES]

@@ -1,8 +1,9 @@
 """Records that the daemon answered BUSY, and the records that wait behind them.
 
 This module uses neither socket nor clock. Order is kept per key: a record that touches a key of a
-waiting record waits behind it, whichever call it belongs to. Other records pass. Keys are compared
-by namespace, type and bytes; a watch key is never the key of a timer or an operation.
+waiting record waits behind that record, whichever call it belongs to. Other records are sent at
+once. Keys are compared by namespace, type and bytes; a watch key never equals the key of a timer or
+an operation.
 """
 
 from __future__ import annotations
@@ -20,16 +21,16 @@ from purgatoryd.shm_layout.errors import DaemonError
 from purgatoryd.shm_layout.layout import Op, Status
 
 WAITING_MAX = 4096
-"""Number of waiting records at which no new batch is sent."""
+"""While at least this number of records wait, no new batch is sent."""
 _BUSY = int(Status.BUSY)
 _SIZE = wire.RESULT.size
 _NONE = bytes(_SIZE)
 _REFUSED = wire.RESULT.pack(_BUSY, 0)
-_ENDED = struct.Struct("<II")  # number of a record, bytes of the keys that it ended
+_ENDED = struct.Struct("<II")  # number of a record, bytes of the keys of operations that it ended
 
 
 def is_busy(results: bytes, count: int) -> bool:
-    """True if one of the `count` results has the status BUSY, in its first byte."""
+    """True if one of the `count` results has the status BUSY. A result begins with its status."""
     return _BUSY in results[: count * _SIZE : _SIZE]
 
 
@@ -87,7 +88,8 @@ def _key(watched: bool, namespace: bytes, key_type: int, key: bytes) -> bytes:
 
 
 def _ended(extra: bytes) -> Iterator[tuple[int, bytes]]:
-    """Yield the number of a record and the keys that it ended, from the bytes after the results."""
+    """Yield (number of a record, keys of the operations that it ended) from the bytes after the
+    results."""
     at = 0
     while at < len(extra):
         number, size = _ENDED.unpack_from(extra, at)
@@ -105,15 +107,15 @@ class Whole:
         self.waiting: list[int] = []
         """Numbers of the records that wait to be sent, in rising order."""
         self.refused: set[int] = set()
-        """Numbers of the records that wait or are sent again: their keys are busy."""
+        """Numbers of the records that wait or have been sent again. Their keys are busy."""
         self.in_flight = 0
-        """Number of records in its parts that have no answer."""
+        """Number of records that were sent in parts and have no answer."""
         self.error: DaemonError | None = None
         self._results = [_NONE] * batch.count
         self._ended: dict[int, bytes] = {}
 
     def part(self, places: Sequence[int]) -> Batch:
-        """Return a batch of some of the records, which count as in flight."""
+        """Return a batch of the records at `places`. They count as in flight from this call on."""
         whole = self.batch
         rows = [self.rows[place] for place in places]
         names = whole.body[: whole.names_bytes]
@@ -162,12 +164,12 @@ class Whole:
         return results if self.error is None else Partial(results, self.error)
 
     def hand_over(self, places: Sequence[int]) -> None:
-        """Give the calls of these records their answers; other records are sent again."""
+        """Give the calls of these records their answers, before the whole batch is answered."""
         if self.batch.settle_some is not None and places:
             self.batch.settle_some(places, self._answers(places))
 
     def _answers(self, places: Sequence[int]) -> bytes:
-        """Return the answers to these records, and the keys that they ended."""
+        """Return the results of these records, then the keys of the operations that they ended."""
         results = b"".join(self._results[place] for place in places)
         ended = ((n, self._ended[place]) for n, place in enumerate(places) if place in self._ended)
         return results + b"".join(_ENDED.pack(n, len(keys)) + keys for n, keys in ended)
@@ -184,10 +186,10 @@ class Retries:
         self._busy: Counter[bytes] = Counter()
         self._round: deque[Whole] = deque()
         self._round_due = False
-        self._sent_to = -1  # number of the last record of the round's first batch that was sent
-        self._refused_again: set[bytes] = set()  # keys of records refused again in this round
+        self._sent_to = -1  # Number of the last sent record in the first batch of `_round`.
+        self._refused_again: set[bytes] = set()  # Keys of records refused again in this round.
         self.waiting = 0
-        """Records that wait to be sent again."""
+        """Number of records that wait to be sent again."""
         self.settled = 0
         """Number of records that were refused as BUSY and later got another answer."""
 
@@ -203,7 +205,7 @@ class Retries:
         self._answered(whole, range(batch.count), results)
 
     def returned(self, part: Batch) -> None:
-        """Queue a part again that was certainly not applied."""
+        """Queue the records of a part again, because the part was certainly not applied."""
         assert part.places is not None
         whole = self._whole_of(part)
         whole.in_flight -= part.count
@@ -211,7 +213,7 @@ class Retries:
         self._wait(whole, part.places)
 
     def fail(self, error: DaemonError) -> None:
-        """Fail all waiting records: the daemon refuses this client."""
+        """Fail all waiting records, because the daemon refuses this client."""
         for whole in list(self._wholes):
             places, whole.waiting = whole.waiting, []
             self.waiting -= len(places)
@@ -220,7 +222,7 @@ class Retries:
             self._finish(whole)
 
     def abandon(self, calls: Set[object]) -> int:
-        """Stop sending the waiting records of these calls: BUSY is their answer.
+        """Stop resending the waiting records of these calls; BUSY becomes their answer.
 
         Returns the number of these records.
         """
@@ -294,7 +296,8 @@ class Retries:
     # ---- sending -----------------------------------------------------------------------------
 
     def free(self, batch: Batch) -> Batch | None:
-        """Return the part of a new batch that may be sent; the rest waits behind busy keys."""
+        """Return the part of a new batch that may be sent, or None. Other records wait for busy
+        keys."""
         rows = list(rows_of(batch)) if self._wholes else []
         if not any(key in self._busy for row in rows for key in row.keys):
             return batch
@@ -303,7 +306,7 @@ class Retries:
         for place, row in enumerate(rows):
             in_bulk_load = bool(
                 batch.rows and whole.waiting
-            )  # rows of a bulk load in one batch are consecutive
+            )  # rows of a bulk load must be consecutive in a batch
             if in_bulk_load or any(key in self._busy for key in row.keys):
                 whole.note((place,), _REFUSED)
                 self._wait(whole, (place,))
@@ -327,8 +330,8 @@ class Retries:
     def again(self, in_flight: bool) -> Batch | None:
         """Return the next batch of the round; None if the round waits or is over.
 
-        A round begins once nothing is `in_flight`: the daemon refuses busy keys until the client
-        has seen all its answers.
+        A round begins only if no batch is `in_flight`, because the daemon refuses busy keys until
+        the client has seen all answers.
         """
         if self._round_due:
             if in_flight:
@@ -347,8 +350,8 @@ class Retries:
         return None
 
     def _places(self, whole: Whole) -> list[int]:
-        """Return the records that may be sent: none that shares a key with an earlier record that
-        was refused again in this round."""
+        """Return the numbers of the records that may be sent. A record must wait if it shares a key
+        with an earlier record that was refused again in this round."""
         places: list[int] = []
         for place in whole.waiting[bisect(whole.waiting, self._sent_to) :]:
             if places and whole.batch.rows and place != places[-1] + 1:

@@ -1,7 +1,7 @@
 """Find the daemon that holds a partition of a namespace: a daemon, or a shard of a deployment.
 
-With shards the routing table says which shard holds what. For a namespace that is not in the table
-yet, the deployment is asked to create it. Nothing here waits.
+With shards the routing table says which shard holds each partition. If a namespace is not in the
+table yet, the deployment is asked to create it. No code here waits.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ FAILURES = 3
 """Number of consecutive calls without an answer after which calls for a shard fail at once."""
 ASK_AGAIN_NS = 500_000_000
 PAUSE_NS, PAUSE_MAX_NS = 1_000_000_000, 30_000_000_000
-"""Pause before the first probe of a silent shard, and the longest pause; each failed probe doubles
-it."""
+"""Pause before the first probe of a silent shard, and the longest pause. Each failed probe doubles
+the pause."""
 
 
 class Route:
-    """The way to the daemons that hold `namespace`, for one client."""
+    """Finds the daemons that hold `namespace`, for one client."""
 
     def __init__(
         self,
@@ -46,16 +46,18 @@ class Route:
         self._ask_boot_ns = 0
 
     def count(self) -> int:
-        """Return the number of partitions of the namespace; 1 without shards. Raises as find()."""
+        """Return the number of partitions of the namespace; 1 without shards. Raises the errors of
+        find()."""
         paths, table = self.table()
         return self._counted(1 if table is None else self.placed(paths, table).partitions)
 
     def find(self, partition: int = 0) -> tuple[Paths, Breaker | None]:
-        """Return the paths of the daemon that holds a partition, and the breaker of its shard; None
-        without shards.
+        """Return (paths of the daemon that holds a partition, breaker of its shard). Without shards
+        the breaker is None.
 
-        Raises DaemonUnreachable, also until the namespace is created, MessageRefused if it cannot
-        be created, TableBroken, and Partitioned if the number of partitions has changed.
+        Raises DaemonUnreachable if the daemon is not found or the namespace is not created yet,
+        MessageRefused if it cannot be created, TableBroken, and Partitioned if the number of
+        partitions has changed.
         """
         paths, table = self.table()
         if table is None:
@@ -69,15 +71,15 @@ class Route:
 
     def _counted(self, partitions: int) -> int:
         if self._partitions not in (0, partitions):
-            detail = f"this client was opened when it had {self._partitions}; open a new one"
+            detail = f"this client was opened when it had {self._partitions}; open a new client"
             raise Partitioned(self.namespace, partitions, detail)
         self._partitions = partitions
         return partitions
 
     def table(self) -> tuple[Paths, ShardTable | None]:
-        """Return the paths of the daemon, and the routing table of a deployment. Raises
-        DaemonUnreachable, also if the name is found in another directory than before: that is
-        another daemon."""
+        """Return (paths of the daemon, routing table). The table is None without shards. Raises
+        DaemonUnreachable, also if the name is found in another directory than before, because it is
+        then the name of another daemon."""
         paths = client_paths(self.name)
         if self._directory not in (None, paths.directory):
             raise DaemonUnreachable(self.name, str(self._directory), 0.0)
@@ -85,7 +87,7 @@ class Route:
         return paths, read_table(paths.directory, self.name)
 
     def placed(self, paths: Paths, table: ShardTable) -> Placement:
-        """Return the placement of the namespace in `table`. Raises as find()."""
+        """Return the placement of the namespace in `table`. Raises the errors of find()."""
         if not table.knows(self.namespace):
             self._ask(paths)
             raise DaemonUnreachable(self.name, paths.cmd_endpoint, 0.0)
@@ -151,5 +153,5 @@ class Breaker:
         self._retry_boot_ns = now_ns + self._pause_ns
 
     def answered(self) -> None:
-        """Note an answer of the shard: its calls are admitted."""
+        """Note an answer of the shard, and admit all its calls again."""
         self.failures, self._pause_ns = 0, PAUSE_NS

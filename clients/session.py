@@ -1,18 +1,19 @@
 """One session with the daemon: no socket, no clock, no thread.
 
-Messages of the daemon go in through receive(), and messages to it come out through frame(). Results
-go to the `settle` of each batch. Records that are answered BUSY wait in `retries` and are sent
-again; the caller times the pause. The blocking and the asyncio client drive the same object.
+The caller hands messages of the daemon to receive(), and takes messages to the daemon from frame().
+The results of a batch go to its function `settle`. Records that are answered BUSY wait in `retries`
+and are sent again after a pause, which the caller times. The blocking and the asyncio client use
+the same class.
 
 States:
 
-    GREETING  a HELLO is out or must go out; batches wait
+    GREETING  a HELLO was sent or must be sent; batches wait
     OPEN      up to `window` batches are in flight
     CLOSED    the session has ended, or the daemon refused the HELLO for good
 
-A batch gets its sequence when it is first handed out and keeps its bytes from then on. So the
-daemon recognises a copy and answers it from memory. If the daemon has forgotten the session, a
-batch moves to a new session only if it was certainly never applied; the others settle with
+A batch receives its sequence when it is first handed out, and its bytes do not change after that.
+So the daemon recognises a copy and answers it from memory. If the daemon has forgotten the session,
+a batch moves to a new session only if it was certainly never applied; the other batches settle with
 SessionExpired.
 """
 
@@ -46,10 +47,10 @@ class State(enum.Enum):
 
 
 class Query(Letter):
-    """A question; asking twice changes nothing.
+    """A question to the daemon. It may be sent twice, with the same effect as once.
 
-    `build` makes the message from its number and the session. `settle` takes the reply, or the
-    error that replaces it.
+    `build` makes the message from the number of the question and the id of the session. `settle`
+    takes the reply, or the error that replaces it.
     """
 
     __slots__ = ("build", "settle")
@@ -79,7 +80,7 @@ class Session:
         self._nonce = nonce
         self._grace_ns = grace_ns
         self.original = False
-        """True from the first welcome until another session replaces that one."""
+        """True from the first welcome until another session replaces this session."""
         self._worker = worker  # our name in the WAL
         self._wants_durable = durable
         self._ledger = ledger
@@ -94,7 +95,7 @@ class Session:
         self._moving = False
         self._leaving = False
         self._deserted: dict[int, Letter] = {}
-        """The BYE of each session that was replaced, until it is answered."""
+        """By id of a replaced session: its BYE, until the daemon has answered it."""
         self._first_id = 0
         self.retries = Retries()
         self.fruitless = False
@@ -103,8 +104,8 @@ class Session:
         self.id = 0
         self.window = layout.WINDOW
         self.same_clock = True
-        """True if our CLOCK_BOOTTIME is the daemon's. Only then batches have their time of
-        packing."""
+        """True if this process and the daemon have the same CLOCK_BOOTTIME. Only then do batches
+        contain their time of packing."""
         self.welcome: Welcome | None = None
         self.refusal: MessageRefused | None = None
         """Refusal of the last HELLO, until one is accepted."""
@@ -113,7 +114,7 @@ class Session:
         self.on_outcomes: Callable[[list[RawOutcome]], None] | None = None
         """Takes the outcomes and CHECKs that the daemon sends to the owner of operations."""
         self.on_lost: Callable[[SessionExpired], None] | None = None
-        """Called when the session is gone, and the outcomes of its operations with it."""
+        """Called when the session is lost, together with the outcomes of its operations."""
         self._greet()
 
     @property
@@ -126,7 +127,7 @@ class Session:
     # ---- requests of the caller ----------------------------------------------------------
 
     def submit(self, batch: Batch) -> None:
-        """Queue `batch` behind all others; it settles exactly once."""
+        """Queue `batch` behind all other batches. It settles exactly once."""
         self._waiting.append(batch)
 
     def ask(self, query: Query) -> None:
@@ -138,13 +139,14 @@ class Session:
             self._outgoing.append(query)
 
     def unsent(self, call: object) -> Batch | None:
-        """Return the unsent batch of this call alone, for withdraw(); None if there is none."""
+        """Return the unsent batch that contains only this call, for withdraw(); None if there is
+        none."""
         last = self._flight.get(self._sequence)
         batches = self._waiting if last is None else (*self._waiting, last)
         return next((batch for batch in batches if _call_of(batch) is call), None)
 
     def withdraw(self, batch: Batch) -> bool:
-        """Take back a batch that the socket has not taken. Returns False if it has."""
+        """Take back a batch. Returns False if the socket has already accepted it."""
         if batch in self._waiting:
             self._waiting.remove(batch)
         elif batch.sent or self._flight.get(self._sequence) is not batch:
@@ -156,8 +158,8 @@ class Session:
         return True
 
     def abandon(self, calls: Set[object]) -> int:
-        """Stop sending these calls again. Their records that were refused as BUSY, or that wait
-        behind a refused record, get BUSY as their answer. Returns the number of these records."""
+        """Stop resending these calls. BUSY becomes the answer of their records that were refused as
+        BUSY or wait behind a refused record. Returns the number of these records."""
         count = self.retries.abandon(calls)
         for batch in [b for b in self._waiting if _call_of(b) in calls] if count else ():
             self._waiting.remove(batch)
@@ -166,12 +168,12 @@ class Session:
         return count
 
     def forget(self, query: Query) -> None:
-        """Drop a question whose caller does not wait any more."""
+        """Drop a question whose caller no longer waits."""
         self._queries = {n: q for n, q in self._queries.items() if q is not query}
 
     def acknowledge(self, acks: list[tuple[int, int, int]]) -> None:
-        """Queue an ACK of (ticket, version, slot). If it is lost, the daemon sends the outcome
-        again."""
+        """Queue ACKs, each a (ticket, version, slot). If an ACK is lost, the daemon sends the
+        outcome again."""
         if self.state is State.OPEN:
             for first in range(0, len(acks), layout.BATCH_RECORDS):
                 some = acks[first : first + layout.BATCH_RECORDS]
@@ -183,7 +185,7 @@ class Session:
             self._outgoing.append(Letter(wire.encode_frame(Message.PING, self.id)))
 
     def bye(self) -> None:
-        """End the session. The client has nothing in flight."""
+        """End the session. The client must have no batch in flight."""
         self._leaving = True
         if self.state is State.OPEN:
             self._outgoing.append(self._bye())
@@ -217,7 +219,7 @@ class Session:
     # ---- sending ---------------------------------------------------------------------------
 
     def frame(self) -> bytes | None:
-        """Return the next message to send, or None. Call sent() once the socket has taken it."""
+        """Return the next message to send, or None. Call sent() once the socket has accepted it."""
         if not self._outgoing and self.state is State.OPEN and not self._window_full():
             batch = self._next()
             if batch is not None:
@@ -225,7 +227,8 @@ class Session:
         return self._outgoing[0].frame if self._outgoing else None
 
     def _next(self) -> Batch | None:
-        """Return the next batch, or part of one, that no busy key holds back."""
+        """Return the next batch, or the part of a batch that waits for no busy key; None if there
+        is none."""
         if self.retries.in_round:
             return self.retries.again(in_flight=bool(self._flight))
         batch: Batch | None = None
@@ -245,7 +248,7 @@ class Session:
         self._outgoing.append(batch)
 
     def sent(self) -> None:
-        """Note that the socket has taken the message of frame()."""
+        """Note that the socket has accepted the message that frame() returned."""
         self._outgoing.popleft().sent = True
 
     def resend(self) -> None:
@@ -275,8 +278,8 @@ class Session:
         self._outgoing.extend(batches)
 
     def _window_full(self) -> bool:
-        # The daemon remembers the results of the last `window` batches: the distance to the
-        # oldest unanswered one counts, not how many are unanswered.
+        # The daemon remembers the results of the last `window` batches. So the distance to the
+        # oldest unanswered batch counts, not the number of unanswered batches.
         return bool(self._flight) and self._sequence - next(iter(self._flight)) + 1 >= self.window
 
     def _address_query(self, number: int, query: Query) -> None:
@@ -327,7 +330,7 @@ class Session:
     def _on_refused_hello(self, refusal: MessageRefused) -> None:
         self.refusal = refusal
         if refusal.error in _PASSING:
-            return  # temporary: the HELLO is sent again, to this shard or another one
+            return  # temporary: the HELLO is sent again, to this shard or to another shard
         self.state = State.CLOSED
         waiting, self._waiting = self._waiting, deque()
         queries, self._queries = self._queries, {}
@@ -340,9 +343,9 @@ class Session:
     def _on_batch(self, reply: Reply) -> None:
         batch = self._flight.get(reply.sequence)
         if batch is None or reply.session != self.id:
-            return  # answers a copy of a settled batch
+            return  # the answer to a copy of a settled batch
         if reply.error == WireError.WRONG_SHARD:
-            self.astray = reply.refusal()  # it is sent again, to this shard or another one
+            self.astray = reply.refusal()  # the batch is sent again, to this or another shard
         elif not reply.error:
             self.astray = None
             wire.check_results(reply.body, batch.count)
@@ -355,10 +358,10 @@ class Session:
             self._reorder(batch, reply.detail[0])
         elif reply.error in (WireError.STALE, WireError.CHANGED):
             self._desert(self._sequence + 1)  # the sequence was used by an unknown batch
-        elif reply.error == WireError.NOT_DURABLE:  # applied; the session continues
+        elif reply.error == WireError.NOT_DURABLE:  # the batch was applied; the session continues
             del self._flight[reply.sequence]
             batch.settle(NotDurable(*reply.detail))
-        elif reply.error not in (WireError.STOPPING, WireError.BUSY):  # both are sent again
+        elif reply.error not in (WireError.STOPPING, WireError.BUSY):  # else the batch is resent
             self._abandon(batch, reply.refusal())
 
     def _settle(self, batch: Batch, results: bytes) -> None:
@@ -420,15 +423,17 @@ class Session:
     def _forgotten(self) -> None:
         """Replace a session that the daemon does not know.
 
-        With batches in flight their own answers say which are certain. While a HELLO is under way
-        the session is being replaced already, and a second HELLO would leave a session without use.
+        Do nothing while batches are in flight, because their own answers say which of them were
+        certainly never applied. Do nothing while a HELLO is unanswered: the session is already
+        being replaced, and a second HELLO would leave an unused session.
         """
         if self.state is State.OPEN and not self._flight:
             self._replace(0)
 
     def _expire(self, refused: Batch) -> None:
-        # A batch that was sent once and refused was never applied, nor was a later one that was
-        # sent once. An earlier batch, or one of several copies, may have been applied.
+        # A batch that was sent once and refused was never applied, nor was a later batch that was
+        # sent once. An earlier batch, or a batch that was sent several times, may have been
+        # applied.
         self._replace(refused.sequence)
 
     def _reorder(self, refused: Batch, expected: int) -> None:
@@ -442,7 +447,7 @@ class Session:
             self._desert(self._sequence + 1)  # the daemon's state of this session differs from ours
 
     def _abandon(self, refused: Batch, refusal: MessageRefused) -> None:
-        # No batch after a refused one can have been applied, even if several copies were sent.
+        # No batch after a refused batch can have been applied, even if several copies were sent.
         del self._flight[refused.sequence]
         for batch in self._flight.values():
             if batch.sequence > refused.sequence:
@@ -451,7 +456,7 @@ class Session:
         self._desert(refused.sequence)
 
     def _desert(self, first_certain: int) -> None:
-        """Replace a session that the daemon has, and end it there."""
+        """Replace a session that the daemon still has, and tell the daemon to end it."""
         bye = self._deserted[self.id] = self._bye()
         self._replace(first_certain)
         self._outgoing.appendleft(bye)
@@ -459,8 +464,8 @@ class Session:
     def _replace(self, first_certain: int) -> None:
         """Open a new session.
 
-        Batches from `first_certain` on without a copy in doubt move to it; the others have an
-        unknown outcome. A session that is to end is not replaced.
+        Batches with a sequence of at least `first_certain`, and no copy in doubt, move to it. The
+        outcome of the other batches is unknown. A session that is about to end is not replaced.
         """
         if self._leaving:
             self.state = State.CLOSED
@@ -470,7 +475,8 @@ class Session:
         self._give_up([b for b in flight if b.sequence >= first_certain and not b.doubtful])
 
     def _give_up(self, certain: list[Batch]) -> None:
-        """Move the `certain` batches to the next session; the outcome of the others is unknown."""
+        """Move the `certain` batches to the next session. The other batches have an unknown
+        outcome."""
         lost = [b for b in self._flight.values() if b not in certain]
         error = SessionExpired(session=self.id, in_doubt=sum(b.count for b in lost))
         self._flight.clear()
@@ -482,7 +488,7 @@ class Session:
             self.on_lost(error)
 
     def _greet(self) -> None:
-        # The number distinguishes a late answer to an earlier nonce.
+        # The number distinguishes this HELLO from earlier HELLOs, whose answers may come late.
         self._hellos += 1
         self._hello = wire.encode_hello(self._nonce(16), self._hellos, self._worker, self._grace_ns)
         self._grace_ns = 0  # no process can resume a session that replaces this one

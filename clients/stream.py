@@ -3,18 +3,18 @@
 This module uses neither socket nor clock: messages go in through take(), notices come out through
 pop(). The arena is only read, through `Reader`.
 
-Work in `_todo` is done in order, so a message waits behind the gap before it:
+The items of `_todo` are processed in order, so a message waits behind the gap before it:
 
-    Gap      notices that the arena has and this subscriber has not
+    Gap      notices that are in the arena, but were not received by this subscriber
     Arrival  a message; turned into notices once the topic's gap is closed
 
 The caller's thread drives a subscriber, and a signal handler may raise there between any two
 bytecodes. So each step can be repeated: an Arrival leaves `_todo` once its notices are in `_ready`,
-and a notice that gets there twice is dropped by its sequence. The item that peek() returns stays
-the next item until it is stored in `taken`.
+and a notice that is put there twice is recognised by its sequence and dropped. The item that peek()
+returns stays the next item until it is stored in `taken`.
 
-Without an arena that this version can read only the messages are left. A topic then begins with the
-first message that arrives, and a gap is reported as lost, with its range.
+If this version cannot read the arena, the subscriber has only the messages. A topic then begins
+with the first message that arrives, and a gap is reported as lost, with its range.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from purgatoryd.shm_layout.errors import Lagged, PurgatorydError
 from purgatoryd.shm_layout.layout import NOTICE_OF_OPERATION, ArenaState, Cause, ClockKind
 from purgatoryd.shm_layout.wire import NoticeHead
 
-REPLAY_CHUNK = 65_536  # notices taken from the arena at once
+REPLAY_CHUNK = 65_536  # largest number of notices read from the arena at once
 
 _CAUSES = {int(cause): cause for cause in Cause}
 
@@ -54,18 +54,18 @@ class Position:
 
 @dataclass(slots=True)
 class Gap:
-    """Notices up to `last` of a topic have to come from the arena."""
+    """The notices of a topic up to `last`, which have to be read from the arena."""
 
     position: Position
     last: int
     stream_id: int
     incarnation: int
-    """`last` counts in this incarnation of the topic, and in this stream, alone."""
+    """`last` is valid only in this incarnation of the topic and in this stream."""
 
 
 @dataclass(slots=True)
 class Arrival:
-    """A message that is not delivered yet; `received_ns` as in Notice."""
+    """A message that is not delivered yet. `received_ns` becomes `received_boot_ns` of Notice."""
 
     position: Position
     head: NoticeHead
@@ -77,9 +77,9 @@ class Stream:
     """The notices of one namespace, for one subscriber.
 
     `attach` maps the present arena of the daemon, or raises a PurgatorydError; it returns None if
-    there is no arena that can be read here. The stream begins with notices that come from now on,
-    or with `whole`, with all that the arena has. `topics`: None = all topics, also later ones.
-    `clock`: CLOCK_BOOTTIME, in ns.
+    there is no arena that can be read here. The stream begins with the notices that come from now
+    on; if `whole`, with all notices in the arena. `topics`: None = all topics, including topics
+    that are created later. `clock`: CLOCK_BOOTTIME, in ns.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class Stream:
         self.taken: Notice | Lagged | None = None
         """The item that was handed out last."""
         self.stream_id = self._reader.stream_id if self._reader else 0
-        """Id of the stream, and of the stream of the last notice of pop()."""
+        """Id of the current stream. The last item that pop() returned belongs to it."""
         for topic, (incarnation, sequence) in self._newest_sequences().items():
             first = 1 if whole else sequence + 1
             self._positions[topic] = Position(topic, incarnation, first)
@@ -111,7 +111,8 @@ class Stream:
 
     @property
     def daemon(self) -> bytes:
-        """The uuid of the arena of the last item of pop(); empty if no arena can be read."""
+        """The uuid of the arena to which the last item of pop() belongs; empty if no arena can be
+        read."""
         return self._reader.uuid if self._reader else b""
 
     @property
@@ -121,8 +122,8 @@ class Stream:
         return bool(self._todo)
 
     def broken(self) -> list[Lagged]:
-        """Return a Lagged for each topic, to be reported if nothing follows the items that pop()
-        returned."""
+        """Return a Lagged for each topic. It reports the loss of continuity after the items that
+        pop() has returned."""
         return [
             Lagged(self._namespace, position.topic, position.next, 0)
             for position in self._positions.values()
@@ -163,7 +164,8 @@ class Stream:
     # ---- out ---------------------------------------------------------------------------------
 
     def peek(self) -> Notice | Lagged | None:
-        """Return the next notice, or the range lost before it; None if there is none."""
+        """Return the next notice, or a Lagged with the range lost before it; None if there is no
+        such item."""
         while True:
             while self._ready:
                 position, item = self._ready[0]
@@ -176,7 +178,7 @@ class Stream:
                 return None
 
     def pop(self) -> Notice | None:
-        """Take the next notice; None if there is none. Raises Lagged for lost ones."""
+        """Take the next notice; None if there is none. Raises Lagged for lost notices."""
         item = self.peek()
         self.taken = item
         if isinstance(item, Lagged):
@@ -184,7 +186,7 @@ class Stream:
         return item
 
     def _work(self, item: Gap | Arrival) -> bool:
-        """Do the first piece of work. Returns False if it cannot be done at present."""
+        """Process the first item of `_todo`. Returns False if that is not possible at present."""
         return self._fill(item) if isinstance(item, Gap) else self._arrive(item)
 
     def _arrive(self, arrival: Arrival) -> bool:
@@ -238,7 +240,7 @@ class Stream:
     def _deliver(
         self, position: Position, head: NoticeHead, body: bytes, received_ns: int | None
     ) -> None:
-        """Append the new notices of a message. The message leaves no gap behind it."""
+        """Append the new notices of a message to `_ready`. No gap may precede the message."""
         skip = position.next - head.first
         if skip >= head.records:
             return
@@ -288,13 +290,13 @@ class Stream:
         return position
 
     def _current(self, stream_id: int) -> bool:
-        """True if the mapped arena is in order and of this stream, or none can be read."""
+        """True if the mapped arena is READY and has this stream, or if no arena can be read."""
         if self._reader is None:
             return True
         return self._reader.state == ArenaState.READY and self._reader.stream_id == stream_id
 
     def _follow(self) -> bool:
-        """Map the daemon's present arena. Returns False while there is none that is ready."""
+        """Map the daemon's present arena. Returns False while no arena is ready."""
         try:
             reader = self._attach()
         except PurgatorydError:
@@ -315,8 +317,8 @@ class Stream:
         return head.stream_id == self.stream_id
 
     def _break(self, stream_id: int) -> None:
-        """Report a loss of continuity for every topic, and go on with the new stream. That loss
-        covers all that the stream has sent; later losses are reported."""
+        """Report a loss of continuity for every topic, and continue with the new stream. This loss
+        covers all notices that the new stream has sent so far. Later losses are reported again."""
         newest = self._newest_sequences()
         for position in self._positions.values():
             self._restart(position, 0, newest.get(position.topic, (0, 0))[1])
@@ -329,7 +331,8 @@ class Stream:
             self._restart(position, incarnation, sent)
 
     def _restart(self, position: Position, incarnation: int, sent: int) -> None:
-        """Begin again with the first notice of a topic, of which `sent` were sent already."""
+        """Begin again with the first notice of a topic. `sent`: number of notices of the topic that
+        were already sent."""
         broken = position.broken
         if position.incarnation:
             broken = Lagged(self._namespace, position.topic, position.next, 0)

@@ -1,9 +1,10 @@
-"""The blocking subscriber, and the code that the asyncio one uses as well.
+"""The blocking subscriber, and the code that it shares with the asyncio subscriber.
 
-PUB sockets drop messages silently; a subscriber does not lose them. Every message has its position
-in its topic, and the arena's topic table has the newest position of each topic. The two are
-compared often in the first second after each connect, because a subscription takes effect some time
-after it was made, and every CHECK_S from then on.
+PUB sockets drop messages silently, but a subscriber does not lose their notices. Every message
+contains its position in its topic, and the arena's topic table has the newest position of each
+topic. The subscriber compares the two positions often in the first second after each connect,
+because a subscription takes effect some time after it was made. After that it compares them every
+CHECK_S.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ from purgatoryd.shm_layout.host import HOST, Host
 from purgatoryd.shm_layout.paths import check_name
 
 HWM_MAX = 2**31 - 1
-RECEIVE_HWM = 1000  # messages; each holds up to a thousand notices
+RECEIVE_HWM = 1000  # number of messages; each message holds up to a thousand notices
 CHECK_S = 5.0
 FIRST_CHECK_S = 0.002
 PROBATION_S = 1.0
@@ -50,17 +51,17 @@ OPEN_RETRY_S = 0.01
 
 
 class Taker(Protocol):
-    """Notes the item that was handed out."""
+    """An object that stores the item that was handed out last."""
 
     taken: Notice | Lagged | None
 
 
 Next = tuple[Taker, Notice | Lagged]
-"""The stream that notes an item as taken, and the item."""
+"""(object that stores the item as taken, item)."""
 
 
 class Inbox:
-    """A SUB socket, the stream behind it, and the times of comparison. Never waits."""
+    """A SUB socket, its Stream, and the schedule of comparisons with the arena. It never waits."""
 
     def __init__(
         self,
@@ -93,8 +94,8 @@ class Inbox:
         subjects = _subjects(namespace, topics)
         self.endpoint = remote.place.notices if remote else self._route.find()[0].pub_endpoint
         self.live = remote is None
-        """False until a remote daemon has accepted the connection. True at once for a local one,
-        whose arena has all notices."""
+        """False until a remote daemon has accepted the connection. True at once for a local daemon,
+        because its arena has all notices."""
         self._fork_guard = ForkGuard("subscriber")
         self._subscription = subscribe(self.endpoint, subjects, high_water_mark, remote)
         try:
@@ -122,14 +123,14 @@ class Inbox:
         return self._subscription.sockets
 
     def let_in(self) -> bool:
-        """True once there is or was a connection."""
+        """True once a connection was made; at once if the daemon is local."""
         if not self.live:
             self._compare()
         return self.live
 
     def peek(self) -> Next | None:
-        """Return the stream to note the item as taken, and the next notice or Lagged; None if there
-        is none."""
+        """Return (stream, item): the next notice or Lagged, and the stream that stores it as taken.
+        Return None if there is no item."""
         self._fork_guard.check()
         while (item := self._stream.peek()) is None:
             if self._stream.stuck or not (self._receive() or self._compare()):
@@ -155,7 +156,7 @@ class Inbox:
 
     @property
     def open(self) -> bool:
-        """True until it is closed, in the process that made it."""
+        """True until close(), but only in the process that created the inbox."""
         return self._fork_guard.mine and not self._fork_guard.closed
 
     def end(self) -> list[Lagged]:
@@ -177,8 +178,7 @@ class Inbox:
             self._subscription.close()
 
     def _attach(self) -> Reader | None:
-        """Attach to the arena; None if the daemon is on another host, or of a version with another
-        ABI."""
+        """Attach to the arena. Return None if the daemon is on another host or has another ABI."""
         if self._remote is not None:
             return None
         try:
@@ -187,8 +187,8 @@ class Inbox:
             return None
 
     def _receive(self) -> bool:
-        """Receive a message. One that an interrupt cut in two is dropped; the arena has its
-        notices."""
+        """Receive a message. After an interrupt the message is dropped, and its notices are read
+        from the arena."""
         if self._receiving:
             self._check_s = 0.0
         self._receiving = True
@@ -200,8 +200,7 @@ class Inbox:
         return frames is not None
 
     def _compare(self) -> bool:
-        """Compare with the arena if it is time and no message has come. Returns whether it was
-        time."""
+        """Compare the stream with the arena if a comparison is due. Returns whether it was due."""
         if self._subscription.reconnected():
             self.live = True
             self._stream.reconnected()
@@ -230,7 +229,7 @@ class Inbox:
                 self._subscription.redirect(endpoint)
 
     # The pause between comparisons doubles until PROBATION_S, or until a message shows that the
-    # subscription is live. Then they come every CHECK_S.
+    # subscription is live. After that a comparison is made every CHECK_S.
 
     def _probation(self) -> None:
         self._received = False
@@ -248,12 +247,12 @@ class Inbox:
 
 
 class Merged:
-    """The inboxes of all shards that hold a namespace, merged. A topic has an order in each
-    shard."""
+    """The inboxes of all shards that hold a namespace, merged. The notices of a topic are in order
+    only within each shard."""
 
     def __init__(self, route: Route, open_one: Callable[[Route, bool], Inbox]) -> None:
-        """`open_one`: opens the inbox at a route, with all that the arena has if its second
-        argument is true, else with notices from now on."""
+        """`open_one(route, whole)` opens the inbox of a route. It begins with all notices in the
+        arena if `whole`, else with the notices from now on."""
         self._route = route
         self._open_one = open_one
         self._inboxes: list[Inbox] = []
@@ -272,7 +271,7 @@ class Merged:
 
     @property
     def endpoint(self) -> str:
-        """Endpoint of a shard that has not let us in; of the first one if all have."""
+        """Endpoint of a shard that has not accepted the connection; else of the first shard."""
         waiting = [inbox for inbox in self._inboxes if not inbox.live] or self._inboxes
         return waiting[0].endpoint
 
@@ -289,11 +288,11 @@ class Merged:
 
     @property
     def open(self) -> bool:
-        """True until it is closed, in the process that made it."""
+        """True until close(), but only in the process that created the inboxes."""
         return all(inbox.open for inbox in self._inboxes)
 
     def let_in(self) -> bool:
-        """True once there are or were connections to all shards."""
+        """True once let_in() of the inbox of every shard is True."""
         return all(inbox.let_in() for inbox in self._inboxes)
 
     def peek(self) -> Next | None:
@@ -326,9 +325,9 @@ class Merged:
     def _follow(self) -> None:
         """Open the inboxes of the next shard generation after the number of shards has changed.
 
-        There topics begin with the notices that no subscriber was sent. Notices that were sent and
-        did not arrive are gone, so a Lagged reports the end of each topic of the previous
-        shard generation.
+        In the new shard generation, topics begin with the notices that were not sent to any
+        subscriber before. Notices that were sent but did not arrive are lost, so a Lagged reports
+        the end of each topic of the previous shard generation.
         """
         self._check_s = self._route.host.monotonic_s() + CHECK_S
         with suppress(PurgatorydError):
@@ -340,7 +339,8 @@ class Merged:
         paths, table = self._route.table()
         assert table is not None
         shards = self._route.placed(paths, table).shards
-        # By the shard's own name: a shard of another shard generation has other topics.
+        # Each route uses the name of its shard, because a shard of another shard generation has
+        # other topics.
         namespace, host = self._route.namespace, self._route.host
         routes = [Route(table.daemon(shard), namespace, host=host) for shard in {*shards}]
         before, self._inboxes = self._inboxes, _all_or_none(routes, self._open_one, whole)
@@ -366,7 +366,7 @@ def _all_or_none(
 
 
 class Opener:
-    """Opens the inbox of a subscriber once the daemon is there."""
+    """Opens the inbox of a subscriber once the daemon is found."""
 
     def __init__(
         self,
@@ -384,7 +384,7 @@ class Opener:
         self._remote = remote
 
     def __call__(self) -> Inbox | Merged:
-        """Open the inbox. Raises as Subscriber does, without a wait."""
+        """Open the inbox without a wait. Raises the errors of Subscriber."""
         if self._remote is None:
             paths, table = self._route.table()
             if table is not None and self._route.placed(paths, table).partitions > 1:
@@ -392,7 +392,7 @@ class Opener:
         return self._one(self._route, False)
 
     def close(self) -> None:
-        """Release an opener that has not opened anything."""
+        """Release an opener that has not opened an inbox."""
         self._route.close()
 
     def _one(self, route: Route, whole: bool) -> Inbox:
@@ -400,20 +400,20 @@ class Opener:
 
 
 class Subscriber(Closing):
-    """Notices of the daemon `name` from now on: none lost, each once, in order per topic.
+    """Notices of the daemon `name` from now on. Each arrives exactly once, in order per topic.
 
-    `topics`: only these; None = all topics of the namespace. `high_water_mark`: number of messages
-    that wait in the socket; further ones are dropped there and recovered from the arena. `timeout`:
-    seconds to wait for the daemon. Every notice of a timer that fires after the constructor has
-    returned arrives. `ledger`: stores every notice that is handed out. `numa_local`: as of Client;
-    it needs the daemon's arena.
+    `topics`: receive only these topics; None = all topics of the namespace. `high_water_mark`:
+    largest number of messages that wait in the socket. The socket drops further messages, and the
+    subscriber reads their notices from the arena. `timeout`: seconds to wait for the daemon. Every
+    notice of a timer that fires after the constructor has returned arrives. `ledger`: stores every
+    notice that is handed out. `numa_local`: as in Client; it needs the daemon's arena.
 
-    The namespace may have any number of partitions. The notices of all shards are merged, and a
-    topic has an order in each shard.
+    The namespace may have any number of partitions. The notices of all shards are merged, and the
+    notices of a topic are in order only within each shard.
 
-    With a daemon of a version with another ABI, and with `remote`, the subscriber cannot read the
-    arena. Then a topic begins with the first message that arrives, and messages that the socket
-    drops are not recovered: Lagged reports them when the topic's next message arrives.
+    If the daemon has another ABI, or with `remote`, the subscriber cannot read the arena. Then a
+    topic begins with the first message that arrives, and messages that the socket drops are not
+    recovered: Lagged reports them when the topic's next message arrives.
 
     Not thread-safe. Raises DaemonUnreachable, ArenaError, InvalidName.
     """
@@ -460,7 +460,8 @@ class Subscriber(Closing):
         source, item = found
         if isinstance(item, Lagged):
             source.taken = item; raise item  # noqa: E702  # fmt: skip
-        # No signal handler runs between the two statements: a notice is taken only if returned.
+        # No signal handler runs between the two statements, so an item counts as taken only if it
+        # is returned.
         source.taken = item; return item  # noqa: E702  # fmt: skip
 
     def _await(self, limit_s: float | None) -> Next | None:
@@ -496,14 +497,15 @@ class Subscriber(Closing):
 
 
 def unreachable(name: str, error: Exception, waited_s: float) -> Exception:
-    """Return the error of a wait for a daemon: `error` itself if it says more."""
+    """Return the error for a daemon that was not found within `waited_s` seconds. An error that is
+    no DaemonUnreachable is returned unchanged."""
     if isinstance(error, DaemonUnreachable):
         return DaemonUnreachable(name, error.endpoint, waited_s, shut=error.shut)
     return error
 
 
 def _subjects(namespace: str, topics: Collection[str] | None) -> list[bytes]:
-    """Return the prefixes of first frames to subscribe to. Raises InvalidArgument."""
+    """Return the prefixes of the first frames to subscribe to. Raises InvalidArgument."""
     prefix = wire.encode_namespace(namespace)
     if topics is None:
         return [prefix + b"\0"]

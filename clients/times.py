@@ -1,15 +1,15 @@
 """The time arguments of a call, checked and turned into (kind, nanoseconds).
 
-Exactly one of four says when a timer is due:
+Exactly one of four arguments says when a timer is due:
 
-    delay             seconds (int, float) or timedelta, from the call on
-    delay_ns          the same in whole nanoseconds
+    delay             seconds (int, float) or timedelta, counted from the call
+    delay_ns          whole nanoseconds, counted from the call
     deadline          an aware datetime: follows the wall clock
     deadline_boot_ns  a time on the daemon's own clock: CLOCK_BOOTTIME, or virtual time
 
-A negative delay is due at once. Under the real clock the delay becomes a deadline at the call, so
-that packing, queueing and re-sending extend nothing. Under the virtual clock the daemon makes
-the deadline when it applies the call.
+A timer with a negative delay is due at once. Under the real clock the client computes the deadline
+at the call, so that packing, queueing and resending do not extend the delay. Under the virtual
+clock the daemon computes the deadline when it applies the call.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from purgatoryd.shm_layout.errors import InvalidTime
 from purgatoryd.shm_layout.layout import TIME_MAX_NS, ClockKind, TimeKind
 
 BOOT, DELAY, WALL = int(TimeKind.BOOT), int(TimeKind.DELAY), int(TimeKind.WALL)
-FAR_S = 1e10  # above TIME_MAX_NS, and finite in nanoseconds
+FAR_S = 1e10  # above TIME_MAX_NS, but still finite in nanoseconds
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
 
@@ -36,10 +36,10 @@ def due(
     deadline: datetime | None = None,
     deadline_boot_ns: int | None = None,
 ) -> tuple[int, int]:
-    """Return (enum pg_time_kind, nanoseconds) of the one time that is not None.
+    """Return (enum pg_time_kind, nanoseconds) of the only time argument that is not None.
 
-    `clock` is the daemon's ClockKind. `now_ns` is the moment of the call on CLOCK_BOOTTIME, which
-    only a delay on that clock uses. Raises InvalidTime.
+    `clock` is the daemon's ClockKind. `now_ns` is the time of the call on CLOCK_BOOTTIME; only a
+    delay on that clock uses it. Raises InvalidTime.
     """
     given = (delay is not None) + (delay_ns is not None)
     given += (deadline is not None) + (deadline_boot_ns is not None)
@@ -80,7 +80,7 @@ def wall_ns(deadline: Any) -> int:
 
 
 def wall_time(wall_clock_ns: int) -> datetime:
-    """Return nanoseconds since 1970 as an aware UTC datetime, cut to microseconds."""
+    """Return nanoseconds since 1970 as an aware UTC datetime, truncated to microseconds."""
     return _EPOCH + timedelta(microseconds=wall_clock_ns // 1000)
 
 

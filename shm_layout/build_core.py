@@ -8,7 +8,7 @@ HERE = Path(__file__).resolve().parent
 
 
 def files(pattern: str) -> list[str]:
-    """Return paths of this folder's files from the root of the tree, as setuptools wants them."""
+    """Return the files of this folder as paths relative to the root of the tree, for setuptools."""
     return sorted(f"{HERE.name}/{path.relative_to(HERE)}" for path in HERE.rglob(pattern))
 
 

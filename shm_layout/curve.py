@@ -1,4 +1,4 @@
-"""CURVE keys of the tcp endpoints: key pairs, files of allowed keys, and endpoint addresses.
+"""CURVE keys of the TCP endpoints: key pairs, files of allowed keys, and endpoint addresses.
 
 A key is written in Z85, 40 characters for 32 bytes.
 """
@@ -15,7 +15,7 @@ from purgatoryd.shm_layout.errors import BadPath, InvalidArgument
 
 KEY_CHARACTERS = 40
 PORT_MAX = 65_534
-"""Highest port of the command socket; the notice socket has the next one."""
+"""Highest port of the command socket; the notice socket has the next higher port."""
 _UID_MAX = 2**32 - 2
 _PAIR = re.compile(rb'public-key = "(\S+)"\nsecret-key = "(\S+)"\n')
 _PLACE = re.compile(r"(\[[0-9a-fA-F:.]+\]|[^\s:\[\]]+):(\d{1,5})")
@@ -29,7 +29,7 @@ class KeyPair(NamedTuple):
 
 
 class Place(NamedTuple):
-    """Addresses of a daemon's tcp sockets."""
+    """Addresses of a daemon's TCP sockets."""
 
     commands: str
     notices: str
@@ -53,7 +53,7 @@ def check_key(text: str) -> bytes:
     except (ValueError, KeyError, UnicodeEncodeError):
         raw = b""
     if len(text) != KEY_CHARACTERS or len(raw) != 32:
-        raise InvalidArgument(f"{text!r} is not a key: {KEY_CHARACTERS} characters of Z85")
+        raise InvalidArgument(f"{text!r} is not a key of {KEY_CHARACTERS} Z85 characters")
     return raw
 
 
@@ -73,7 +73,9 @@ def generate(path: Path) -> KeyPair:
 
 def read_pair(path: Path) -> KeyPair:
     """Read a key pair from a file that no other user may read. Raises BadPath."""
-    found = _PAIR.fullmatch(_read(path, forbidden=0o077, secret="others may read or change it"))
+    found = _PAIR.fullmatch(
+        _read(path, forbidden=0o077, secret="other users may read or change it")
+    )
     if found is None:
         raise BadPath(str(path), "was not written by purgatoryd keygen")
     pair = KeyPair(found[1], found[2])
@@ -83,12 +85,14 @@ def read_pair(path: Path) -> KeyPair:
 
 
 def read_allowed(path: Path) -> dict[bytes, int]:
-    """Return uids by public key (32 bytes), from lines NAME KEY UID; # starts a comment.
+    """Return {public key (32 bytes): uid} from a file of lines NAME KEY UID; # starts a comment.
 
     Raises BadPath, also if other users may change the file.
     """
     allowed: dict[bytes, int] = {}
-    text = _read(path, forbidden=0o022, secret="others may change it").decode("utf-8", "replace")
+    text = _read(path, forbidden=0o022, secret="other users may change it").decode(
+        "utf-8", "replace"
+    )
     for number, line in enumerate(text.splitlines(), 1):
         words = line.partition(" #")[0].split()
         if not words or words[0].startswith("#"):

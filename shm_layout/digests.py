@@ -1,6 +1,6 @@
 """Digests that clients rarely need.
 
-The import of hashlib takes 2 ms, because it opens OpenSSL. So it happens at the first digest.
+The import of hashlib takes 2 ms, because it opens OpenSSL. So only the first digest imports it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ def sha256(data: bytes) -> bytes:
 
 
 def blake2b(data: bytes, size: int) -> bytes:
-    """Return the BLAKE2b digest of `data` of `size` bytes, 1 to 64."""
+    """Return the BLAKE2b digest of `data`. `size`: bytes of the digest, 1 to 64."""
     import hashlib
 
     return hashlib.blake2b(data, digest_size=size).digest()

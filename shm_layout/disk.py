@@ -1,8 +1,9 @@
 """File system calls of the WAL.
 
-Everything that has to survive a power cut goes through a Disk, which is an argument. Tests replace
-it by a simulated disk that fails, tears writes and forgets unsynced data. The algorithms on top of
-these calls are in files.py. The group-commit thread makes its own calls, through `storage`.
+All data that has to survive a power cut is written through a Disk, which callers pass as an
+argument. Tests pass a simulated disk that fails, tears writes and forgets unsynced data. The
+algorithms on top of these calls are in files.py. The group-commit thread makes its own calls,
+through `storage`.
 """
 
 from __future__ import annotations
@@ -31,12 +32,12 @@ class Disk:
     """The file systems of this host. Every call raises OSError."""
 
     storage: Any = None
-    """struct pg_storage of the group-commit thread; None = the system's calls."""
+    """The struct pg_storage that the group-commit thread uses; None = system calls."""
 
     # ---- folders -------------------------------------------------------------------------------
 
     def names(self, folder: Path) -> list[str]:
-        """Return the names in a folder; none if there is no folder."""
+        """Return the names in a folder; an empty list if the folder does not exist."""
         with contextlib.suppress(FileNotFoundError):
             return os.listdir(folder)
         return []
@@ -47,15 +48,15 @@ class Disk:
         return About(found.st_size, found.st_mtime_ns)
 
     def exists(self, path: Path) -> bool:
-        """Return whether there is a file of that name."""
+        """Return whether the file exists."""
         return path.exists()
 
     def rename(self, path: Path, name: str) -> None:
-        """Rename a file within its folder, replacing a file of the new name."""
+        """Rename a file within its folder. Replace a file that already has the new name."""
         path.rename(path.with_name(name))
 
     def remove(self, path: Path) -> None:
-        """Remove a name, if it is there."""
+        """Remove a file, if it exists."""
         path.unlink(missing_ok=True)
 
     def sync_directory(self, folder: Path) -> None:
@@ -68,7 +69,7 @@ class Disk:
 
     @contextlib.contextmanager
     def locked(self, folder: Path) -> Iterator[None]:
-        """Hold a lock on a folder; wait while another process has it."""
+        """Hold a lock on a folder; first wait while another process holds it."""
         fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX)
@@ -83,9 +84,9 @@ class Disk:
         return path.read_bytes()
 
     def open(self, path: Path, *, direct: bool) -> AbstractContextManager[FileIO]:
-        """Open a file for reads of whole pages, from the page cache, or `direct` from the disk.
+        """Open a file to read whole pages, from the disk if `direct`, else from the page cache.
 
-        Raises BadPath if pages cannot be evicted from the cache.
+        Raises BadPath if `direct` and pages cannot be evicted from the cache.
         """
         if not direct:
             return path.open("rb", buffering=0)
@@ -95,7 +96,7 @@ class Disk:
         return from_disk(path)
 
     def create(self, path: Path) -> BinaryIO:
-        """Create a file for writing; no other process has it open. Raises FileExistsError."""
+        """Create a file for writing. Raises FileExistsError."""
         return open(path, "wb", opener=_new)
 
     def sync(self, file: BinaryIO) -> None:
@@ -104,9 +105,9 @@ class Disk:
         os.fsync(file.fileno())
 
     def begin_writing(self, file: BinaryIO, size: int) -> None:
-        """Start writing the last `size` bytes of a file to disk, as a hint.
+        """Tell the kernel to begin to write the last `size` bytes of a file to disk.
 
-        Nobody reads these bytes before a reboot.
+        This is a hint, for bytes that no process reads before a reboot.
         """
         with contextlib.suppress(OSError):
             file.flush()

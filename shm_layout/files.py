@@ -25,9 +25,10 @@ def sync_file(path: Path) -> None:
 
 
 def listed(folder: Path, pattern: str) -> list[Path]:
-    """Return the paths in a folder that match the pattern, sorted; none if there is no folder.
+    """Return the paths in a folder that match the pattern, sorted; [] if the folder is missing.
 
-    Raises OSError. Path.glob() does not: it skips unreadable entries as if they did not exist.
+    Raises OSError. Path.glob() raises no error: it skips unreadable entries as if they did not
+    exist.
     """
     try:
         return sorted(path for path in folder.iterdir() if path.match(pattern))
@@ -37,11 +38,11 @@ def listed(folder: Path, pattern: str) -> list[Path]:
 
 @contextmanager
 def new_file(temporary: Path, disk: Disk = DISK) -> Iterator[BinaryIO]:
-    """Open a new file under a temporary name, which is removed at the end unless `take_name` was
-    called.
+    """Open a new file under a temporary name. The name is removed at the end, unless take_name()
+    has renamed the file.
 
-    A file that a killed writer left under that name is replaced. In a folder that other users can
-    write, the name has to be unpredictable: use `next_to`.
+    If a killed writer has left a file under that name, it is replaced. In a folder that other users
+    can write, the name has to be unpredictable: use next_to().
     """
     try:
         disk.remove(temporary)
@@ -56,9 +57,10 @@ def new_file(temporary: Path, disk: Disk = DISK) -> Iterator[BinaryIO]:
 
 
 def take_name(file: BinaryIO, temporary: Path, name: str, disk: Disk = DISK) -> Path:
-    """Rename a file within its folder once its data is on disk.
+    """Sync a file, then rename it within its folder.
 
-    If the directory cannot be synced, the new name may be missing on disk, and the file is removed.
+    If the directory cannot be synced, the new name may be missing on disk. The file is then
+    removed, unless it has replaced another file.
     """
     path = temporary.with_name(name)
     disk.sync(file)
@@ -69,7 +71,7 @@ def take_name(file: BinaryIO, temporary: Path, name: str, disk: Disk = DISK) -> 
 
 
 def write_durably(temporary: Path, write: Callable[[BinaryIO], str], disk: Disk = DISK) -> Path:
-    """Fill a new file with `write`, which returns its name in the folder, and make it durable."""
+    """Create a file durably. `write` writes its content, and returns its final name."""
     with new_file(temporary, disk) as file:
         return take_name(file, temporary, write(file), disk)
 
@@ -84,13 +86,13 @@ def _confirm_name(path: Path, disk: Disk, *, replaced: bool) -> None:
 
 
 def try_write(temporary: Path) -> None:
-    """Raise OSError if `write_durably` could not start writing."""
+    """Raise OSError if write_durably() could not create the file `temporary`."""
     with DISK.create(temporary):
         temporary.unlink()
 
 
 def next_to(path: Path) -> Path:
-    """A temporary name in the folder of `path` that nobody has, or can foresee."""
+    """Return a temporary name in the folder of `path` that is unused and unpredictable."""
     return path.with_name(f"{path.name}.{os.urandom(8).hex()}.new")
 
 
@@ -102,9 +104,9 @@ def private_folder(path: Path) -> None:
 
 
 def make_private(folder: Path) -> None:
-    """Take all rights on a folder and its files from other users.
+    """Remove all access rights of other users to a folder and its files.
 
-    Spark wrote these files with the rights of the umask.
+    This is for files that Spark wrote with the rights that the umask allowed.
     """
     for path in (folder, *folder.rglob("*")):
         if path.exists():
@@ -115,7 +117,7 @@ def replace_durably(
     path: Path, content: bytes, temporary: Path | None = None, disk: Disk = DISK
 ) -> None:
     """Replace the content of `path` atomically. In a folder that other users can write, `temporary`
-    has to be unpredictable: use `next_to`."""
+    has to be unpredictable: use next_to()."""
 
     def write(file: BinaryIO) -> str:
         file.write(content)

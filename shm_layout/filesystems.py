@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def filesystems(path: Path) -> set[str]:
-    """Return the possible types of a path's file system, such as ext4; empty if unknown."""
+    """Return the possible types of the file system of a path, such as ext4; empty if unknown."""
     device = path.stat().st_dev
     number = f"{os.major(device)}:{os.minor(device)}"
     lines = Path("/proc/self/mountinfo").read_text().splitlines()

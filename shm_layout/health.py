@@ -1,5 +1,4 @@
-"""The health of a daemon, read from its arena; it works while the daemon hangs or after it
-ended."""
+"""The health of a daemon, read from its arena. This works even if the daemon hangs or has ended."""
 
 from __future__ import annotations
 
@@ -14,12 +13,13 @@ from purgatoryd.shm_layout.host import HOST
 from purgatoryd.shm_layout.layout import ClockKind, DaemonState, Degraded
 
 FROZEN_NS = 5_000_000_000
-"""Time without a heartbeat after which a loop is suspect; a healthy loop has one every second."""
+"""Time without a heartbeat after which a loop is suspect. A healthy loop has a heartbeat every
+second."""
 STEP_NS = 120_000_000_000
-"""Longest time of one step of a start or an end, such as the recovery of a portion."""
+"""Longest time of one step of a start or a stop, such as the recovery of a portion."""
 WATCHED_NS = 2_000_000_000
-"""Time for which a suspect is watched before it is called frozen: after a suspend of the host its
-last heartbeat is old."""
+"""Time for which a suspect daemon is watched before it counts as frozen. After a suspend of the
+host the last heartbeat of a healthy daemon is old."""
 POLL_S = 0.05
 
 STARTS = (DaemonState.STARTING, DaemonState.RECOVERING)
@@ -51,11 +51,11 @@ class Health:
     still_ns: int
     """Time since the last heartbeat."""
     overdue_ns: int
-    """Time by which the next deadline is past; 0 if it is not past, or if the clock is virtual."""
+    """Time since the next deadline was due; 0 if it is not due yet or the clock is virtual."""
 
 
 class StatusSource(Protocol):
-    """Source of a daemon's health: its arena, or an object with the fields of an arena's header."""
+    """The source of a daemon's health: its arena, or an object with the same header fields."""
 
     @property
     def header(self) -> Any:
@@ -64,8 +64,8 @@ class StatusSource(Protocol):
 
 
 class Watch:
-    """Observe a daemon repeatedly. It counts as frozen or killed only after it was suspect for
-    WATCHED_NS without any progress."""
+    """Observe a daemon repeatedly. The daemon counts as frozen or killed only after it was suspect
+    for WATCHED_NS without any progress."""
 
     def __init__(self, source: StatusSource, frozen_ns: int = FROZEN_NS) -> None:
         self._source = source
@@ -76,7 +76,7 @@ class Watch:
         self._last, self._since_ns = _move(self._source.header), HOST.boot_ns()
 
     def look(self) -> Health | None:
-        """Return the health; None if the daemon is suspect and has to be watched for longer."""
+        """Return the health; None while the daemon is suspect and has to be watched longer."""
         header = self._source.header
         if _move(header) != self._last:
             self._seen()
@@ -87,12 +87,12 @@ class Watch:
         return _health(header, suspicion)
 
     def unsure(self) -> Health:
-        """Return the health as the daemon reports it, ignoring suspicions."""
+        """Return the health that the daemon itself reports, without the checks of this process."""
         return _health(self._source.header, None)
 
 
 def look(source: StatusSource, frozen_ns: int = FROZEN_NS) -> Health:
-    """Return the health of a daemon; takes WATCHED_NS if the daemon is suspect."""
+    """Return the health of a daemon. This takes WATCHED_NS if the daemon is suspect."""
     watch = Watch(source, frozen_ns)
     while (health := watch.look()) is None:
         time.sleep(POLL_S)
@@ -100,7 +100,7 @@ def look(source: StatusSource, frozen_ns: int = FROZEN_NS) -> Health:
 
 
 def _move(header: Any) -> tuple[int, int, int]:
-    """Return values that change with any progress of the daemon or its successor."""
+    """Return values that change with any progress of the daemon, or of one that replaced it."""
     return header.heartbeat_boot_ns, header.daemon_state, header.epoch
 
 
@@ -116,7 +116,8 @@ def _suspicion(header: Any, frozen_ns: int) -> Condition | None:
 def is_alive(header: Any) -> bool:
     """Return whether the daemon's process exists.
 
-    A process that started after the last progress is another one with the same pid.
+    A process that started after the last progress does not count: it is another process that has
+    the same pid.
     """
     try:
         with open(f"/proc/{header.daemon_pid}/stat") as file:
@@ -146,12 +147,12 @@ def still_ns(header: Any) -> int:
 
 
 def _moved_boot_ns(header: Any) -> int:
-    """Return the time of the last heartbeat; before the first one, of the last change of state."""
+    """Return the time of the last heartbeat or of the last change of state, whichever is later."""
     return max(int(header.heartbeat_boot_ns), int(header.daemon_since_boot_ns))
 
 
 def overdue_ns(header: Any) -> int:
-    """Return the time by which the next deadline is past; 0 if it is not, or if the clock is
+    """Return the time since the next deadline was due; 0 if it is not due yet or the clock is
     virtual."""
     due_ns = int(header.next_deadline_ns)
     if due_ns == NONE_NS or header.clock_kind == ClockKind.VIRTUAL:

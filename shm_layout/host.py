@@ -1,7 +1,7 @@
 """Facilities of the host: clocks, random bytes, disk, and the identity of the process.
 
-Code that needs one of them takes a Host as an argument. Tests replace it, so that one seed decides
-every time, every random byte and every pid.
+Code that needs these facilities takes a Host as an argument. Tests pass a simulated host, on which
+one seed decides every time, every random byte and every pid.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from purgatoryd.shm_layout.disk import DISK, Disk
 
 
 class Host:
-    """This process's host."""
+    """The host on which this process runs."""
 
     disk: Disk = DISK
     """Files that survive a power cut."""
@@ -29,7 +29,7 @@ class Host:
         return os.geteuid()
 
     def boot_ns(self) -> int:
-        """CLOCK_BOOTTIME in ns: it counts suspend and never steps."""
+        """CLOCK_BOOTTIME in ns: it also runs while the host is suspended, and it never steps."""
         return time.clock_gettime_ns(time.CLOCK_BOOTTIME)
 
     def wall_ns(self) -> int:
@@ -37,7 +37,7 @@ class Host:
         return time.time_ns()
 
     def monotonic_s(self) -> float:
-        """CLOCK_MONOTONIC in seconds: time-outs do not count suspend."""
+        """CLOCK_MONOTONIC in seconds: it stops while the host is suspended, as timeouts should."""
         return time.monotonic()
 
     def random_bytes(self, count: int) -> bytes:
@@ -45,7 +45,7 @@ class Host:
         return os.urandom(count)
 
     def random_bits(self, count: int) -> int:
-        """Return an unpredictable number of `count` bits."""
+        """Return an unpredictable number from 0 to 2**count - 1."""
         return int.from_bytes(self.random_bytes(-(-count // 8))) >> -count % 8
 
     def boot_id(self) -> bytes:

@@ -1,4 +1,4 @@
-"""CPUs of the daemon loops on this host, from their arenas."""
+"""The CPUs of all daemon loops on this host, read from the daemons' arenas."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ class Loop(NamedTuple):
     cpu: int
     pid: int
     chosen: bool
-    """True if the daemon chose its CPU and moves to a better one if it can."""
+    """True if the daemon chose this CPU itself, and moves to a better CPU if it can."""
 
 
 def loop_cpus(*ours: str) -> list[int]:
-    """Return the CPUs of loops(), one per loop."""
+    """Return the CPU of each loop that loops() returns."""
     return [loop.cpu for loop in loops(*ours)]
 
 
 def loops(*ours: str) -> list[Loop]:
-    """Return the loops that have a CPU, of all arenas that this user may read, sorted. `ours`:
+    """Return all loops that have a CPU, sorted, from the arenas that this user may read. `ours`:
     names of arenas to leave out."""
     found = []
     for name in glob(f"{shm.PREFIX}*", root_dir=shm.MOUNT):
@@ -40,7 +40,7 @@ def loops(*ours: str) -> list[Loop]:
 
 
 def _loops(path: str) -> list[Loop]:
-    """Return the loop of one arena, if it has one.
+    """Return a list with the loop of one arena; empty if its daemon has ended or has no CPU.
 
     The header is copied, not mapped: any user can create such a file, and truncating a mapped file
     kills the process that maps it.

@@ -16,13 +16,14 @@ _COLLAPSE, _POPULATE = 25, 22
 
 
 def prefer(node: int) -> None:
-    """Let this thread, and those that it starts, allocate memory from `node` while it has any."""
+    """Let this thread and the threads that it starts allocate memory on `node`, while that node has
+    free memory."""
     _check(lib.pg_memory_prefer(node))
 
 
 def bind(mapping: mmap.mmap, node: int, *, move: bool, moved: Moved = lambda: None) -> None:
-    """Prefer a node for a mapping, whichever thread touches it. `move` moves pages of other nodes
-    and calls `moved` after each portion."""
+    """Prefer a node for a mapping, whichever thread touches it. With `move`, move pages from other
+    nodes, and call `moved` after each portion."""
     with ffi.from_buffer(mapping) as base:
         for at, length in portions(len(mapping)) if move else [(0, len(mapping))]:
             _check(lib.pg_memory_bind(base + at, length, node, move))
@@ -30,7 +31,7 @@ def bind(mapping: mmap.mmap, node: int, *, move: bool, moved: Moved = lambda: No
 
 
 def elsewhere(mapping: mmap.mmap, node: int) -> int:
-    """Return how many of SAMPLES evenly spread pages are not on `node`."""
+    """Return the number of pages that are not on `node`, among SAMPLES evenly spread pages."""
     found = ffi.new("uint32_t *")
     with ffi.from_buffer(mapping) as base:
         _check(lib.pg_memory_elsewhere(base, len(mapping), node, found))
@@ -40,7 +41,7 @@ def elsewhere(mapping: mmap.mmap, node: int) -> int:
 def collapse(mapping: mmap.mmap, moved: Moved) -> None:
     """Make the mapping's pages huge, and call `moved` after each portion.
 
-    Raises OSError at once if there are no more huge pages, and for other refusals at the end.
+    Raises OSError: at once if there are no more huge pages, at the end for any other refusal.
     """
     refused: OSError | None = None
     for portion in portions(len(mapping)):
@@ -67,7 +68,7 @@ def populate(mapping: mmap.mmap, moved: Moved) -> None:
 
 
 def lock() -> None:
-    """Keep all memory that is currently mapped in RAM."""
+    """Lock all memory that is currently mapped, so that it stays in RAM."""
     _check(lib.pg_memory_lock())
 
 

@@ -25,12 +25,13 @@ class Route:
     shards: tuple[int, ...]
     """Shard of each partition."""
     fresh_topics: bool = False
-    """True if its topics start over and notices that were sent are not copied."""
+    """True if its topics start again at sequence 1, without the notices that were already sent."""
 
 
 @dataclass(frozen=True, slots=True)
 class NamespaceStats:
-    """Contents of a namespace: struct pg_namespace_stats, of one arena or the sum of several."""
+    """Contents of a namespace in one arena, or in several arenas together. The fields are those of
+    struct pg_namespace_stats."""
 
     timers: int = 0
     parked: int = 0
@@ -45,14 +46,14 @@ class NamespaceStats:
     streams: int = 0
 
     def __add__(self, other: NamespaceStats) -> NamespaceStats:
-        """Return the sum, with the settings of the left operand unless it has none."""
+        """Return the sum. The settings are those of `self`, or of `other` if `self` has none."""
         pairs = zip(astuple(self), astuple(other), strict=True)
         total = dict(zip(_FIELDS, ((a + b) % _WORD for a, b in pairs), strict=True))
         return NamespaceStats(**total | {"settings": self.settings or other.settings})
 
     @property
     def empty(self) -> bool:
-        """True if the namespace has nothing but its name and its settings."""
+        """True if the namespace has only its name and its settings."""
         return not any((self.digest, self.streams, self.topics, self.bulk_loads))
 
 
@@ -60,8 +61,8 @@ _FIELDS = tuple(field.name for field in fields(NamespaceStats))
 
 
 def namespace_stats(arena: Arena) -> dict[str, NamespaceStats]:
-    """Return the contents of an arena by namespace. The arena must not change meanwhile. Raises
-    ArenaBroken."""
+    """Return the contents of an arena by namespace. The arena must not change during the call.
+    Raises ArenaBroken."""
     rows = ffi.new("struct pg_namespace_stats[]", arena.header.regions[lib.PG_R_NAMESPACES].count)
     fault = ffi.new("struct pg_fault *")
     if not lib.pg_namespace_stats(arena.struct, rows, fault):
@@ -73,11 +74,12 @@ def namespace_stats(arena: Arena) -> dict[str, NamespaceStats]:
 
 
 def merge(to: Arena, sources: Sequence[tuple[Arena, Mapping[str, Route]]]) -> None:
-    """Copy the contents that belong to the shard of the new arena `to`, by the routes of each
-    source.
+    """Copy contents of several arenas into the new arena `to`. `sources`: each arena with its
+    routes.
 
-    A namespace without a route is not copied. `to` has to be rebuilt afterwards. Raises
-    ArenaBroken, naming what has no space.
+    A namespace is copied if its route leads to the shard of `to`; without a route it is not copied.
+    `to` has to be rebuilt afterwards. Raises ArenaBroken with the name of the table that is too
+    small.
     """
     structs, fault = ffi.new("struct pg_source[]", len(sources)), ffi.new("struct pg_fault *")
     retained = [_fill(structs[i], arena, routes) for i, (arena, routes) in enumerate(sources)]
@@ -88,7 +90,7 @@ def merge(to: Arena, sources: Sequence[tuple[Arena, Mapping[str, Route]]]) -> No
 
 
 def _fill(struct: Any, arena: Arena, routes: Mapping[str, Route]) -> list[Any]:
-    """Fill the struct and return the objects that it points to, which have to outlive it."""
+    """Fill the struct. Return the objects that it points to; the caller must keep them."""
     regions = arena.header.regions
     table = ffi.new("struct pg_route[]", regions[lib.PG_R_NAMESPACES].count)
     retained: list[Any] = [table]

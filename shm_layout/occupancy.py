@@ -1,4 +1,7 @@
-"""Occupancy of an arena: the cells of its wheel and its tables, without any content."""
+"""The occupancy of an arena: timers in each cell of its wheel, and rows used in its tables.
+
+The results contain no keys and no payloads.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from purgatoryd.shm_layout._core import lib
 from purgatoryd.shm_layout.arena import Handle
 
 CELLS = 64
-"""Largest number of cells of a level; neighbouring buckets are counted together."""
+"""Largest number of cells of a level. A cell counts one or several neighbouring buckets."""
 SHOWN = 4
 """Number of the finest levels that are reported even if they are empty."""
 
@@ -24,7 +27,7 @@ class Level:
     cell_ns: int
     """Time that one cell spans."""
     counts: tuple[int, ...]
-    """Timers in each cell, in the order of their deadlines."""
+    """Number of timers in each cell; the cells are in the order of their deadlines."""
 
     @property
     def timers(self) -> int:
@@ -34,9 +37,9 @@ class Level:
 
 @dataclass(frozen=True, slots=True)
 class Fill:
-    """Usage of a table or memory: `used` of `capacity`, in the unit `unit`, else in rows.
+    """Usage of a table or memory: `used` of `capacity`. Both count in `unit`; "" = rows.
 
-    `recycles`: new entries replace the oldest ones, so full is the normal state.
+    `recycles`: new entries replace the oldest entries, so a full table is normal.
     """
 
     name: str
@@ -47,17 +50,18 @@ class Fill:
 
     @property
     def share(self) -> float:
-        """Share in use, from 0 to 1; 0 without a capacity."""
+        """The used share of the capacity, from 0 to 1; 0 if the capacity is 0."""
         return self.used / self.capacity if self.capacity else 0.0
 
 
 def levels(arena: Handle) -> list[Level]:
-    """Return the finest levels of the wheel, and all others that have timers.
+    """Return the SHOWN finest levels of the wheel, and all other levels that have timers.
 
-    The daemon may move timers meanwhile: a moving timer is seen once, twice or not at all.
+    The daemon may move timers at the same time: a moving timer is counted once, twice or not at
+    all.
     """
     wheel = arena.rows(lib.PG_R_WHEEL, "pg_wheel")[0]
-    counts = _words(arena, lib.PG_R_BUCKETS)[1::2]  # struct pg_bucket is a tail and a count
+    counts = _words(arena, lib.PG_R_BUCKETS)[1::2]  # struct pg_bucket has 2 words: tail, count
     return [
         _level(wheel, number, counts)
         for number in range(wheel.level_count)
@@ -96,7 +100,7 @@ def tables(arena: Handle) -> list[Fill]:
 
 
 def _names(arena: Handle) -> list[Fill]:
-    """Return the occupancy of the name tables, without the names of the daemon itself."""
+    """Return the occupancy of the name tables. The names of the daemon itself do not count."""
     namespaces, topics = arena.name_fills()
     return [Fill("namespaces", *namespaces), Fill("topics", *topics)]
 
@@ -106,7 +110,7 @@ def _count(arena: Handle, region: int) -> int:
 
 
 def _words(arena: Handle, region: int) -> memoryview:
-    """Return a region's elements, live, as 32-bit words."""
+    """Return a view of a region in the mapped arena, as 32-bit words."""
     where = arena.header.regions[region]
     span = memoryview(arena.file.memory)[where.offset :][: where.stride * where.count]
     return span.cast("I")

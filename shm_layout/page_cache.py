@@ -1,8 +1,8 @@
 """Read files from the disk, not from the page cache.
 
-After a failed write or sync the page cache keeps bytes that the disk does not have, and treats them
-as clean. O_DIRECT bypasses the cache. On a file system without O_DIRECT, the file's pages are
-evicted first, and mincore(2) confirms it.
+After a failed write or sync the page cache keeps bytes that are not on disk, and treats them as
+clean. O_DIRECT bypasses the cache. On a file system without O_DIRECT, the file's pages are first
+evicted from the cache, and mincore(2) confirms that they are gone.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ from purgatoryd.shm_layout.filesystems import is_in_memory
 PAGE = mmap.PAGESIZE
 """Alignment of sizes and memory addresses of O_DIRECT reads, in bytes."""
 EVICTIONS, PAUSE_S = 100, 0.01
-"""Attempts to evict a file, and the pause between two: pages under I/O cannot be evicted."""
+"""Number of attempts to evict a file, and the pause between two attempts. Several attempts may be
+needed, because pages under I/O cannot be evicted."""
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -48,7 +49,7 @@ def resident(file: FileIO | BinaryIO) -> bytes:
 def from_disk(path: Path) -> Iterator[FileIO]:
     """Open a file for reads of whole pages from the disk.
 
-    Raises BadPath if pages stay in the cache, OSError.
+    Raises BadPath if pages stay in the cache, and OSError.
     """
     with _direct(path) or _evicted(path) as file:
         yield file
@@ -63,7 +64,7 @@ def _direct(path: Path) -> FileIO | None:
             return None
         raise
     try:
-        _give_up(file)  # some file systems take the flag and read through the cache
+        _give_up(file)  # some file systems accept O_DIRECT, but read through the cache
         with mmap.mmap(-1, PAGE) as memory:
             os.preadv(file.fileno(), [memory], 0)
     except OSError as error:
@@ -75,7 +76,7 @@ def _direct(path: Path) -> FileIO | None:
 
 
 def _evicted(path: Path) -> FileIO:
-    """Open a file after evicting its pages. A file system in memory is read unchanged."""
+    """Open a file after evicting its pages. On a file system in memory nothing is evicted."""
     file = path.open("rb", buffering=0)
     try:
         if not is_in_memory(path):
@@ -88,7 +89,7 @@ def _evicted(path: Path) -> FileIO:
 
 def _evict(file: FileIO, path: Path) -> None:
     for _ in range(EVICTIONS):
-        with contextlib.suppress(OSError):  # the error of an earlier write; its pages are clean
+        with contextlib.suppress(OSError):  # reports an earlier write, whose pages are now clean
             os.fdatasync(file.fileno())
         _give_up(file)
         pages = resident(file)

@@ -1,15 +1,16 @@
-"""Names -> paths: where the sockets, the lock and the arena files of a named daemon are.
+"""Paths of the sockets, the lock and the arena files of a daemon, by its name.
 
-A daemon's directory is `$PURGATORYD_DIR` alone if that is set; otherwise one of
+If `$PURGATORYD_DIR` is set, it is the only possible directory of a daemon. Otherwise the possible
+directories are, in this order:
 
-    /run/purgatoryd                    the host's daemons
-    $XDG_RUNTIME_DIR/purgatoryd        those of one user
-    /tmp/purgatoryd-UID                the same, where there is no XDG_RUNTIME_DIR
+    /run/purgatoryd                    for daemons of the host
+    $XDG_RUNTIME_DIR/purgatoryd        for daemons of one user
+    /tmp/purgatoryd-UID                for daemons of one user without XDG_RUNTIME_DIR
 
-in this order. The daemon takes the first that it may write, a client the first that holds
-the command socket. One directory means one lock file and one pair of arena files per name:
-the arena files of a directory other than /run/purgatoryd carry a hash of its path, so that
-two users, or a test and the host, never meet in one arena file.
+The daemon uses the first directory that it may write. A client uses the first directory that
+contains the command socket. A directory has one lock file and one pair of arena files per name.
+The names of the arena files contain a hash of the directory's path, except for /run/purgatoryd. So
+two users, or a test and the host, never use the same arena file.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from purgatoryd.shm_layout.errors import BadPath, DaemonUnreachable, InvalidName
 
 NAME_BYTES_MAX = 32
 SHARDS_MAX = 64
-"""Most shards of a deployment; the names of its daemons contain the numbers."""
+"""Largest number of shards of a deployment. The names of its daemons contain shard numbers."""
 SOCKET_PATH_BYTES_MAX = 107  # sun_path has 108 bytes, including the terminator
 HOST_DIRECTORY = Path("/run/purgatoryd")
 
@@ -36,7 +37,7 @@ _NAME = re.compile(r"[a-z0-9-]+")
 
 
 class Paths(NamedTuple):
-    """Everything that the daemon `name` has in the file system and in shared memory."""
+    """All paths of the daemon `name` in the file system and in shared memory."""
 
     name: str
     directory: Path
@@ -62,7 +63,7 @@ class Paths(NamedTuple):
 
     @property
     def pub_endpoint(self) -> str:
-        """ZeroMQ address of the notices."""
+        """ZeroMQ address of the notice socket."""
         return f"ipc://{self.pub}"
 
     @property
@@ -87,7 +88,7 @@ def check_name(name: str) -> str:
 def paths_in(directory: Path, name: str) -> Paths:
     """Return the paths of the daemon `name` in `directory`, without touching the file system.
 
-    Raises InvalidName, and BadPath if a socket there could not be bound.
+    Raises InvalidName, and BadPath if the path of a socket would be too long.
     """
     check_name(name)
     longest = directory / f"{name}.admin"
@@ -110,8 +111,8 @@ def paths_in(directory: Path, name: str) -> Paths:
 
 @cache
 def arena_end(directory: Path) -> str:
-    """Return the suffix of arena file names for a directory: /dev/shm has the files of all of
-    them."""
+    """Return the suffix that distinguishes the arena files of a directory: /dev/shm contains the
+    arena files of all directories."""
     if directory == HOST_DIRECTORY:
         return ""
     return f".{sha256(os.fsencode(os.path.realpath(directory))).hex()[:8]}"
@@ -120,8 +121,8 @@ def arena_end(directory: Path) -> str:
 def daemon_paths(name: str, environ: Mapping[str, str] = os.environ) -> Paths:
     """Return the paths for a daemon that starts here, and create its directory if possible.
 
-    Raises InvalidName, and BadPath if a socket path is too long or the last possible directory
-    cannot be used.
+    Raises InvalidName, and BadPath if a socket path is too long or none of the possible directories
+    can be used.
     """
     check_name(name)
     *preferred, last = directories(environ)
@@ -137,8 +138,8 @@ def daemon_paths(name: str, environ: Mapping[str, str] = os.environ) -> Paths:
 def client_paths(name: str, environ: Mapping[str, str] = os.environ) -> Paths:
     """Return the paths of a running daemon, for clients.
 
-    Raises InvalidName, BadPath if a path is too long or strangers could have put the socket there,
-    and DaemonUnreachable with the directories that contain no command socket of that name.
+    Raises InvalidName, BadPath if a path is too long or another user could have created the socket,
+    and DaemonUnreachable, with the directories that were searched, if there is no command socket.
     """
     check_name(name)
     tried = list(directories(environ))
@@ -154,8 +155,8 @@ def client_paths(name: str, environ: Mapping[str, str] = os.environ) -> Paths:
 
 
 def shut(name: str, environ: Mapping[str, str] = os.environ) -> str:
-    """Return the directory or command socket of the daemon that this user may not open; "" if
-    none."""
+    """Return the first directory or command socket of the daemon that exists but that this user may
+    not open; "" if there is none."""
     for directory in directories(environ):
         for path, mode in ((directory, os.X_OK), (paths_in(directory, name).cmd, os.W_OK)):
             if os.path.exists(path) and not os.access(path, mode, effective_ids=True):
@@ -164,9 +165,9 @@ def shut(name: str, environ: Mapping[str, str] = os.environ) -> str:
 
 
 def arena_paths(name: str, environ: Mapping[str, str] = os.environ) -> Paths:
-    """Return the paths of a running daemon, or of one that ended and left its arena.
+    """Return the paths of a running daemon, or of a daemon that has ended and left its arena.
 
-    Raises the same errors as client_paths.
+    Raises the same errors as client_paths().
     """
     try:
         return client_paths(name, environ)
@@ -195,7 +196,7 @@ def _shared_tmp() -> Path:
 
 
 def _make(directory: Path) -> str | None:
-    """Create `directory` if it is missing. Return why a daemon cannot use it, or None."""
+    """Create `directory` if it is missing. Return the reason if a daemon cannot use it, or None."""
     mode = 0o750 if directory == HOST_DIRECTORY else 0o700
     try:
         directory.mkdir(mode)
@@ -215,10 +216,10 @@ def _make(directory: Path) -> str | None:
 
 
 def _distrusted(directory: Path) -> str | None:
-    """Return why strangers could put sockets into `directory`, or None.
+    """Return the reason if other users could create sockets in `directory`, or None.
 
-    That is so if any user can write to it, or if it is the directory in /tmp, where any user could
-    create it first, and belongs to another user.
+    They could if any user can write to the directory. They also could in the directory in /tmp,
+    because any user may create it first, unless it belongs to this user and is private.
     """
     if directory.stat().st_mode & stat.S_IWOTH:
         return "can be written by anybody, who could replace the sockets"

@@ -1,8 +1,8 @@
-"""Predecessors of a WAL's arena, from before the number of shards changed.
+"""Predecessors of the arena of a WAL: the arenas that existed before the number of shards changed.
 
 The arenas of a new shard generation start with the contents of their predecessors, and number their
-records from 1. One small file next to the segments names the predecessors, because nothing else in
-the WAL does. It is written before the arena becomes valid.
+records from 1. One small file next to the segments names the predecessors, because no other file of
+the WAL names them. It is written before the arena becomes valid.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ FILE = "predecessors"
 class Predecessors:
     """Predecessors of an arena.
 
-    `upto`: by uuid in hex, the last record (LSN) of each predecessor that the new arenas contain;
-    empty if there was none. `shards`: number of arenas that replaced them together.
+    `upto`: for each predecessor, by its uuid in hex, the LSN of its last record that the new arenas
+    contain; empty without predecessors. `shards`: number of new arenas that replaced them.
     """
 
     upto: Mapping[str, int] = field(default_factory=dict)

@@ -1,8 +1,8 @@
 """Write tables of layout.h into pages: structs with byte offsets, enums, limits.
 
-`python -m purgatoryd.shm_layout.reference docs/protocol.md` writes them between the comments `<!--
-struct pg_frame -->` or `<!-- enum pg_op -->` or `<!-- limits -->` and `<!-- end -->` of a page.
-Meanings are the comments in layout.h.
+`python -m purgatoryd.shm_layout.reference docs/protocol.md` writes each table between two comments
+of the page. The first is `<!-- struct pg_frame -->`, `<!-- enum pg_op -->` or `<!-- limits -->`,
+the second is `<!-- end -->`. The column "meaning" contains the comments of layout.h.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from purgatoryd.shm_layout.layout import HEADER, fields, size_of
 _MARK = re.compile(r"<!-- (struct|enum|limits) ?(\w*) -->\n.*?<!-- end -->", re.DOTALL)
 _FIELD = re.compile(r"\w+\s+(\w+)(?:\[\w+\])?;\s*(?:/\*(.*?)\*/)?", re.DOTALL)
 _CONSTANT = re.compile(r"(PG_\w+)(?:\s*=\s*\d+)?,?[ \t]*(?:/\*(.*?)\*/)?", re.DOTALL)
-# Constants that count the members of an enum, and are no members themselves.
+# Constants that give the number of members of an enum, and are not members themselves.
 _COUNTS = {
     "PG_MODES", "PG_T_KINDS", "PG_KEY_TYPES", "PG_CONDITIONS", "PG_N_FIELDS",
     "PG_BULK_LOAD_ACTIONS", "PG_PLACE_MODES",

@@ -1,9 +1,9 @@
 """Retention holds: the parts of a WAL that its readers still need.
 
-A retention hold names the first record (LSN) that a reader still needs. Files of the WAL from there
-on stay, until the hold is moved or removed, or holds more bytes than its cap. The holds are in one
-small file next to the segments, which is replaced as a whole; daemon and command line take turns
-with a lock on the directory.
+A retention hold contains the LSN of the first record that a reader still needs. The WAL files from
+this record on are not deleted until the hold is moved or removed, or holds back more bytes than its
+cap. The holds are in one small file next to the segments, which is replaced as a whole. The daemon
+and the command line lock the directory for each change.
 """
 
 from __future__ import annotations
@@ -28,8 +28,9 @@ LSN_END = 2**64
 class RetentionHold:
     """A retention hold on the records from `lsn` on.
 
-    `cap_bytes`: most bytes of the WAL that it may hold back, 0 = any amount. A hold that exceeded
-    its cap is `dropped`: it has no effect, and stays in the file so that its reader notices.
+    `cap_bytes`: largest number of WAL bytes that it may hold back, 0 = any number. A hold that
+    exceeded its cap is `dropped`: it has no effect, but stays in the file so that its reader
+    notices.
     """
 
     name: str
@@ -54,7 +55,7 @@ def read_holds(directory: Path, disk: Disk = DISK) -> dict[str, RetentionHold]:
 
 
 def _hold(name: str, lsn: int, cap_bytes: int = 0, dropped: bool = False) -> RetentionHold:
-    """Raises TypeError, ValueError."""
+    """Return a hold from a row of the file. Raises TypeError, ValueError."""
     hold = RetentionHold(name, lsn, cap_bytes, dropped)
     for field, kind in (("name", str), ("lsn", int), ("cap_bytes", int), ("dropped", bool)):
         if type(value := getattr(hold, field)) is not kind:
@@ -65,10 +66,10 @@ def _hold(name: str, lsn: int, cap_bytes: int = 0, dropped: bool = False) -> Ret
 
 
 def set_hold(directory: Path, hold: RetentionHold, *, there: bool = False) -> None:
-    """Add or move a retention hold; a dropped one takes effect again.
+    """Add or move a retention hold; a dropped hold takes effect again.
 
-    Raises InvalidName, with `there` InvalidSetting unless its record exists or is the next one, and
-    the errors of following_lsn(). After an error nothing has changed.
+    Raises InvalidName. With `there`, raises InvalidSetting unless the record of the hold exists or
+    is the next record, and the errors of following_lsn(). After an error nothing has changed.
     """
     length = len(hold.name.encode())
     if not 1 <= length <= NAME_BYTES_MAX or not hold.name.isprintable():
@@ -81,7 +82,7 @@ def set_hold(directory: Path, hold: RetentionHold, *, there: bool = False) -> No
 
 
 def _refuse_absent(directory: Path, hold: RetentionHold) -> None:
-    """Raise InvalidSetting if the hold's record was deleted, or is later than the next one."""
+    """Raise InvalidSetting if the hold's record was deleted, or is later than the next record."""
     files = segments(directory)
     if not files:
         return
@@ -93,17 +94,18 @@ def _refuse_absent(directory: Path, hold: RetentionHold) -> None:
 
 
 def remove_hold(directory: Path, name: str) -> bool:
-    """Remove a retention hold. Return False if there was none of that name."""
+    """Remove the retention hold of this name. Return False if there was none."""
     with changing_holds(directory) as holds:
         return holds.pop(name, None) is not None
 
 
 @contextlib.contextmanager
 def changing_holds(directory: Path, disk: Disk = DISK) -> Iterator[dict[str, RetentionHold]]:
-    """Return the retention holds for changes in place; they are written if the block ends without
-    an error.
+    """Return the retention holds, which the `with` block may change in place. If the block ends
+    without an error, write the changes to the file.
 
-    Other processes wait meanwhile, so that only one at a time decides which files stay.
+    Other processes wait during the block, so only one process at a time decides which files are
+    deleted.
     """
     with disk.locked(directory):
         holds = read_holds(directory, disk)

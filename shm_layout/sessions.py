@@ -1,6 +1,7 @@
-"""Sessions of a daemon, from its private arena file: its user and root see who is slow.
+"""Sessions of a daemon, read from its private arena file. They show the daemon's user and root
+which clients are slow.
 
-The result contains nothing with which another process could act for a session, and no key or
+The result contains no secret with which another process could act for a session, and no key or
 answer.
 """
 
@@ -26,13 +27,13 @@ class Session:
     pid: int
     """Pid of the client; 0 if it is on another host."""
     in_flight: int
-    """Records of the current batch that are not applied yet."""
+    """Number of records of the current batch that are not applied yet."""
     unacknowledged: int
-    """Outcomes and CHECK requests in its inbox."""
+    """Number of outcomes and CHECK requests in the client's inbox."""
     oldest_ns: int
-    """Waiting time of the oldest outcome in its inbox; 0 if the inbox is empty."""
+    """Waiting time of the oldest outcome in the client's inbox; 0 if the inbox is empty."""
     silent_ns: int
-    """Time since its last batch."""
+    """Time since the client's last batch."""
     worker: str = ""
     """Name that the client gave itself; empty = none."""
 
@@ -40,7 +41,7 @@ class Session:
 class Sessions:
     """The session table of the daemon whose arena is `arena`, read-only.
 
-    Raises ArenaMissing, PermissionDenied, and ArenaMismatch if it is another arena's.
+    Raises ArenaMissing, PermissionDenied, and ArenaMismatch if it belongs to another arena.
     """
 
     def __init__(self, name: str, arena: Handle) -> None:
@@ -52,8 +53,8 @@ class Sessions:
             raise ArenaMismatch(name, "identity", arena.uuid.hex(), "another")
 
     def _whole(self) -> bool:
-        """Return whether the file is a whole private arena file; another user may have replaced
-        it."""
+        """Return whether the file is a complete private arena file. This is checked because another
+        user may have replaced the file."""
         if self._file.bytes < size_of("pg_private") or self._head.layout_id != LAYOUT_ID:
             return False
         rows = int(self._head.sessions) * size_of("pg_session")

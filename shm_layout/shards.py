@@ -1,9 +1,9 @@
-"""The routing table of a deployment: which shard holds which namespace.
+"""The routing table of a deployment: the shards of each namespace.
 
 A deployment of COUNT shards consists of COUNT daemons, each with its own arena and sockets. Its
-shard generation changes only with COUNT, and is part of the daemons' names, so arenas
-of two shard generations never meet. Before the first one there is a daemon without shards,
-which has the deployment's name.
+shard generation changes only when COUNT changes. The shard generation is part of the daemons'
+names, so daemons of two shard generations never use the same arena. The first shard generation
+replaces a daemon without shards, which has the deployment's name.
 
 The table is one small file that is replaced as a whole. The supervisor is its only writer.
 """
@@ -30,14 +30,15 @@ ALONE = 0
 """Shard generation of a daemon without shards, which has no table."""
 PARTITIONS_MAX = 1024
 MODE = 0o640
-"""Mode of the file: clients in the daemon's group read it, and use the sockets next to it."""
+"""Mode of the file. Clients in the daemon's Unix group can read it, as they can use the sockets."""
 
 _DAEMON = re.compile(r"(.+)-([0-9]+)-([0-9]+)")
-"""Names that ShardTable.daemon() returns."""
+"""Pattern of the names that ShardTable.daemon() returns for shards."""
 
 
 def deployment_of(daemon: str) -> str | None:
-    """Return the deployment whose shard has this name; None if no shard can have it."""
+    """Return the name of the deployment that has a shard of this name; None if the name is not the
+    name of a shard."""
     found = _DAEMON.fullmatch(daemon)
     return found[1] if found else None
 
@@ -45,7 +46,7 @@ def deployment_of(daemon: str) -> str | None:
 def refuse_shard_name(name: str) -> None:
     """Raise InvalidName for the name of a shard.
 
-    Such names belong to deployments, which remove the files that they left under them.
+    Such names are reserved for deployments. A deployment removes old files with these names.
     """
     if deployment_of(name) is not None:
         reason = "ends in -N-N, as only names of shards do"
@@ -59,15 +60,15 @@ class Placement:
     namespace: str
     shards: tuple[int, ...]
     uid: int = -1
-    """Uid whose message created the namespace; -1 = none."""
+    """Uid whose message created the namespace; -1 = no message created it."""
 
     @property
     def partitions(self) -> int:
-        """Number of partitions of its keys."""
+        """Number of partitions of the namespace."""
         return len(self.shards)
 
     def partition_of(self, key: bytes) -> int:
-        """Return the partition of a key, given its bytes without the type."""
+        """Return the partition of a key. `key`: the bytes without the type."""
         return int(lib.pg_partition(key, len(key), len(self.shards)))
 
 
@@ -90,15 +91,15 @@ class ShardTable:
 
     @property
     def daemons(self) -> list[str]:
-        """Return the names of all its daemons, by shard."""
+        """The names of all daemons of the deployment, in the order of their shards."""
         return [self.daemon(shard) for shard in range(self.count)]
 
     def place(self, namespace: str, partitions: int = 1) -> Placement:
-        """Return the placement of `namespace`, or its placement if it were created with that many
-        partitions.
+        """Return the placement of `namespace`, or, if the namespace does not exist, the placement
+        that it would get with `partitions` partitions.
 
-        A hash of the names distributes namespaces; partitions of one namespace are on as many
-        shards as possible.
+        A hash of the names distributes namespaces over the shards. The partitions of one namespace
+        are on as many shards as possible.
         """
         if namespace in self.placements:
             return self.placements[namespace]
@@ -112,12 +113,12 @@ class ShardTable:
         return namespace in self.placements or is_reserved(namespace)
 
     def shard_of_key(self, namespace: str, key: bytes) -> int:
-        """Return the shard of `key` in `namespace`, given the key's bytes without the type."""
+        """Return the shard of a key in `namespace`. `key`: the bytes without the type."""
         placement = self.place(namespace)
         return placement.shards[placement.partition_of(key)]
 
     def with_birth(self, placement: Placement) -> ShardTable:
-        """Return the next version, with one more namespace."""
+        """Return the next version of the table, with one more namespace."""
         placements = {**self.placements, placement.namespace: placement}
         return replace(self, version=self.version + 1, placements=placements)
 
@@ -126,7 +127,7 @@ class ShardTable:
         return [name for name, found in self.placements.items() if shard in found.shards]
 
     def created_in(self, shard: int, uid: int) -> int:
-        """Return how many namespaces of `shard` were created by messages of `uid`."""
+        """Return the number of namespaces of `shard` that messages of `uid` created."""
         return sum(f.uid == uid and shard in f.shards for f in self.placements.values())
 
 
@@ -136,7 +137,8 @@ def alone(name: str) -> ShardTable:
 
 
 def _weight(namespace: str, shard: int) -> bytes:
-    """Rendezvous hashing: with another count of shards, few namespaces change theirs."""
+    """Return the weight of a shard for a namespace. This is rendezvous hashing: if the number of
+    shards changes, few namespaces move to another shard."""
     return blake2b(f"{shard} {namespace}".encode(), 8)
 
 
@@ -144,10 +146,10 @@ def _weight(namespace: str, shard: int) -> bytes:
 
 
 def shard_generations_behind(wal: Path) -> int:
-    """Return how many shard generations of its deployment followed that of the daemon WAL_DIR/NAME.
+    """Return the number of shard generations that followed the shard generation of a daemon.
 
-    0 = it belongs to the newest shard generation, or to no deployment; negative = it is not valid
-    yet. Raises TableBroken.
+    `wal`: WAL_DIR/NAME of the daemon. 0 = the daemon belongs to the newest shard generation, or to
+    no deployment; negative = its shard generation is not valid yet. Raises TableBroken.
     """
     found = _DAEMON.fullmatch(wal.name)
     name, shard_generation = (found[1], int(found[2])) if found else (wal.name, ALONE)
@@ -158,8 +160,8 @@ def shard_generations_behind(wal: Path) -> int:
 def wals_of(wal_dir: Path, deployment: str) -> list[Path]:
     """Return the WAL folders of a deployment, oldest first.
 
-    They include those of earlier shard generations, and of the daemon without shards before them.
-    Raises TableBroken.
+    They include the folders of earlier shard generations, and the folder of the daemon without
+    shards that preceded them. Raises TableBroken.
     """
     folders = {
         (int(found[2]), int(found[3])): path
@@ -173,15 +175,16 @@ def wals_of(wal_dir: Path, deployment: str) -> list[Path]:
 
 
 def _shard_generation(wal_dir: Path, name: str) -> int | None:
-    """Return the valid shard generation, from the folder of the WALs; None if no table is there."""
+    """Return the valid shard generation, from the folder of the WALs. Return None if the folder has
+    neither a table nor a WAL of this name."""
     if table := read_table(wal_dir, name):
         return table.shard_generation
     return ALONE if (wal_dir / name).is_dir() else None
 
 
 def table_path(directory: Path, name: str) -> Path:
-    """Return the path of the deployment's table, next to its sockets or in the folder of its
-    WALs."""
+    """Return the path of the deployment's table. `directory`: the directory of its sockets, or the
+    folder of its WALs."""
     return directory / f"{name}.shards"
 
 

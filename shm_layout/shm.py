@@ -22,26 +22,28 @@ from purgatoryd.shm_layout.errors import (
     PermissionDenied,
 )
 
-# Linux keeps POSIX shared memory in this tmpfs; as files, they can be renamed atomically.
+# Linux keeps POSIX shared memory objects as files in this tmpfs. Files can be renamed atomically.
 MOUNT = Path("/dev/shm")
 PREFIX = "purgatoryd."
-"""Prefix of all our names there."""
+"""Prefix of the names of all our arena files."""
 PORTION = 32 << 20
-"""Bytes that one system call allocates, copies or moves, a multiple of a huge page. A watchdog is
-notified after each portion, so a portion takes a small part of a second on a busy machine."""
+"""Number of bytes that one system call allocates, copies or moves, a multiple of a huge page. A
+watchdog is notified after each portion. So a portion must take only a small part of a second, even
+on a busy machine."""
 Moved = Callable[[], object]
-"""A callback that is called after each portion of long work."""
+"""A function that is called after each portion of a long task."""
 _DONTNEED_LOCKED = 24
 """MADV_DONTNEED_LOCKED, Linux 5.18."""
 
 
 def portions(size: int) -> Iterator[tuple[int, int]]:
-    """Yield offset and length of each portion of `size` bytes."""
+    """Yield (offset, length) of each portion of `size` bytes."""
     return ((at, min(PORTION, size - at)) for at in range(0, size, PORTION))
 
 
 class ArenaFile:
-    """A mapped arena file. `bytes`: size of the mapping. `fd` is -1 if it is opened for reading."""
+    """A mapped arena file. `bytes`: size of the mapping. `fd`: file descriptor; -1 if the file is
+    open for reading only."""
 
     def __init__(self, name: str, memory: mmap.mmap, fd: int = -1) -> None:
         self.name = name
@@ -64,10 +66,10 @@ class ArenaFile:
 
     @classmethod
     def create(cls, name: str, size: int, mode: int, moved: Moved = lambda: None) -> ArenaFile:
-        """Create a zeroed arena file of `size` bytes, its memory committed, its `mode` exact.
+        """Create a zeroed arena file of `size` bytes with allocated memory and exactly this `mode`.
 
-        The file has no name until `link`, so a killed process leaves no file behind. Raises
-        ArenaTooLarge with the needed and the available bytes.
+        The file has no name until link() is called, so a killed process leaves no file behind.
+        Raises ArenaTooLarge with the needed and the available bytes.
         """
         fd = os.open(MOUNT, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, mode)
         try:
@@ -82,7 +84,7 @@ class ArenaFile:
         """Copy the bytes to a new file without a name. Raises ArenaTooLarge."""
         free = os.statvfs(MOUNT)
         available = free.f_bavail * free.f_frsize
-        # without this check, a copy would use up the available space for a moment
+        # Without this check, a copy that does not fit would use up all free space for a moment.
         if available < self.bytes:
             raise ArenaTooLarge(str(MOUNT), self.bytes, available)
         new = ArenaFile.create(self.name, self.bytes, mode, moved)
@@ -97,16 +99,16 @@ class ArenaFile:
         return new
 
     def lock(self) -> None:
-        """Lock a new file, as ArenaLock does; no other process can have it open."""
+        """Lock a new file, as ArenaLock does. No other process can have opened it."""
         fcntl.flock(self.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
     def link(self, name: str) -> None:
-        """Give a new file this name. Raises FileExistsError if another file has it."""
+        """Give a new file this name. Raises FileExistsError if another file has this name."""
         # With a dir_fd CPython calls linkat(), which follows the link in /proc.
         os.link(f"/proc/self/fd/{self.fd}", MOUNT / name[1:], src_dir_fd=self.fd)
 
     def unlink(self, name: str) -> None:
-        """Remove this name if it leads to this file, which is writable."""
+        """Remove this name if it leads to this file. The file must be open for writing."""
         path = MOUNT / name[1:]
         with suppress(FileNotFoundError):
             if os.path.samestat(path.lstat(), os.fstat(self.fd)):
@@ -116,8 +118,8 @@ class ArenaFile:
     def open(cls, name: str, *, read_only: bool) -> ArenaFile:
         """Map the arena file of this name.
 
-        Raises ArenaMissing, PermissionDenied if this user may not read it, and BadPath if it is not
-        writable or not a file: any user can take a name in the tmpfs.
+        Raises ArenaMissing, PermissionDenied if this user may not read the file, and BadPath if it
+        is not writable or not a regular file: any user can create any name in the tmpfs.
         """
         refuse_other_kind(name)
         try:
@@ -142,17 +144,17 @@ class ArenaFile:
             shm.close_fd()
 
     def close(self) -> None:
-        """Unmap the file; a file with a name stays."""
+        """Unmap and close the file. A file with a name stays in /dev/shm."""
         self.memory.close()
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
 
     def give_up(self, moved: Moved) -> None:
-        """Close a writable file that has no name, in a thread: the kernel needs up to half a second
-        to free each GiB of pages."""
+        """Close a writable file that has no name. The close runs in a thread, because the kernel
+        needs up to half a second to free each GiB of pages."""
         for portion in portions(self.bytes):
-            with suppress(OSError):  # before Linux 5.18 `close` unmaps the pages
+            with suppress(OSError):  # fails before Linux 5.18; then close() frees the pages
                 self.memory.madvise(_DONTNEED_LOCKED, *portion)
             moved()
         fd, self.fd = self.fd, -1
@@ -166,27 +168,27 @@ class ArenaFile:
 class ArenaLock:
     """The lock on a daemon's private arena file: one process at a time opens or replaces an arena.
 
-    Daemons that share /dev/shm share the arena, also if their run directories differ or were
+    Daemons that share /dev/shm share the arena, even if their run directories differ or were
     emptied. The lock belongs to the open file description, so the kernel releases it when the
-    process ends. The descriptor is closed on exec: no child keeps it.
+    process ends. The descriptor is closed on exec, so no child process keeps the lock.
     """
 
     def __init__(self, daemon: str, names: Sequence[str]) -> None:
-        """Lock the first of these private arena files that exists, if any.
+        """Lock the first of these private arena files that exists, if any exists.
 
-        Raises AlreadyRunning if another process has it.
+        Raises AlreadyRunning if another process has locked it.
         """
         self._daemon = daemon
         self._fds: list[int] = []
         self.lock(names)
 
     def lock(self, names: Sequence[str]) -> None:
-        """Add the lock on the first of these that exists."""
+        """Lock the first of these files that exists, in addition to the files locked before."""
         while (found := _first(names)) and not self._has(found):
             if (fd := _open_first(names)) is None:
                 continue
             _flock(fd, self._daemon, MOUNT / names[0][1:])
-            # if another file has taken its name meanwhile, lock that one as well
+            # If another file has taken the name in the meantime, the loop locks that file as well.
             self._fds.append(fd)
 
     def adopt(self, fd: int) -> None:
@@ -194,7 +196,7 @@ class ArenaLock:
         self._fds.append(os.dup(fd))
 
     def release(self, fd: int) -> None:
-        """Release a file that was adopted, if it was."""
+        """Release the lock on the file of `fd`, if the file was adopted."""
         file, fds, self._fds = os.fstat(fd), self._fds, []
         for own in fds:
             if os.path.samestat(os.fstat(own), file):
@@ -203,12 +205,12 @@ class ArenaLock:
                 self._fds.append(own)
 
     def holds(self, name: str) -> bool:
-        """Return whether the arena file of that name is locked."""
+        """Return whether this object holds the lock on the arena file of this name."""
         found = _first([name])
         return found is not None and self._has(found)
 
     def settle(self, name: str) -> None:
-        """Release all locks except that on the arena file of this name."""
+        """Release all locks, except for the lock on the arena file of this name."""
         found = _first([name])
         fds, self._fds = self._fds, []
         for fd in fds:
@@ -250,7 +252,7 @@ def _flock(fd: int, daemon: str, path: Path) -> None:
 
 
 def _holder(found: os.stat_result) -> int:
-    """Return the pid that has locked a file; 0 if it is not visible to this process."""
+    """Return the pid of the process that has locked a file; 0 if this process cannot see it."""
     device = f"{os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x}:{found.st_ino}"
     with suppress(OSError), open("/proc/locks") as locks:
         for line in locks:
@@ -261,7 +263,7 @@ def _holder(found: os.stat_result) -> int:
 
 
 def _commit(fd: int, size: int, moved: Moved) -> None:
-    """Allocate all pages: a full tmpfs is then an error at once, and not a SIGBUS later."""
+    """Allocate all pages. So a full tmpfs causes an error at once, instead of a SIGBUS later."""
     try:
         for portion in portions(size):
             os.posix_fallocate(fd, *portion)
@@ -275,12 +277,12 @@ def _commit(fd: int, size: int, moved: Moved) -> None:
 
 
 def exists(name: str) -> bool:
-    """Return whether there is an arena file of that name."""
+    """Return whether there is an arena file of this name."""
     return (MOUNT / name[1:]).exists()
 
 
 def ours(name: str) -> bool:
-    """Return whether there is an arena file of that name that belongs to this user."""
+    """Return whether there is an arena file of this name that belongs to this user."""
     try:
         return (MOUNT / name[1:]).lstat().st_uid == os.geteuid()
     except FileNotFoundError:
@@ -288,7 +290,8 @@ def ours(name: str) -> bool:
 
 
 def refuse_other_kind(name: str) -> None:
-    """Raise BadPath if something else than a regular file, such as a directory, has the name."""
+    """Raise BadPath if the name belongs to an object that is not a regular file, such as a
+    directory."""
     path = MOUNT / name[1:]
     with suppress(FileNotFoundError):
         if not stat.S_ISREG(path.lstat().st_mode):
@@ -296,17 +299,17 @@ def refuse_other_kind(name: str) -> None:
 
 
 def refuse_foreign(name: str) -> None:
-    """Raise BadPath if there is an arena file of that name that belongs to another user."""
+    """Raise BadPath if there is an arena file of this name that belongs to another user."""
     if exists(name) and not ours(name):
         path = MOUNT / name[1:]
         raise BadPath(str(path), f"is foreign: it belongs to uid {path.lstat().st_uid}")
 
 
 def unlink(name: str) -> None:
-    """Remove the name if it exists; mappings stay valid."""
+    """Remove the arena file of this name if it exists. Mappings of the file stay valid."""
     (MOUNT / name[1:]).unlink(missing_ok=True)
 
 
 def replace(old: str, new: str) -> None:
-    """Rename arena file `old` to `new` atomically, replacing a file of that name."""
+    """Rename arena file `old` to `new` atomically. An existing file `new` is replaced."""
     os.replace(MOUNT / old[1:], MOUNT / new[1:])

@@ -1,4 +1,4 @@
-"""Status file of a deployment, and of a daemon that starts: a small file next to the sockets.
+"""The status file of a deployment, or of a daemon that starts: a small file next to the sockets.
 
 A daemon that serves publishes its state in the header of its arena. The supervisor of shards has no
 arena, and a daemon in recovery has none yet. A status file has the same fields as the header, so
@@ -25,11 +25,11 @@ from purgatoryd.shm_layout.paths import Paths
 from purgatoryd.shm_layout.shm import ArenaFile
 
 MODE = 0o640
-"""Mode of the file: the daemon's group reads it, as it reads the arenas."""
+"""Mode of the file. The daemon's Unix group can read it, as it can read the arenas."""
 
 
 class Cause(enum.StrEnum):
-    """Reasons why a deployment is degraded: the conditions of its shards."""
+    """The reason why a deployment is degraded: the condition of a shard."""
 
     RESTARTING = "shard_restarting"
     CRASH_LOOPING = "shard_crash_looping"
@@ -38,7 +38,7 @@ class Cause(enum.StrEnum):
 
 
 class Trouble(NamedTuple):
-    """Problem of a shard, for programs and in words."""
+    """The problem of a shard: a code for programs and a text for people."""
 
     cause: Cause
     text: str
@@ -52,30 +52,30 @@ class StatusRecord:
     daemon_pid: int
     """Pid of the daemon; 0 if it has stopped."""
     daemon_since_boot_ns: int
-    """Time at which it entered its state."""
+    """Time at which the daemon entered its state."""
     heartbeat_boot_ns: int
-    """Time of the last heartbeat, of the loop or of the start."""
+    """Time of the last heartbeat, sent by the loop or during the start."""
     causes: Sequence[str] = ()
-    """Values of Cause that hold for any shard, each once."""
+    """Values of Cause that apply to at least one shard, each value once."""
     reasons: Sequence[str] = ()
-    """Reasons in words, one for each shard with a problem."""
+    """Reasons as text, one for each shard with a problem."""
     shards: int = 0
     serving: int = 0
-    """Number of its shards that are ready and answer."""
+    """Number of shards that are ready and answer."""
     restarts: int = 0
-    """Number of times that a shard was restarted, since the deployment started."""
+    """Number of restarts of shards since the deployment started."""
     log_dropped: int = 0
-    """Log messages that its process dropped."""
+    """Number of log messages that the process of the deployment dropped."""
 
     epoch: ClassVar[int] = 0
     next_deadline_ns: ClassVar[int] = NONE_NS
-    """Next deadline; none, because only shards have deadlines."""
+    """Next deadline: always none, because only shards have deadlines."""
     clock_kind: ClassVar[int] = ClockKind.BOOT
     daemon_why: ClassVar[Degraded] = Degraded(0)
 
 
 class StatusFile:
-    """The status file of the deployment or daemon `name`, which is the only writer."""
+    """The status file of the deployment or daemon `name`. Only `name` itself writes it."""
 
     def __init__(self, directory: Path, name: str) -> None:
         self._path = directory / f"{name}.status"
@@ -83,10 +83,10 @@ class StatusFile:
 
     @property
     def header(self) -> StatusRecord:
-        """Current content.
+        """The current content.
 
-        Raises TableBroken, PermissionDenied, OSError, and FileNotFoundError if nothing was written
-        since the host booted.
+        Raises TableBroken, PermissionDenied, OSError, and FileNotFoundError if the file was not
+        written since the host booted.
         """
         try:
             with self._path.open("rb") as file:
@@ -98,7 +98,7 @@ class StatusFile:
         except (ValueError, TypeError) as error:
             raise TableBroken(str(self._path), f"is not a status file: {error!r}") from error
         if written_ns < HOST.wall_ns() - HOST.boot_ns():
-            raise FileNotFoundError(errno.ENOENT, "is of an earlier boot", str(self._path))
+            raise FileNotFoundError(errno.ENOENT, "was written before this boot", str(self._path))
         return found
 
     def write(self, record: StatusRecord) -> None:
@@ -114,18 +114,18 @@ class StatusFile:
 
 
 class DaemonStatus:
-    """Header of a daemon: from its status file until it serves, then from its arena."""
+    """The header of a daemon: from its status file until it serves, then from its arena."""
 
     def __init__(self, paths: Paths, arena: Reader | None = None) -> None:
-        """Take `arena`, if the caller has it open."""
+        """`arena`: the arena, if the caller has already opened it."""
         self._file = StatusFile(paths.directory, paths.name)
         self._name = paths.arena
         self._arena = arena
 
     @property
     def header(self) -> Any:
-        """Current header. Raises TableBroken, and the errors of Reader if there is neither file nor
-        arena."""
+        """The current header. Raises TableBroken, and the errors of Reader if there is neither a
+        status file nor an arena."""
         with suppress(OSError):
             return self._file.header
         if self._arena is None:

@@ -1,8 +1,8 @@
-"""CPUs, cores and NUMA nodes of the machine, and the share that this process may use.
+"""CPUs, cores and NUMA nodes of the machine, and which of them this process may use.
 
-The data come from sysfs, and from procfs for the limits of process and cgroup. If parts are
+The data come from sysfs; the limits of the process and its cgroup come from procfs. If data are
 missing, as in some containers, the simplest machine that fits is assumed: each CPU is a core, and
-all of them are on one node.
+all CPUs are on one node.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ SYSTEM = Path("/")
 NUMBER_MAX = 65_535
 """Upper bound for the number of a CPU or node."""
 LOCAL_DISTANCE = 10
-"""Distance of a node to itself, by the ACPI tables."""
+"""Distance of a node to itself in the ACPI tables."""
 
-_CPUSETS = (  # mount and file of cgroup v2, alone or with v1, and of cgroup v1
+_CPUSETS = (  # (controller, mount point, file): cgroup v2 alone, cgroup v2 with v1, cgroup v1
     ("", "sys/fs/cgroup", "cpuset.cpus.effective"),
     ("", "sys/fs/cgroup/unified", "cpuset.cpus.effective"),
     ("cpuset", "sys/fs/cgroup/cpuset", "cpuset.effective_cpus"),
@@ -28,29 +28,29 @@ _CPUSETS = (  # mount and file of cgroup v2, alone or with v1, and of cgroup v1
 
 @dataclass(frozen=True)
 class Node:
-    """A NUMA node. `cpus`: its online CPUs; none if it has only memory."""
+    """A NUMA node. `cpus`: its online CPUs; empty if the node has only memory."""
 
     id: int
     cpus: frozenset[int]
     memory_bytes: int
     free_bytes: int
     distances: Mapping[int, int]
-    """Distance to each node; 10 to itself, more to others."""
+    """Distance to each node: 10 to the node itself, more to other nodes."""
 
 
 @dataclass(frozen=True)
 class Topology:
-    """The machine, and the share that this process may use."""
+    """The machine, and the part of it that this process may use."""
 
     online: frozenset[int]
     confined: frozenset[int]
-    """Online CPUs that the cgroup allows: an affinity may name any of them."""
+    """Online CPUs that the cgroup allows. An affinity may contain any of them."""
     allowed: frozenset[int]
-    """CPUs of `confined` that the affinity of this process at its start names."""
+    """CPUs of `confined` that are in the affinity with which this process was started."""
     isolated: frozenset[int]
-    """CPUs on which the kernel schedules nothing by itself."""
+    """CPUs on which the kernel runs only threads that are bound to them."""
     siblings: Mapping[int, frozenset[int]]
-    """Online threads of each CPU's physical core, the CPU included."""
+    """For each CPU: the online CPUs of its physical core, including itself."""
     nodes: tuple[Node, ...]
     memory_nodes: frozenset[int]
     """Nodes from which this process may get memory."""
@@ -59,11 +59,11 @@ class Topology:
     always."""
 
     def node(self, number: int) -> Node | None:
-        """Return the node of that number."""
+        """Return the node with this number, or None."""
         return next((node for node in self.nodes if node.id == number), None)
 
     def node_of(self, cpu: int) -> Node | None:
-        """Return the node of a CPU."""
+        """Return the node of a CPU, or None."""
         return next((node for node in self.nodes if cpu in node.cpus), None)
 
     def cores(self, cpus: Iterable[int]) -> list[tuple[int, ...]]:
@@ -76,16 +76,16 @@ class Topology:
         return found
 
     def whole_cores(self, cpus: Iterable[int]) -> frozenset[int]:
-        """Return `cpus` and their siblings."""
+        """Return `cpus` and all other CPUs of their physical cores."""
         return frozenset().union(*(self.siblings.get(cpu, {cpu}) for cpu in cpus))
 
     def off_loops(self, cpus: frozenset[int], loops: Collection[int]) -> frozenset[int]:
-        """Return those of `cpus` on cores without a loop; if there are none, those without a
-        loop."""
+        """Return the CPUs whose core runs no loop; if there are none, the CPUs that run no loop
+        themselves."""
         return cpus - self.whole_cores(loops) or cpus.difference(loops)
 
     def nearest(self, node: Node, among: Iterable[Node]) -> Node | None:
-        """Return the node of `among` that is nearest to `node`, which may be `node` itself."""
+        """Return the node of `among` that is nearest to `node`. It may be `node` itself."""
         far = 2**31
         return min(among, key=lambda n: (node.distances.get(n.id, far), n.id), default=None)
 
@@ -95,10 +95,11 @@ def worker_cpus(
 ) -> list[int]:
     """Return CPUs for processes that work with a daemon.
 
-    They are on the node of its arena, or on the nearest one with CPUs for this process. The first
-    CPU of each core comes first, then the second threads. `loop`: CPU of the daemon's loop;
-    `others`: CPUs of loops of other daemons. Their cores are avoided if any other CPUs are left;
-    otherwise only the CPUs themselves are.
+    The CPUs are on `node`, the node of the daemon's arena, or on the nearest node with CPUs for
+    this process. The list begins with the first CPU of each core, then the second CPU of each core,
+    and so on. `loop`: CPU of the daemon's loop. `others`: CPUs of the loops of other daemons. The
+    cores of all loops are avoided if other CPUs are left; otherwise only the CPUs of the loops are
+    avoided.
     """
     usable = [found for found in topology.nodes if found.cpus & topology.allowed]
     home = None if node is None else topology.node(node)
@@ -114,8 +115,8 @@ def worker_cpus(
 
 
 def read(affinity: Iterable[int] | None, root: Path = SYSTEM) -> Topology:
-    """Read the machine under `root`. `affinity`: CPUs on which this process was started; None =
-    all."""
+    """Read the machine from the files under `root`. `affinity`: the CPUs on which this process was
+    started; None = all CPUs."""
     online = _online(root) or frozenset(affinity or {0})
     confined = confined_cpus(root) or online
     allowed = confined if affinity is None else confined.intersection(affinity) or confined
@@ -134,13 +135,14 @@ def read(affinity: Iterable[int] | None, root: Path = SYSTEM) -> Topology:
 
 
 def confined_cpus(root: Path = SYSTEM) -> frozenset[int]:
-    """Return online CPUs that the cgroup allows; none if they cannot be read."""
+    """Return the online CPUs that the cgroup allows; empty if the online CPUs cannot be read."""
     online = _online(root)
     return online.intersection(*_cpusets(root)) or online
 
 
 def cpu_list(text: str) -> frozenset[int]:
-    """Return the numbers of a list in the kernel's notation: "0-2,8". Raises ValueError."""
+    """Return the numbers of a list in the notation of the kernel, such as "0-2,8". Raises
+    ValueError."""
     found: set[int] = set()
     for part in text.strip().split(",") if text.strip() else ():
         first, dash, last = part.partition("-")
@@ -152,13 +154,14 @@ def cpu_list(text: str) -> frozenset[int]:
 
 
 def cpu_order(text: str) -> list[int]:
-    """Return the numbers of such a list in the written order, each once. Raises ValueError."""
+    """Return the numbers of a list such as "8,0-2" in the written order, without repetitions.
+    Raises ValueError."""
     parts = (sorted(cpu_list(part)) for part in text.split(","))
     return list(dict.fromkeys(cpu for part in parts for cpu in part))
 
 
 def cpu_text(cpus: Iterable[int]) -> str:
-    """Return numbers as a list in the kernel's notation; "none" if it is empty."""
+    """Return numbers as a list in the notation of cpu_list(); "none" if there are no numbers."""
     runs: list[list[int]] = []
     for cpu in sorted(cpus):
         if runs and cpu == runs[-1][-1] + 1:
@@ -171,8 +174,8 @@ def cpu_text(cpus: Iterable[int]) -> str:
 def _text(root: Path, path: str) -> str:
     """Return the content of a file, with undecodable bytes escaped; "" if it does not exist.
 
-    The read is unbuffered: a daemon calls this every second, and if memory is short CPython fails
-    to create a buffer with an error other than MemoryError.
+    The read is unbuffered. A daemon calls this every second, and if memory is short, the creation
+    of a buffer fails in CPython with another error than MemoryError.
     """
     try:
         with (root / path).open("rb", buffering=0) as file:
@@ -182,7 +185,8 @@ def _text(root: Path, path: str) -> str:
 
 
 def _listed(root: Path, path: str) -> frozenset[int]:
-    """Return the numbers in a file of the kernel; none if it is missing or contains "(null)"."""
+    """Return the numbers in a file of the kernel; empty if the file is missing or not a list, such
+    as "(null)"."""
     try:
         return cpu_list(_text(root, path))
     except ValueError:
@@ -209,8 +213,8 @@ def _cpusets(root: Path) -> Iterator[frozenset[int]]:
 
 
 def _nearest(mount: Path, group: str, file: str) -> frozenset[int]:
-    """Return the file of the cgroup, or of its nearest ancestor that has one: the controller may be
-    off."""
+    """Return the numbers in the file of the cgroup, or of its nearest ancestor that has the file.
+    The cgroup may lack it, because its controller may be off."""
     steps = [step for step in PurePosixPath(group).parts if step not in ("/", "..")]
     for depth in range(len(steps), -1, -1):
         if cpus := _listed(mount, "/".join([*steps[:depth], file])):
@@ -240,7 +244,7 @@ def _node(root: Path, number: int, ids: list[int], online: frozenset[int]) -> No
 
 
 def _kilobytes(meminfo: str) -> dict[str, int]:
-    """Return fields in bytes, from lines such as "Node 0 MemTotal: 1024 kB"."""
+    """Return {field: bytes} from lines such as "Node 0 MemTotal: 1024 kB"."""
     rows = (line.split() for line in meminfo.splitlines() if line.endswith("kB"))
     return {row[-3].removesuffix(":"): int(row[-2]) * 1024 for row in rows}
 

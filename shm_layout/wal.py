@@ -1,8 +1,8 @@
-"""Files of the WAL: their names, reading and writing. layout.h declares their bytes.
+"""Files of the WAL: their names, reading and writing. layout.h declares their format.
 
-A WAL is a folder of segments and snapshots, named by the LSN (the number of a record) with which
-each begins. Files of one arena carry its uuid. An arena that replaces another one continues the
-numbers under its own uuid, and recovery never redoes files of both together.
+A WAL is a folder of segments and snapshots. The name of a file is the LSN (the number of a record)
+with which it begins. The files of an arena contain its uuid. An arena that replaces another arena
+continues the numbers under its own uuid. Recovery never redoes files of two arenas together.
 """
 
 from __future__ import annotations
@@ -38,21 +38,21 @@ _CALLS = {
     "open", "fallocate", "pwrite", "fdatasync", "rename", "fsync of the directory",
     "pthread_create",
 }  # fmt: skip
-"""Call that failed, by the group-commit thread's error field; `found` is then its errno."""
+"""System calls that the field `detail` of a fault may name as failed. Then `found` is the errno."""
 _HEADER_DAMAGES = {
     "bytes of a WAL segment", "magic of a WAL segment", "checksum of a WAL segment's header",
 }  # fmt: skip
-"""Field of a header that a walk found to be invalid."""
+"""Values of the field `detail` of a fault that mean a damaged header."""
 _VERSIONS = {"version of a WAL segment", "minor version of a WAL segment"}
-"""Fields with which a walk reports a file of another version."""
+"""Values of the field `detail` of a fault that mean a file of another version."""
 _LOST = "was written and is missing"
 _GROUP_MAX: int = lib.PG_GROUP_MAX
 _GROUP_HEAD: int = lib.PG_GROUP_HEAD
 _HEAD: int = lib.PG_WAL_SEGMENT_HEAD
 FIRST_BYTES = _HEAD + _GROUP_MAX
-"""Bytes of a file that contain its header and its whole first group."""
+"""Number of bytes at the start of a file that contain its header and its whole first group."""
 PORTION = 1 << 30
-"""Bytes of a file that a slow disk reads or writes within one step of a start."""
+"""Number of bytes of a file that even a slow disk reads or writes within one step of a start."""
 
 
 # ---- which files there are -----------------------------------------------------------------
@@ -62,8 +62,8 @@ PORTION = 1 << 30
 class File:
     """A segment or a snapshot.
 
-    `lsn`: first record of a segment; of a snapshot, the first record to redo over it. `wall_ns`:
-    time of the last write.
+    `lsn`: number of the first record of a segment, or of the first record to redo after a snapshot.
+    `wall_ns`: time of the last write.
     """
 
     path: Path
@@ -88,20 +88,21 @@ def snapshots(directory: Path, disk: Disk = DISK) -> list[File]:
 
 
 def around(files: Sequence[File], lsn: int) -> tuple[Sequence[File], Sequence[File]]:
-    """Split segments, oldest first: those with only records before `lsn`, and the others."""
+    """Split segments, given oldest first. Return (segments with only records before `lsn`, all
+    other segments)."""
     before = sum(file.lsn <= lsn for file in files[1:])
     return files[:before], files[before:]
 
 
 def _files(directory: Path, suffix: str, disk: Disk) -> list[File]:
-    """Return the files of a folder; none if there is no folder.
+    """Return the files of a folder; empty if the folder does not exist.
 
-    Raises OSError if the folder cannot be listed: an unreadable WAL is not an empty one.
+    Raises OSError if the folder cannot be listed, because an unreadable WAL is not an empty WAL.
     """
     found = []
     for path in map(directory.joinpath, disk.names(directory)):
         match = _NAME.fullmatch(path.name) if path.suffix == suffix else None
-        with contextlib.suppress(FileNotFoundError):  # the file was deleted meanwhile
+        with contextlib.suppress(FileNotFoundError):  # the file was deleted in the meantime
             if match:
                 found.append(File(path, int(match[1], 16), *disk.about(path)))
     return sorted(found, key=lambda file: file.lsn)
@@ -119,14 +120,14 @@ def header_of(path: Path, disk: Disk = DISK) -> Any:
 
 
 def _first_block(path: Path, disk: Disk) -> bytes:
-    """Read the header's block from the disk; it is short if the file is. Raises WalDamaged,
-    BadPath."""
+    """Read the header's block from the disk. It is shorter than a block if the file is. Raises
+    WalDamaged, BadPath."""
     with _reading(path), disk.open(path, direct=True) as file, mmap.mmap(-1, PAGE) as memory:
         return memory[: min(file.readinto(memory), _HEAD)]
 
 
 def uuid_of(path: Path, disk: Disk = DISK) -> bytes:
-    """Return the uuid of the arena of a segment or snapshot. Raises WalDamaged."""
+    """Return the uuid of the arena to which a segment or snapshot belongs. Raises WalDamaged."""
     return bytes(header_of(path, disk).uuid)
 
 
@@ -142,13 +143,13 @@ def has_header(path: Path, disk: Disk = DISK) -> bool:
 
 
 def is_other_version(error: WalError) -> bool:
-    """Return whether the error means that another version wrote the file, which is then
-    undamaged."""
+    """Return whether the error means that another version wrote the file. Such a file is not
+    damaged."""
     return isinstance(error, WalMismatch) and error.field in _VERSIONS
 
 
 def has_gone(path: Path) -> bool:
-    """Return whether an old file was deleted because later ones of its kind replaced it."""
+    """Return whether an old file was deleted because later files of its kind have replaced it."""
     there = _files(path.parent, path.suffix, DISK)
     return not path.exists() and bool(there) and path.name < there[0].path.name
 
@@ -167,13 +168,14 @@ def following_lsn(segment: File) -> int:
 def is_of_birth(snapshot: File, disk: Disk = DISK) -> bool:
     """Return whether this is the first snapshot of an arena that was created empty.
 
-    It contains nothing. If it is the only file, a start ended before it got further.
+    It contains no records. If it is the only file, a start ended right after it was written.
     """
     return has_header(snapshot.path, disk) and header_of(snapshot.path, disk).epoch == 0
 
 
 def refuse_lost_segments(directory: Path, disk: Disk = DISK) -> None:
-    """Raise WalDamaged if there are snapshots but no segment: the newest one is never deleted."""
+    """Raise WalDamaged if there are snapshots but no segment, because the newest segment is never
+    deleted."""
     if segments(directory, disk):
         return
     for file in snapshots(directory, disk)[::-1]:
@@ -189,9 +191,10 @@ class Frame(NamedTuple):
     """A record.
 
     `kind`: "arm", "fire", ..., or "unknown" if it cannot be parsed. `fields`: fields of its struct
-    pg_wal_*, without padding. `rest`: bytes behind the struct, padding included. `timestamps`:
-    fields of the pg_timestamps of its timer; `replaced`: the same of the replaced timer. `asked`:
-    fields of the pg_asked of the timer that this record ended. Each is empty if there is none.
+    pg_wal_*, without padding. `rest`: bytes after the struct, including padding. `timestamps`:
+    fields of the struct pg_timestamps of its timer. `replaced`: fields of the struct pg_timestamps
+    of the replaced timer. `asked`: fields of the struct pg_asked of the timer that this record
+    ended. The last three are empty if the record does not contain the struct.
     """
 
     lsn: int
@@ -204,7 +207,7 @@ class Frame(NamedTuple):
 
 
 class Contents(NamedTuple):
-    """Parsed bytes behind a record's struct; a record has only some of the fields."""
+    """Parsed bytes after the struct of a record. A record has only some of these fields."""
 
     name: str | None = None
     key: Key | None = None
@@ -218,7 +221,7 @@ def contents(frame: Frame) -> Contents:
         return Contents(name=rest[: fields["name_len"]].decode(errors="replace"))
     if not fields.get("key_len"):
         return Contents()
-    # a watch record has its watch keys first
+    # In a watch record, the watch keys come before the key.
     start = fields.get("keys", 0) * size_of("pg_wal_watch_key")
     start += size_of("pg_wal_row") if fields.get("in_bulk_load") else 0
     end = start + fields["key_len"]
@@ -244,7 +247,7 @@ def _nothing() -> None:
 class Buffer:
     """Aligned memory for the bytes of one file at a time.
 
-    The memory is reused, because new memory first has to be zeroed and mapped.
+    The memory is reused for the next file, because new memory has to be zeroed and mapped first.
     """
 
     def __init__(self, disk: Disk = DISK) -> None:
@@ -255,11 +258,11 @@ class Buffer:
         self, path: Path, most: int = 2**63, moved: Callable[[], object] = _nothing, *,
         direct: bool = False,
     ) -> Any:  # fmt: skip
-        """Read at most `most` bytes of a file for a Walk; they are valid until the next call.
+        """Read at most `most` bytes of a file for a Walk. They are valid until the next call.
 
         `moved` is called after each PORTION. `direct`: read from the disk, not from the page cache.
-        The file is read and not mapped, so that a bad sector is an error. Raises WalDamaged,
-        BadPath.
+        The file is read and not mapped, so that a bad sector causes an error, not a signal. Raises
+        WalDamaged, BadPath.
         """
         with _reading(path):
             there = self._disk.about(path).bytes
@@ -286,7 +289,7 @@ class Buffer:
 
 @contextlib.contextmanager
 def _reading(path: Path) -> Iterator[None]:
-    """Convert an OSError of reading a file to WalDamaged or BadPath."""
+    """Convert an OSError that a read of the file raises to WalDamaged or BadPath."""
     try:
         yield
     except FileNotFoundError as error:
@@ -297,7 +300,7 @@ def _reading(path: Path) -> Iterator[None]:
 
 
 class Walk:
-    """Read files of a WAL in sequence: whole commit groups, each byte checked."""
+    """Read files of a WAL in sequence, by whole commit groups. Each byte is checked."""
 
     def __init__(self, *, direct: bool = False, disk: Disk = DISK) -> None:
         """`direct`: read from the disk, not from the page cache."""
@@ -310,8 +313,8 @@ class Walk:
 
     @classmethod
     def before(cls, arena: Handle) -> Walk:
-        """Return the end of a WAL in which this arena has not written: all its records are still to
-        come."""
+        """Return a Walk at the end of a WAL to which this arena has not written yet. All records of
+        the arena are still to be written."""
         wal_buffer, self = arena.wal_buffer, cls()
         appended = int(wal_buffer.tail) != int(wal_buffer.committed)
         self.struct.lsn = wal_buffer.committed_lsn if appended else wal_buffer.next_lsn - 1
@@ -338,7 +341,7 @@ class Walk:
         return bytes(self.struct.header.boot_id)
 
     def enter(self, path: Path, memory: Any = None) -> None:
-        """Continue with this file. `memory`: its bytes, aligned to 8, if they were read already.
+        """Continue with this file. `memory`: its bytes, aligned to 8 bytes, if already read.
 
         Raises WalDamaged, WalMismatch, BadPath.
         """
@@ -355,7 +358,7 @@ class Walk:
         self.enter(self.path)
 
     def groups(self) -> Iterator[tuple[Any, int]]:
-        """Yield address and size of the records of each commit group that is left."""
+        """Yield (address, size in bytes) of the records of each remaining commit group."""
         walk = self.struct
         while (frame := lib.pg_walk_next(walk)) != ffi.NULL:
             begin = ffi.cast("uint8_t *", frame)
@@ -367,20 +370,21 @@ class Walk:
             )
 
     def frames(self) -> Iterator[Frame]:
-        """Yield each record that is left, decoded."""
+        """Decode and yield each remaining record."""
         while (frame := lib.pg_walk_next(self.struct)) != ffi.NULL:
             yield _decode(frame)
 
     def skip(self, live_lsn: int) -> WalDamaged | None:
-        """Continue after damage if every lost record is before `live_lsn`; return the damage.
+        """Continue after damage if every lost record is before `live_lsn`, and return the damage.
 
-        None if there is no damage, or if records from `live_lsn` on are lost; then check() raises.
+        Return None if there is no damage, or if records from `live_lsn` on are lost. In the second
+        case check() raises.
         """
         damage = self._damage(_LOST, self.path)
         return damage if lib.pg_walk_skip(self.struct, live_lsn) else None
 
     def check(self) -> None:
-        """Raise WalDamaged if the file ended in damaged bytes."""
+        """Raise WalDamaged if the walk has stopped at damaged bytes, or the file is incomplete."""
         walk = self.struct
         if self.state == WalkState.DAMAGED:
             raise self._damage(_LOST, self.path)
@@ -388,7 +392,7 @@ class Walk:
             return
         if walk.header.magic == lib.PG_SNAPSHOT_MAGIC:
             raise self._damage("incomplete snapshot", self.path)
-        # the file had its full size before its first record was written
+        # A file gets its full size before its first record is written.
         if walk.size < walk.header.bytes:
             detail, size = "was made shorter", int(walk.header.bytes)
             raise WalDamaged(str(self.path), detail, walk.size, size, walk.lsn + 1, 0)
@@ -410,7 +414,7 @@ class Walk:
 
 
 def read_out(walk: Walk) -> None:
-    """Move a walk to the end of its file, or to damage."""
+    """Move a walk to the end of its file, or to the first damaged bytes."""
     for _ in walk.groups():
         pass
 
@@ -442,7 +446,8 @@ def _fields(struct: Any) -> dict[str, int]:
 
 
 class Written(NamedTuple):
-    """LSN of the first record to redo over a snapshot, and of the record that makes it valid."""
+    """Two LSNs of a snapshot: of the first record to redo after it, and of the last record that
+    must be on disk before the snapshot is valid."""
 
     start_lsn: int
     end_lsn: int
@@ -454,8 +459,8 @@ def write_snapshot(
 ) -> Written:  # fmt: skip
     """Write all authoritative state of an arena, without sessions, as a snapshot.
 
-    `quiet`: the arena does not change meanwhile, so that the snapshot is complete without a WAL.
-    `moved` is called after each PORTION, which is then on disk.
+    `quiet`: the arena does not change during the call, so the snapshot is complete without later
+    records of the WAL. `moved` is called after each PORTION that has been written to disk.
     """
     snapshot, out = ffi.new("struct pg_snapshot *", {"quiet": quiet}), bytearray(_GROUP_MAX)
     base, salt, lsn, number = ffi.from_buffer(out), host.random_bits(32), 0, 0
@@ -493,19 +498,19 @@ def write_snapshot(
 
 
 class GroupCommit:
-    """Write appended records to disk, in a thread; each commit contains all records appended
-    before.
+    """Write appended records to disk in a thread. Each commit writes all records that were appended
+    before it.
 
-    `end` has read the newest segment to its end, from the page cache, or is Walk.before(arena); the
-    thread ends that segment and starts the next one. Raises WalUnwritable if a system call failed,
-    WalMismatch if disk and arena disagree.
+    `end`: a Walk that has read the newest segment to its end from the page cache, or
+    Walk.before(arena). The thread ends that segment and starts a new segment. Raises WalUnwritable
+    if a system call failed, WalMismatch if the files and the arena disagree.
     """
 
     def __init__(
         self, arena: Handle, directory: Path, wal_segment_bytes: int, end: Walk, disk: Disk = DISK,
         *, threaded: bool = True,
     ) -> None:  # fmt: skip
-        """Start the thread; without `threaded` the caller commits, with `iterate`."""
+        """Start the thread. Without `threaded`, the caller commits with iterate() instead."""
         self._arena = arena
         self._threaded = threaded
         self._memory = ffi.new("uint8_t[]", lib.pg_group_commit_bytes())
@@ -524,7 +529,7 @@ class GroupCommit:
         return int(lib.pg_group_commit_fd(self._c))
 
     def iterate(self) -> bool:
-        """Commit one group of appended records; False if there were none."""
+        """Commit one group of appended records. Returns False if there were no records."""
         return bool(lib.pg_group_commit_iterate(self._c))
 
     def kick(self) -> None:
@@ -532,14 +537,15 @@ class GroupCommit:
         lib.pg_group_commit_kick(self._c)
 
     def stop(self, errno: int) -> None:
-        """Stop the WAL after a failure outside of the thread, which checks the state before each
-        commit."""
+        """Stop the WAL after a failure outside of the thread. The thread checks the state before
+        each commit. `errno`: error number of the failure."""
         wal_buffer = self._arena.wal_buffer
         wal_buffer.error, wal_buffer.error_lsn = errno, wal_buffer.committed_lsn + 1
         wal_buffer.state = WalState.STOPPED
 
     def pause(self) -> bool:
-        """Stop the thread's work on arena and files. False: call again once `fd` is readable."""
+        """Pause the thread's work on arena and files. Returns False if the thread still works: call
+        again once `fd` is readable."""
         return bool(lib.pg_group_commit_pause(self._c))
 
     def unpause(self) -> None:
@@ -562,5 +568,5 @@ def _unopened(directory: Path, fault: Any) -> WalError:
 
 
 def has_stopped(wal_buffer: Any) -> bool:
-    """Return whether the WAL has stopped, so that no more records get to disk."""
+    """Return whether the WAL has stopped, so that no more records are written to disk."""
     return int(wal_buffer.state) == WalState.STOPPED

@@ -1,7 +1,7 @@
-"""A timing wheel in private memory: deadlines in, due objects out. It is not thread-safe.
+"""A timing wheel in private memory. It returns objects when their deadlines have passed.
 
-An exception of a signal handler may come between any two lines. The wheel may then have a timer
-that cannot be cancelled, but it loses none.
+The wheel is not thread-safe. An exception of a signal handler may come between any two lines. The
+wheel may then contain a timer that cannot be cancelled, but it loses no timer.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ _DUE_MAX = 4096
 class Wheel(Generic[T]):
     """Timers of one process. The wheel doubles its memory when it is full.
 
-    `tick_ns`: resolution, 1000 to 10^8; `fanout`: buckets in a level, 2 to 256. A timer is due at
-    or after its deadline, at most a tick later if advance() is called in time.
+    `tick_ns`: resolution, 1000 to 10^8; `fanout`: number of buckets in a level, 2 to 256. A timer
+    is due at or after its deadline, at most one tick later if advance() is called in time.
     """
 
     def __init__(self, now_ns: int, tick_ns: int = 1_000_000, fanout: int = 256) -> None:
@@ -33,14 +33,14 @@ class Wheel(Generic[T]):
         self._taken: deque[T] = deque()
         """Items that are due."""
         self._due = ffi.new("uint32_t[]", _DUE_MAX)
-        """Buffer for slots that became due, terminated by _NIL."""
+        """Buffer for the slots of timers that became due. _NIL terminates the list."""
         ffi.memmove(self._due, b"\xff" * ffi.sizeof(self._due), ffi.sizeof(self._due))
         self._more = ffi.new("int *")
         self._capacity, self._now_ns = _FIRST_CAPACITY, now_ns
         self._memory, self._wheel = self._made(_FIRST_CAPACITY)
 
     def _made(self, capacity: int) -> tuple[Any, Any]:
-        """Return memory with a new wheel in it."""
+        """Return (memory, wheel): new memory, and a new wheel in this memory."""
         memory = ffi.new("uint8_t[]", lib.pg_local_bytes(capacity, *self._shape))
         return memory, lib.pg_local_create(memory, capacity, *self._shape, self._now_ns)
 
@@ -50,7 +50,7 @@ class Wheel(Generic[T]):
     def add(self, item: T, deadline_ns: int) -> int:
         """Arm a timer and return its slot, which is valid until the timer is cancelled or due.
 
-        Deadlines are clamped to 0 and 2^63 - 1.
+        Deadlines are clamped to the range from 0 to 2^63 - 1.
         """
         self._collect()
         deadline_ns = min(max(deadline_ns, 0), NEVER_NS)
@@ -62,8 +62,8 @@ class Wheel(Generic[T]):
         return int(slot)
 
     def _grow(self) -> None:
-        """Move all timers to a larger wheel. It assigns slots from 0 on, so every timer keeps its
-        slot."""
+        """Move all timers to a larger wheel. A new wheel assigns the slots 0, 1, 2, ... in order,
+        so every timer keeps its slot."""
         capacity = 2 * self._capacity
         memory, wheel = self._made(capacity)
         for slot in range(self._capacity):
@@ -74,16 +74,16 @@ class Wheel(Generic[T]):
         self._capacity, self._memory, self._wheel = capacity, memory, wheel
 
     def cancel(self, slot: int, item: T) -> None:
-        """Disarm the timer of `item` in `slot`, unless it is due or cancelled."""
+        """Disarm the timer of `item` in `slot`, unless it is due or already cancelled."""
         self._collect()
         if self._items.get(slot, (None, 0))[0] is item:
             del self._items[slot]
             lib.pg_local_cancel(self._wheel, slot)
 
     def advance(self, now_ns: int, take: Callable[[T], object]) -> None:
-        """Remove all timers that are due at `now_ns`, in the order of their deadlines by tick.
+        """Remove all timers that are due at `now_ns`, in the order of the ticks of their deadlines.
 
-        `take` gets each item, after an exception possibly twice.
+        `take` is called with each item; after an exception it may be called twice with an item.
         """
         self._now_ns = max(self._now_ns, now_ns)
         while True:
@@ -96,7 +96,7 @@ class Wheel(Generic[T]):
                 return
 
     def _collect(self) -> None:
-        """Take the items of due slots, which can then be reused."""
+        """Take the items of due slots. The slots can be reused after that."""
         count = 0
         while count < _DUE_MAX and self._due[count] != _NIL:
             slot = self._due[count]
@@ -104,7 +104,7 @@ class Wheel(Generic[T]):
                 self._taken.append(self._items[slot][0])
                 del self._items[slot]
             count += 1
-        while count:  # the first one last: while it is there, others may be left
+        while count:  # clears the first slot last: while it is set, more slots may be left
             count -= 1
             self._due[count] = _NIL
 

@@ -280,7 +280,7 @@ def test_a_status_file_is_read_as_it_was_written_until_the_host_boots(tmp_path: 
     assert file.header == now
     assert (tmp_path / "demo.status").stat().st_mode & 0o777 == 0o640
     os.utime(tmp_path / "demo.status", (1, 1))
-    with pytest.raises(FileNotFoundError, match="earlier boot"):
+    with pytest.raises(FileNotFoundError, match="before this boot"):
         _ = file.header
 
 
@@ -677,7 +677,7 @@ def test_another_number_of_partitions_needs_another_client(
     breakers = [way.find(number)[1] for number in range(3)]
     assert breakers[0] is breakers[2] is not breakers[1]
     write_table(tmp_path, empty.with_birth(Placement("shop", (1,))))
-    with pytest.raises(Partitioned, match=r"has 1 partitions: .* had 3; open a new one"):
+    with pytest.raises(Partitioned, match=r"has 1 partitions: .* had 3; open a new client"):
         way.find(0)
 
 
