@@ -23,7 +23,7 @@ from purgatoryd.shm_layout.errors import (
     PermissionDenied,
     TableBroken,
 )
-from purgatoryd.shm_layout.health import FROZEN_NS, Condition, Health, Watch, is_alive
+from purgatoryd.shm_layout.health import FROZEN_NS, Health, HealthCondition, Watch, is_alive
 from purgatoryd.shm_layout.layout import ClockKind, is_reserved
 from purgatoryd.shm_layout.metrics import SINCE_START, Histogram, Metrics, read_metrics
 from purgatoryd.shm_layout.occupancy import Fill, Level
@@ -46,7 +46,7 @@ TOPICS = 20
 NAMESPACES = 20
 """Maximum number of namespaces in a view, which shows the namespaces with the most timers."""
 
-GONE = (Condition.KILLED, Condition.STOPPED)
+GONE = (HealthCondition.KILLED, HealthCondition.STOPPED)
 
 # Tables that can fill up: (name, gauge of the used part, gauge of the total, unit).
 FILLS = (

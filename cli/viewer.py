@@ -29,7 +29,7 @@ from purgatoryd.shm_layout.errors import (
     PurgatorydError,
     TableBroken,
 )
-from purgatoryd.shm_layout.health import FROZEN_NS, Condition, Health, Watch
+from purgatoryd.shm_layout.health import FROZEN_NS, Health, HealthCondition, Watch
 from purgatoryd.shm_layout.layout import Degraded
 from purgatoryd.shm_layout.metrics import Histogram
 from purgatoryd.shm_layout.occupancy import Fill, Level
@@ -39,8 +39,9 @@ from purgatoryd.shm_layout.status_file import StatusFile
 Value = TypeVar("Value")
 
 WORST = (
-    Condition.KILLED, Condition.FROZEN, Condition.STOPPED, Condition.RECOVERING,
-    Condition.DRAINING, Condition.DEGRADED, Condition.READY,
+    HealthCondition.KILLED, HealthCondition.FROZEN, HealthCondition.STOPPED,
+    HealthCondition.RECOVERING,
+    HealthCondition.DRAINING, HealthCondition.DEGRADED, HealthCondition.READY,
 )  # fmt: skip
 """Conditions from worst to best. A deployment has the worst condition of its shards."""
 

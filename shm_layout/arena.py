@@ -967,7 +967,7 @@ class Reader(Handle):
     def watermarks(self) -> Iterator[Watermark]:
         """Yield all watch keys that are in use."""
         names = self.namespaces()
-        rows = self.rows(lib.PG_R_WATERMARKS, "pg_watched")
+        rows = self.rows(lib.PG_R_WATERMARKS, "pg_watermark")
         for i in range(self.header.regions[lib.PG_R_WATERMARKS].count):
             row = rows[i]
             if length := row.key_len:

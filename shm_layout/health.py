@@ -26,7 +26,7 @@ STARTS = (DaemonState.STARTING, DaemonState.RECOVERING)
 """States of a daemon that does not serve yet."""
 
 
-class Condition(enum.StrEnum):
+class HealthCondition(enum.StrEnum):
     """Condition of a daemon, for monitoring."""
 
     READY = "ready"
@@ -42,7 +42,7 @@ class Condition(enum.StrEnum):
 class Health:
     """Health of a daemon at one moment."""
 
-    condition: Condition
+    condition: HealthCondition
     why: Degraded
     pid: int
     """Pid of the daemon; 0 if it has stopped."""
@@ -104,13 +104,13 @@ def _move(header: Any) -> tuple[int, int, int]:
     return header.heartbeat_boot_ns, header.daemon_state, header.epoch
 
 
-def _suspicion(header: Any, frozen_ns: int) -> Condition | None:
+def _suspicion(header: Any, frozen_ns: int) -> HealthCondition | None:
     if header.daemon_state == DaemonState.STOPPED:
         return None
     if not is_alive(header):
-        return Condition.KILLED
+        return HealthCondition.KILLED
     limit_ns = max(frozen_ns, STEP_NS) if header.daemon_state in STARTS else frozen_ns
-    return Condition.FROZEN if still_ns(header) > limit_ns else None
+    return HealthCondition.FROZEN if still_ns(header) > limit_ns else None
 
 
 def is_alive(header: Any) -> bool:
@@ -128,9 +128,9 @@ def is_alive(header: Any) -> bool:
     return fields[0] not in ("Z", "X") and began_ns <= _moved_boot_ns(header)
 
 
-def _health(header: Any, suspicion: Condition | None) -> Health:
+def _health(header: Any, suspicion: HealthCondition | None) -> Health:
     state = DaemonState(header.daemon_state)
-    condition = Condition.RECOVERING if state in STARTS else Condition[state.name]
+    condition = HealthCondition.RECOVERING if state in STARTS else HealthCondition[state.name]
     return Health(
         suspicion or condition,
         Degraded(header.daemon_why),

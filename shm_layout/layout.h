@@ -513,7 +513,7 @@ struct pg_index_bucket {
 
 /* A watch key: its monotone watermark, and its watchers, in a treap ordered by the watermark that
  * each watcher waits for. Authoritative except root, first, latest and place. 64 bytes. */
-struct pg_watched {
+struct pg_watermark {
     uint64_t watermark;           /* current value of the watermark; stored (release) before any
                                      watcher is visited */
     uint8_t  key[16];             /* the key, or the granule (u32) of its blob if it is longer than

@@ -752,7 +752,7 @@ def scribble(core: Purgatory, seed: int) -> None:
     core.pool.free_watch, core.pool.free_watermark = junk(), junk()
     core.pool.free_watches, core.pool.free_watermarks = junk(), junk()
     scribble_watches(core, junk)
-    watermarks = core.rows(lib.PG_R_WATERMARKS, "pg_watched")
+    watermarks = core.rows(lib.PG_R_WATERMARKS, "pg_watermark")
     for i in range(core.config["watermarks"]):
         watermarks[i].root, watermarks[i].first, watermarks[i].latest = junk(), junk(), junk()
         watermarks[i].place = junk()

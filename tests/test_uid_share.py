@@ -527,7 +527,7 @@ def test_a_smaller_share_refuses_new_rows_alone(core: Purgatory) -> None:
 def test_check_finds_a_count_that_is_wrong(core: Purgatory, count: str) -> None:
     filled(core)
     if count == "watch key":
-        keys = core.rows(lib.PG_R_WATERMARKS, "pg_watched")
+        keys = core.rows(lib.PG_R_WATERMARKS, "pg_watermark")
         row = next(keys[i] for i in range(SIZES["watermarks"]) if keys[i].account)
         row.account = row.account % SIZES["accounts"] + 1
     else:

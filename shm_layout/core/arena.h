@@ -113,7 +113,7 @@ struct pg_arena {
     struct pg_entry *replay_buffer;
     struct pg_purgatory *purgatory;
     struct pg_watch *watches;
-    struct pg_watched *watermarks;
+    struct pg_watermark *watermarks;
     struct key_index watermark_index;
     struct pg_bulk_load *bulk_loads;
     struct pg_bulk_load_block *bulk_load_blocks;
@@ -174,7 +174,7 @@ ROW(namespace_at, pg_namespace, namespaces, namespace_rows, "names")
 ROW(topic_at, pg_topic, topics, topic_rows, "names")
 ROW(account_at, pg_account, accounts, account_rows, "quotas")
 ROW(watch_at, pg_watch, watches, watch_rows, "watches")
-ROW(watermark_at, pg_watched, watermarks, watermark_rows, "watermarks")
+ROW(watermark_at, pg_watermark, watermarks, watermark_rows, "watermarks")
 ROW(bulk_load_at, pg_bulk_load, bulk_loads, bulk_load_rows, "bulk loads")
 ROW(bulk_load_block_at, pg_bulk_load_block, bulk_load_blocks, bulk_load_block_rows, "bulk loads")
 ROW(session_at, pg_session, sessions, secret->sessions, "sessions")

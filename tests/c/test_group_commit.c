@@ -406,7 +406,7 @@ static uint32_t first_flags(struct world *w)
 static uint32_t flags_of(const struct pg_header *header, uint64_t next_lsn)
 {
     struct world *w = world_new(3);
-    struct pg_watched watched = {.key_len = header == NULL};
+    struct pg_watermark watched = {.key_len = header == NULL};
     struct pg_fault why;
     w->header = header != NULL ? *header : (struct pg_header){.next_ticket = 1};
     w->arena.watermarks = &watched;

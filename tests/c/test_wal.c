@@ -748,7 +748,7 @@ static void slots_are_the_same(const struct pg_arena *x, const struct pg_arena *
 static void watermarks_are_the_same(const struct pg_arena *x, const struct pg_arena *y)
 {
     for (uint32_t i = 0; i < x->watermark_rows; i++) {
-        const struct pg_watched *l = &x->watermarks[i], *m = &y->watermarks[i];
+        const struct pg_watermark *l = &x->watermarks[i], *m = &y->watermarks[i];
         CHECK_EQUAL(l->key_len, m->key_len);
         if (l->key_len != 0)
             CHECK(l->watermark == m->watermark && l->error == m->error &&

@@ -169,7 +169,7 @@ static uint64_t authoritative_hash(const struct fixture *fx, const struct author
         hash = ledger_mix(hash, x->slot == PG_NIL ? 0 : x->sibling);
     }
     for (uint32_t i = 0; i < fx->a->watermark_rows; i++) {
-        const struct pg_watched *l = &fx->a->watermarks[i];
+        const struct pg_watermark *l = &fx->a->watermarks[i];
         hash = ledger_bytes(ledger_mix(hash, l->watermark), l->key, sizeof l->key);
         hash = ledger_mix(hash, (uint64_t)l->error << 32 | l->touched_s);
         hash = ledger_mix(hash, (uint64_t)l->key_len << 32 | l->namespace_row);

@@ -99,7 +99,7 @@ bool ledger_between(const struct ledger *found, const struct ledger *stages, uin
 
 static uint64_t watermark_hash(const struct pg_arena *a, uint32_t row)
 {
-    const struct pg_watched *l = &a->watermarks[row];
+    const struct pg_watermark *l = &a->watermarks[row];
     const void *key = watermark_granules(l) == 0 ? l->key : blob_at(&a->blobs, watermark_blob(l));
     return ledger_bytes(l->namespace_row, key, l->key_len);
 }
@@ -108,7 +108,7 @@ static uint64_t watches_hash(const struct pg_arena *a, const struct pg_operation
                              uint64_t hash)
 {
     for (uint32_t x = op->first_watch; x != PG_NIL; x = a->watches[x].sibling) {
-        const struct pg_watched *l = &a->watermarks[a->watches[x].key_row];
+        const struct pg_watermark *l = &a->watermarks[a->watches[x].key_row];
         const uint64_t target = watch_target(a->watches[x].target);
         hash = ledger_mix(hash, watermark_hash(a, a->watches[x].key_row));
         if (has_targets(op->condition))
@@ -220,7 +220,7 @@ static void entries_note(struct ledger *l, const struct pg_arena *a, uint64_t fr
 static void watermarks_note(struct ledger *l, const struct pg_arena *a)
 {
     for (uint32_t row = 0; row < a->watermark_rows; row++) {
-        const struct pg_watched *fx = &a->watermarks[row];
+        const struct pg_watermark *fx = &a->watermarks[row];
         if (fx->key_len == 0 || (fx->watermark == 0 && fx->error == 0))
             continue;
         note(l, OF_WATERMARK, watermark_hash(a, row),

@@ -295,8 +295,8 @@ class Purgatory(Core):
         ]  # fmt: skip
 
     def watermarks(self) -> Iterator[tuple[bytes, Any]]:
-        """Yield (watch key, its row as struct pg_watched)."""
-        rows = self.rows(lib.PG_R_WATERMARKS, "pg_watched")
+        """Yield (watch key, its row as struct pg_watermark)."""
+        rows = self.rows(lib.PG_R_WATERMARKS, "pg_watermark")
         blobs = self.region(lib.PG_R_BLOBS)
         for i in range(self.config["watermarks"]):
             if length := rows[i].key_len:

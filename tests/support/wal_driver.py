@@ -252,7 +252,7 @@ def _operation(core: Purgatory, slot: int) -> Any:
 
 
 def _watermarks(core: Purgatory) -> Iterator[tuple[int, Any]]:
-    rows = core.rows(lib.PG_R_WATERMARKS, "pg_watched")
+    rows = core.rows(lib.PG_R_WATERMARKS, "pg_watermark")
     keys = {ffi.cast("uintptr_t", ffi.addressof(row)): key for key, row in core.watermarks()}
     by_address = {int(address): key for address, key in keys.items()}
     for i in range(core.header.regions[lib.PG_R_WATERMARKS].count):

@@ -129,7 +129,7 @@ static void plan_make(struct plan *p, const struct pg_config *c)
     plan_add(p, PG_R_NAME_INDEX, sizeof(uint32_t), name_cells(c));
     plan_add(p, PG_R_PURGATORY, sizeof(struct pg_purgatory), 1);
     plan_add(p, PG_R_WATCHES, sizeof(struct pg_watch), c->watches);
-    plan_add(p, PG_R_WATERMARKS, sizeof(struct pg_watched), c->watermarks);
+    plan_add(p, PG_R_WATERMARKS, sizeof(struct pg_watermark), c->watermarks);
     plan_add(p, PG_R_WATERMARK_INDEX, sizeof(struct pg_index_bucket), index_buckets(c->watermarks));
     plan_add(p, PG_R_REPLAY_BUFFER, sizeof(struct pg_entry), c->replay_capacity);
     if (c->accounts != 0)

@@ -100,7 +100,7 @@ static bool watermark_visible(const struct pg_arena *a, const void *body)
     const struct pg_wal_watermark *j = body;
     if (j->row >= a->watermark_rows || watermark_at(a, j->row)->key_len == 0)
         return false;
-    const struct pg_watched *l = watermark_at(a, j->row);
+    const struct pg_watermark *l = watermark_at(a, j->row);
     return l->watermark == j->watermark && l->error == j->error &&
            (!(j->flags & PG_WM_FORGOTTEN) || l->touched_s == PG_NIL);
 }

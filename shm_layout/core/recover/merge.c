@@ -207,8 +207,8 @@ static bool account_merge(const struct merge *g, uint16_t *account)
 
 static bool watermark_merge(struct merge *g, uint32_t i, uint32_t row)
 {
-    const struct pg_watched *f = watermark_at(g->from, i);
-    struct pg_watched *l = watermark_at(g->to, row);
+    const struct pg_watermark *f = watermark_at(g->from, i);
+    struct pg_watermark *l = watermark_at(g->to, row);
     const uint32_t granules = watermark_granules(f);
     const uint8_t *key = granules == 0 ? f->key : blob_at(&g->from->blobs, watermark_blob(f));
     *l = *f;
@@ -228,7 +228,7 @@ static bool watermark_merge(struct merge *g, uint32_t i, uint32_t row)
 static bool watermarks_merge(struct merge *g)
 {
     for (uint32_t i = 0; i < g->from->watermark_rows; i++) {
-        const struct pg_watched *l = watermark_at(g->from, i);
+        const struct pg_watermark *l = watermark_at(g->from, i);
         const bool here = l->key_len != 0 && g->source->namespaces[l->namespace_row] != PG_NIL;
         g->source->watermarks[i] = here ? g->watermarks++ : PG_NIL;
         if (here && g->source->watermarks[i] < g->to->watermark_rows &&

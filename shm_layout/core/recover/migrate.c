@@ -130,7 +130,7 @@ static bool watches_migrate(struct pg_arena *to, const struct pg_arena *from,
 static bool watermark_migrate(struct pg_arena *to, const struct pg_arena *from, uint32_t row,
                               struct pg_fault *why)
 {
-    const struct pg_watched *l = watermark_at(from, row);
+    const struct pg_watermark *l = watermark_at(from, row);
     *watermark_at(to, row) = *l;
     if (!account_migrate(to, from, &watermark_at(to, row)->account, why))
         return false;

@@ -474,7 +474,7 @@ static bool redo_outcome(const struct redo *r)
     return true;
 }
 
-static void watermark_give(struct pg_arena *a, struct pg_watched *l)
+static void watermark_give(struct pg_arena *a, struct pg_watermark *l)
 {
     if (l->key_len == 0)
         return;
@@ -486,12 +486,12 @@ static void watermark_give(struct pg_arena *a, struct pg_watched *l)
 
 static bool watermark_key_write(const struct redo *r, const struct pg_wal_watermark *j)
 {
-    struct pg_watched *l = watermark_at(r->a, j->row);
+    struct pg_watermark *l = watermark_at(r->a, j->row);
     if (!key_sound(r, j->key_type, j->key_len, 0) ||
         !below(r, "a namespace that does not exist", r->a->namespace_rows, j->namespace_row))
         return false;
     watermark_give(r->a, l);
-    *l = (struct pg_watched){.root = PG_NIL, .first = PG_NIL, .latest = PG_NIL,
+    *l = (struct pg_watermark){.root = PG_NIL, .first = PG_NIL, .latest = PG_NIL,
                              .namespace_row = (uint16_t)j->namespace_row,
                              .key_type = j->key_type,
                              .account = account_named(r, j->uid, j->uid != PG_NIL)};
@@ -517,7 +517,7 @@ static bool redo_watermark(const struct redo *r)
         !below(r, "value of a watermark", PG_WATERMARK_MAX + 1ull, j->watermark) ||
         ((j->flags & PG_WM_BORN) && !watermark_key_write(r, j)))
         return false;
-    struct pg_watched *l = watermark_at(r->a, j->row);
+    struct pg_watermark *l = watermark_at(r->a, j->row);
     if (l->key_len == 0)
         return true;              /* the row was freed before the snapshot reached it */
     l->watermark = j->watermark;
@@ -834,7 +834,7 @@ static void replay_finish(struct pg_arena *a, int64_t shift_ns)
 static void watermarks_finish(struct pg_arena *a)
 {
     for (uint32_t row = 0; row < a->watermark_rows; row++) {
-        struct pg_watched *l = watermark_at(a, row);
+        struct pg_watermark *l = watermark_at(a, row);
         const uint8_t *key = watermark_granules(l) == 0 ? l->key
                                                         : blob_at(&a->blobs, watermark_blob(l));
         if (l->key_len == 0)

@@ -264,7 +264,7 @@ static bool slot_write(const struct pg_arena *a, struct pg_snapshot *s, struct s
 
 static bool watermark_write(const struct pg_arena *a, struct pg_snapshot *s, struct sink *out)
 {
-    struct pg_watched l = *watermark_at(a, s->next);
+    struct pg_watermark l = *watermark_at(a, s->next);
     l.key_len = LOAD_ACQUIRE(&watermark_at(a, s->next)->key_len);
     const uint8_t *key = l.key;
     if (l.key_len == 0 || l.namespace_row >= a->namespace_rows)

@@ -59,7 +59,7 @@ static uint64_t timer_mark(const struct pg_arena *a, uint32_t slot)
 static uint64_t watch_mark(const struct pg_arena *a, const struct pg_operation *op, uint32_t watch)
 {
     const struct pg_watch *w = watch_at(a, watch);
-    const struct pg_watched *l = watermark_at(a, w->key_row);
+    const struct pg_watermark *l = watermark_at(a, w->key_row);
     const uint8_t *key = watermark_granules(l) == 0 ? l->key
                                                     : blob_at(&a->blobs, watermark_blob(l));
     const uint64_t target = has_targets(op->condition) ? watch_target(w->target) : 0;
@@ -115,7 +115,7 @@ static bool slots_stats(const struct pg_arena *a, struct pg_namespace_stats *row
 static void watermarks_stats(const struct pg_arena *a, struct pg_namespace_stats *rows)
 {
     for (uint32_t i = 0; i < a->watermark_rows; i++) {
-        const struct pg_watched *l = watermark_at(a, i);
+        const struct pg_watermark *l = watermark_at(a, i);
         if (l->key_len == 0)
             continue;
         const uint8_t *key = watermark_granules(l) == 0 ? l->key

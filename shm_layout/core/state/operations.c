@@ -33,7 +33,7 @@
 #include "core/state/watches.h"
 #include "core/state/watermarks.h"
 
-static struct pg_watched *watermark_of(const struct pg_arena *a, uint32_t x)
+static struct pg_watermark *watermark_of(const struct pg_arena *a, uint32_t x)
 {
     return watermark_at(a, watch_at(a, x)->key_row);
 }
@@ -544,7 +544,7 @@ static void rows_undo(struct pg_arena *a, uint32_t done)
 static inline void target_join(struct pg_arena *a, struct watch *w, struct pg_operation *op,
                                uint32_t x)
 {
-    const struct pg_watched *l = watermark_of(a, x);
+    const struct pg_watermark *l = watermark_of(a, x);
     const uint64_t place = target_place(a, op, x);
     w->may_end |= (l->watermark >= watch_at(a, x)->target) | (l->error != 0);
     if (place == MET)
@@ -835,7 +835,7 @@ static bool visit_allowed(struct pg_arena *a, uint32_t x, bool ends)
 
 /* Return the first watcher whose target the key's watermark has reached, even if a failure of the
  * key has moved the watcher's place; PG_NIL = none. */
-static uint32_t reached_first(const struct pg_arena *a, const struct pg_watched *l)
+static uint32_t reached_first(const struct pg_arena *a, const struct pg_watermark *l)
 {
     const bool reached = l->first != PG_NIL && watch_at(a, l->first)->target <= l->watermark;
     if (reached || l->first == PG_NIL || LIKELY(l->error == 0))
@@ -848,7 +848,7 @@ static uint32_t reached_first(const struct pg_arena *a, const struct pg_watched 
  * the last watcher; then its `first` is PG_NIL. */
 static bool walk(struct pg_arena *a, uint32_t row, struct pg_result *r)
 {
-    const struct pg_watched *l = watermark_at(a, row);
+    const struct pg_watermark *l = watermark_at(a, row);
     for (uint32_t x; (x = reached_first(a, l)) != PG_NIL;) {
         const bool ends = ends_by(a, x);
         if (!visit_allowed(a, x, ends))
@@ -875,7 +875,7 @@ bool operations_advance(struct pg_arena *a, uint32_t row, uint64_t watermark, st
 bool operations_fail(struct pg_arena *a, uint32_t row, uint32_t error, bool goes_on,
                      struct pg_result *r)
 {
-    const struct pg_watched *l = watermark_at(a, row);
+    const struct pg_watermark *l = watermark_at(a, row);
     /* A continued call must not set the error again, because the key may have been forgotten since
      * then. */
     if (!goes_on)
@@ -901,7 +901,7 @@ bool operations_fail(struct pg_arena *a, uint32_t row, uint32_t error, bool goes
  * time are visited at the end. */
 bool operations_clear(struct pg_arena *a, uint32_t row, bool goes_on, struct pg_result *r)
 {
-    const struct pg_watched *l = watermark_at(a, row);
+    const struct pg_watermark *l = watermark_at(a, row);
     uint32_t x;
     if (!goes_on)
         watermark_clear(a, row);

@@ -465,7 +465,7 @@ static bool slots_tally(const struct pg_arena *a, struct tallies *t, struct pg_f
 static bool watch_keys_tally(const struct pg_arena *a, struct tallies *t, struct pg_fault *fault)
 {
     for (uint32_t i = 0; i < a->watermark_rows; i++) {
-        const struct pg_watched *l = watermark_at(a, i);
+        const struct pg_watermark *l = watermark_at(a, i);
         if (l->key_len == 0 || l->account == 0)
             continue;
         if (!account_sound(a, l->account, i, fault))

@@ -66,7 +66,7 @@ struct pg_wal_watch wal_watch_of(uint32_t slot, const struct pg_hot *h, const st
 }
 
 struct pg_wal_watermark wal_watermark_of(const struct pg_arena *a, uint32_t row,
-                                         const struct pg_watched *l, bool born)
+                                         const struct pg_watermark *l, bool born)
 {
     return (struct pg_wal_watermark){.watermark = l->watermark, .row = row, .error = l->error,
                                      .namespace_row = l->namespace_row,
@@ -332,7 +332,7 @@ void wal_append_watch(struct pg_arena *a, uint32_t slot, uint64_t ticket)
     wal_frame_end(a);
 }
 
-void wal_append_watermark(struct pg_arena *a, uint32_t row, const struct pg_watched *fields,
+void wal_append_watermark(struct pg_arena *a, uint32_t row, const struct pg_watermark *fields,
                           const struct key *key)
 {
     struct pg_wal_watermark *body = wal_frame_begin(a, PG_WAL_WATERMARK, key == NULL ? 0 : key->len);

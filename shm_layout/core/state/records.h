@@ -17,7 +17,7 @@ struct pg_wal_arm wal_arm_of(const struct pg_arena *a, uint32_t slot, const stru
 struct pg_wal_watch wal_watch_of(uint32_t slot, const struct pg_hot *h, const struct pg_cold *c,
                                  const struct pg_operation *op, uint64_t ticket);
 struct pg_wal_watermark wal_watermark_of(const struct pg_arena *a, uint32_t row,
-                                         const struct pg_watched *l, bool born);
+                                         const struct pg_watermark *l, bool born);
 struct pg_wal_entry wal_entry_of(uint64_t position, const struct pg_entry *e);
 struct pg_wal_bulk_load wal_bulk_load_of(const struct pg_bulk_load *l);
 
@@ -39,7 +39,7 @@ void wal_append_sent(struct pg_arena *a, uint64_t upto, int64_t built_boot_ns,
                      int64_t handed_boot_ns);
 void wal_append_watch(struct pg_arena *a, uint32_t slot, uint64_t ticket);
 /* `fields` are the fields that the row will have. `key` is the key of a new row, otherwise NULL. */
-void wal_append_watermark(struct pg_arena *a, uint32_t row, const struct pg_watched *fields,
+void wal_append_watermark(struct pg_arena *a, uint32_t row, const struct pg_watermark *fields,
                           const struct key *key);
 void wal_append_gone(struct pg_arena *a, uint32_t row);
 /* The caller must have written the operation's cause, error, time of its end and missing keys. */

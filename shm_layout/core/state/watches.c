@@ -118,7 +118,7 @@ void watches_give(struct pg_arena *a, uint32_t first)
 /* ---- the treap ---------------------------------------------------------------------------- */
 
 /* Return the link that leads to x: a child field of its parent, or the root. */
-static uint32_t *link_to(const struct pg_arena *a, struct pg_watched *l, uint32_t x)
+static uint32_t *link_to(const struct pg_arena *a, struct pg_watermark *l, uint32_t x)
 {
     const uint32_t parent = at(a, x)->parent;
     if (parent == PG_NIL)
@@ -126,7 +126,7 @@ static uint32_t *link_to(const struct pg_arena *a, struct pg_watched *l, uint32_
     return at(a, parent)->left == x ? &at(a, parent)->left : &at(a, parent)->right;
 }
 
-static void rotate_up(struct pg_arena *a, struct pg_watched *l, uint32_t x)
+static void rotate_up(struct pg_arena *a, struct pg_watermark *l, uint32_t x)
 {
     const uint32_t p = at(a, x)->parent;
     const bool left = at(a, p)->left == x;
@@ -144,7 +144,7 @@ static void rotate_up(struct pg_arena *a, struct pg_watched *l, uint32_t x)
 
 /* Insert x after all other watchers. Those nodes at the lower end of the right spine that have a
  * lower priority become its left subtree. */
-static void hang_last(struct pg_arena *a, struct pg_watched *l, uint32_t x)
+static void hang_last(struct pg_arena *a, struct pg_watermark *l, uint32_t x)
 {
     uint32_t parent = l->latest, below = PG_NIL;
     for (; parent != PG_NIL && priority(parent) < priority(x); parent = at(a, parent)->parent)
@@ -158,7 +158,7 @@ static void hang_last(struct pg_arena *a, struct pg_watched *l, uint32_t x)
 }
 
 /* Insert x as a leaf, then rotate it up until its parent's priority is not lower. */
-static void hang_between(struct pg_arena *a, struct pg_watched *l, uint32_t x)
+static void hang_between(struct pg_arena *a, struct pg_watermark *l, uint32_t x)
 {
     const uint64_t target = at(a, x)->target;
     uint32_t parent, *side = &l->root;
@@ -178,7 +178,7 @@ static void hang_between(struct pg_arena *a, struct pg_watched *l, uint32_t x)
  * arrived. */
 void watch_link_among(struct pg_arena *a, uint32_t x)
 {
-    struct pg_watched *l = watermark_at(a, at(a, x)->key_row);
+    struct pg_watermark *l = watermark_at(a, at(a, x)->key_row);
     if (at(a, x)->target >= at(a, l->latest)->target)
         hang_last(a, l, x);
     else
@@ -221,7 +221,7 @@ uint32_t watch_above(const struct pg_arena *a, uint32_t row, uint64_t target)
 }
 
 /* Replace x by the join of its two subtrees. */
-static void join_below(struct pg_arena *a, struct pg_watched *l, uint32_t x)
+static void join_below(struct pg_arena *a, struct pg_watermark *l, uint32_t x)
 {
     uint32_t left = at(a, x)->left, right = at(a, x)->right, parent = at(a, x)->parent;
     uint32_t *hook = link_to(a, l, x);
@@ -241,7 +241,7 @@ static void join_below(struct pg_arena *a, struct pg_watched *l, uint32_t x)
 
 void watch_unlink_among(struct pg_arena *a, uint32_t x)
 {
-    struct pg_watched *l = watermark_at(a, at(a, x)->key_row);
+    struct pg_watermark *l = watermark_at(a, at(a, x)->key_row);
     if (l->first == x)
         l->first = after_first(a, x);
     if (l->latest == x)
@@ -298,7 +298,7 @@ static uint64_t tree_size(const struct pg_arena *a, uint32_t root)
 static bool row_watches_sound(const struct pg_arena *a, uint32_t row, uint64_t *linked,
                               struct pg_fault *fault)
 {
-    const struct pg_watched *l = watermark_at(a, row);
+    const struct pg_watermark *l = watermark_at(a, row);
     if ((l->root == PG_NIL) != (l->first == PG_NIL) || (l->root == PG_NIL) != (l->latest == PG_NIL))
         return fault_set(fault, "watches", "first and last record of a watch key", row, l->root,
                          l->first);

@@ -31,7 +31,7 @@ void watch_unlink_among(struct pg_arena *a, uint32_t watch);
 static inline void watch_link(struct pg_arena *a, uint32_t watch, uint64_t target)
 {
     struct pg_watch *w = watch_at(a, watch);
-    struct pg_watched *l = watermark_at(a, w->key_row);
+    struct pg_watermark *l = watermark_at(a, w->key_row);
     w->target = target;
     w->left = w->right = w->parent = PG_NIL;
     if (l->root == PG_NIL)
@@ -41,7 +41,7 @@ static inline void watch_link(struct pg_arena *a, uint32_t watch, uint64_t targe
 }
 static inline void watch_unlink(struct pg_arena *a, uint32_t watch)
 {
-    struct pg_watched *l = watermark_at(a, watch_at(a, watch)->key_row);
+    struct pg_watermark *l = watermark_at(a, watch_at(a, watch)->key_row);
     if (l->first == l->latest)    /* the watcher is the only one of its key */
         l->root = l->first = l->latest = PG_NIL;
     else

@@ -21,7 +21,7 @@
 
 static const uint8_t *watermark_key(const struct pg_arena *a, uint32_t row)
 {
-    const struct pg_watched *l = watermark_at(a, row);
+    const struct pg_watermark *l = watermark_at(a, row);
     return watermark_granules(l) == 0 ? l->key : blob_at(&a->blobs, watermark_blob(l));
 }
 
@@ -43,7 +43,7 @@ static inline bool same_bytes(const uint8_t *x, const uint8_t *y, uint32_t len)
 
 static inline bool has_key(const struct pg_arena *a, uint32_t row, const struct key *k)
 {
-    const struct pg_watched *l = watermark_at(a, row);
+    const struct pg_watermark *l = watermark_at(a, row);
     return l->hash == k->hash && l->key_len == k->len && l->key_type == k->type &&
            l->namespace_row == k->namespace_row && same_bytes(watermark_key(a, row), k->bytes,
                                                               k->len);
@@ -87,7 +87,7 @@ static void short_copy(uint8_t *to, const uint8_t *from, uint32_t len)
 
 /* Store the key in its row. Return false if a long key needs a blob and there is no space for
  * it. */
-static bool key_write(struct pg_arena *a, struct pg_watched *l, const struct key *k)
+static bool key_write(struct pg_arena *a, struct pg_watermark *l, const struct key *k)
 {
     if (k->len <= sizeof l->key) {
         short_copy(l->key, k->bytes, k->len);
@@ -105,11 +105,11 @@ static bool key_write(struct pg_arena *a, struct pg_watched *l, const struct key
 /* Prefetch a row that a later watermark_born will use. Each free row only leads to the next free
  * row. Therefore the key field of a free row also contains guesses of the rows after the next
  * row. */
-static inline void free_row_fetch(const struct pg_arena *a, const struct pg_watched *l)
+static inline void free_row_fetch(const struct pg_arena *a, const struct pg_watermark *l)
 {
     uint32_t row;
     memcpy(&row, l->key + sizeof l->key - sizeof row, sizeof row);
-    const struct pg_watched *guess = a->watermarks + row;
+    const struct pg_watermark *guess = a->watermarks + row;
     __builtin_prefetch(guess, 1);
     __builtin_prefetch(&guess->place, 1);
 }
@@ -131,7 +131,7 @@ uint32_t watermark_born(struct pg_arena *a, const struct key *k, bool to_join,
     const uint32_t row = row_for_new(a, why);
     if (row == PG_NIL)
         return PG_NIL;
-    struct pg_watched *l = watermark_at(a, row);
+    struct pg_watermark *l = watermark_at(a, row);
     free_row_fetch(a, l);
     if (!key_write(a, l, k)) {
         answer(why, 0, PG_ST_FULL_PAYLOAD, 0);
@@ -162,7 +162,7 @@ static inline void watermark_push_free(struct pg_arena *a, uint32_t row)
     PG_ASSERT(a->purgatory->free_watermarks < a->watermark_rows, "watermarks",
               "no row is given back twice");
     const uint32_t next = a->purgatory->free_watermark;
-    struct pg_watched *l = watermark_at(a, row);
+    struct pg_watermark *l = watermark_at(a, row);
     if (UNLIKELY(next == PG_NIL)) {
         memset(l->key, 0, sizeof l->key);
     } else {
@@ -177,7 +177,7 @@ static inline void watermark_push_free(struct pg_arena *a, uint32_t row)
 
 void watermark_free(struct pg_arena *a, uint32_t row)
 {
-    struct pg_watched *l = watermark_at(a, row);
+    struct pg_watermark *l = watermark_at(a, row);
     const uint32_t granules = watermark_granules(l);
     index_erase_at(&a->watermark_index, l->hash, l->place);
     if (has_wal(a))
@@ -194,7 +194,7 @@ void watermark_free(struct pg_arena *a, uint32_t row)
 static void watermark_append(struct pg_arena *a, uint32_t row, uint64_t watermark, uint32_t error,
                              uint32_t touched_s)
 {
-    struct pg_watched next = *watermark_at(a, row);
+    struct pg_watermark next = *watermark_at(a, row);
     next.watermark = watermark;
     next.error = error;
     next.touched_s = touched_s;
@@ -203,7 +203,7 @@ static void watermark_append(struct pg_arena *a, uint32_t row, uint64_t watermar
 
 RARE void watermark_left_by_one(struct pg_arena *a, uint32_t row)
 {
-    const struct pg_watched *l = watermark_at(a, row);
+    const struct pg_watermark *l = watermark_at(a, row);
     if (l->touched_s == PG_NIL)
         /* The operation that left may have forgotten its own key. */
         watermark_append(a, row, l->watermark, l->error, PG_NIL);
@@ -211,7 +211,7 @@ RARE void watermark_left_by_one(struct pg_arena *a, uint32_t row)
 
 void watermark_left_by_last(struct pg_arena *a, uint32_t row)
 {
-    struct pg_watched *l = watermark_at(a, row);
+    struct pg_watermark *l = watermark_at(a, row);
     if (l->touched_s == PG_NIL)
         watermark_free(a, row);
     else
@@ -225,7 +225,7 @@ void watermark_left_by_last(struct pg_arena *a, uint32_t row)
  * change. */
 void watermark_set(struct pg_arena *a, uint32_t row, uint64_t watermark, uint32_t error)
 {
-    struct pg_watched *l = watermark_at(a, row);
+    struct pg_watermark *l = watermark_at(a, row);
     if (has_wal(a))
         watermark_append(a, row, watermark, error, a->call.real_s);
     l->touched_s = a->call.real_s;
@@ -235,7 +235,7 @@ void watermark_set(struct pg_arena *a, uint32_t row, uint64_t watermark, uint32_
 
 void watermark_clear(struct pg_arena *a, uint32_t row)
 {
-    struct pg_watched *l = watermark_at(a, row);
+    struct pg_watermark *l = watermark_at(a, row);
     const uint32_t touched_s = l->touched_s == PG_NIL ? PG_NIL : a->call.real_s;
     if (has_wal(a))
         watermark_append(a, row, l->watermark, 0, touched_s);
@@ -262,7 +262,7 @@ void pg_sweep(struct pg_arena *a, int64_t real_boot_ns, uint32_t *cursor, uint32
     for (uint32_t n = 0; n < budget && n < a->watermark_rows; n++) {
         if (*cursor >= a->watermark_rows)
             *cursor = 0;
-        const struct pg_watched *l = watermark_at(a, *cursor);
+        const struct pg_watermark *l = watermark_at(a, *cursor);
         const bool over = l->touched_s == PG_NIL || a->call.real_s - l->touched_s > ttl_s;
         const bool failed = l->error != 0 && l->touched_s != PG_NIL;
         if (l->key_len != 0 && l->root == PG_NIL && over && !failed && !wal_buffer_full(a))
@@ -288,7 +288,7 @@ void watermarks_init(struct pg_arena *a, uint64_t ttl_ns)
 
 static bool watermark_rebuild(struct pg_arena *a, uint32_t row, struct pg_fault *why)
 {
-    struct pg_watched *l = watermark_at(a, row);
+    struct pg_watermark *l = watermark_at(a, row);
     if (l->namespace_row >= a->namespace_rows ||
         (watermark_granules(l) != 0 &&
          !blobs_rebuild_mark(&a->blobs, watermark_blob(l), watermark_granules(l))))
@@ -331,7 +331,7 @@ bool watermarks_check(const struct pg_arena *a, struct pg_fault *fault, uint64_t
     uint64_t used = 0, free = 0;
     struct probe at;
     for (uint32_t row = 0; row < a->watermark_rows; row++) {
-        const struct pg_watched *l = watermark_at(a, row);
+        const struct pg_watermark *l = watermark_at(a, row);
         if (l->key_len == 0)
             continue;
         const struct key k = {watermark_key(a, row), l->hash, l->namespace_row, PG_NIL, l->key_len,
@@ -367,7 +367,7 @@ bool watermark_info(const struct pg_arena *a, uint32_t row, struct pg_info_watch
 {
     if (row >= a->watermark_rows)
         return false;
-    const struct pg_watched l = *watermark_at(a, row);
+    const struct pg_watermark l = *watermark_at(a, row);
     const bool is_short = watermark_granules(&l) == 0;
     if (!is_short && !blob_inside(&a->blobs, watermark_blob(&l), l.key_len))
         return false;

@@ -10,17 +10,17 @@
 #include "core/state/keys.h"
 
 /* Short keys are stored in the row, longer keys in a blob. */
-static inline uint32_t watermark_granules(const struct pg_watched *l)
+static inline uint32_t watermark_granules(const struct pg_watermark *l)
 {
     return l->key_len <= sizeof l->key ? 0 : blob_granules(l->key_len);
 }
-static inline uint32_t watermark_blob(const struct pg_watched *l)
+static inline uint32_t watermark_blob(const struct pg_watermark *l)
 {
     uint32_t blob;
     memcpy(&blob, l->key, sizeof blob);
     return blob;
 }
-static inline uint32_t row_of_watermark(const struct pg_arena *a, const struct pg_watched *l)
+static inline uint32_t row_of_watermark(const struct pg_arena *a, const struct pg_watermark *l)
 {
     return (uint32_t)(l - a->watermarks);
 }
