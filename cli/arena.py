@@ -106,22 +106,22 @@ def info_text(info: Info, due_in_ns: int) -> str:
 def list_command(
     name: str, namespace: str | None, prefix: str, limit: int | None, as_json: bool
 ) -> None:
-    """List armed timers and operations, in no particular order.
+    """List armed timers, parked timers and armed operations, in no particular order.
 
-    Reads the shared memory without contacting the daemon. Every listed timer was armed when it was
-    read. Timers that are added, fire or are cancelled while the command runs may be missing.
+    Reads the shared memory without contacting the daemon. Every listed timer was pending when it
+    was read. Timers that are added, fire or are cancelled while the command runs may be missing.
     """
     found = (
         info
-        for info in armed(name)
+        for info in pending(name)
         if namespace in (None, info[0].namespace) and key_text(info[0].key).startswith(prefix)
     )
     for info, due_in_ns in islice(found, limit):
         emit(info_record(info, due_in_ns), info_text(info, due_in_ns), as_json)
 
 
-def armed(name: str) -> Iterator[tuple[Info, int]]:
-    """Yield (timer, ns until it is due) for the armed timers of the daemon or of all its shards."""
+def pending(name: str) -> Iterator[tuple[Info, int]]:
+    """Yield (timer, ns until it is due) for the pending timers of the daemon or of its shards."""
     for daemon in daemons(name):
         with reading(daemon.name) as reader:
             for info in infos(reader):

@@ -229,6 +229,8 @@ struct pg_put {
     uint8_t time_kind;
     int64_t time_ns;
 };
+/* Apply one request without a session. Only tests call these functions; the daemon applies records
+ * with pg_handle. */
 void pg_put(struct pg_arena *a, const struct pg_put *put, struct pg_result *result);
 void pg_cancel(struct pg_arena *a, const struct pg_put *key, uint64_t ticket,
                struct pg_result *result);
@@ -474,7 +476,7 @@ const struct pg_timestamps *pg_frame_timestamps(const struct pg_frame_head *fram
 /* Return the request that ended the frame's timer; NULL = the frame contains no such request. */
 const struct pg_asked *pg_frame_asked(const struct pg_frame_head *frame);
 
-/* ---- columns (columns.c): records as the columns of a table ------------------------------- */
+/* ---- columns (wal_columns.c): records as the columns of a table --------------------------- */
 
 /* The columns of the table have the names of these constants, in lower case. Columns of strings
  * hold numbers that stand for words: `kind` is the type of the record (0 = unknown), `namespace`

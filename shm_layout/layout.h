@@ -10,10 +10,11 @@
  * row by row, so a struct inside another struct or inside a blob cannot grow: new data there needs
  * its own region or extension kind. WAL: new record types and new parts behind a record raise
  * PG_WAL_MINOR; every other change raises PG_WAL_MAJOR. Wire: messages, flags and statuses may be
- * added; every other change raises PG_WIRE_VERSION. A reader accepts its own version and earlier
- * minor versions, and refuses every other version. The layout id in the header is computed from all
- * sizes and offsets below. So two builds with different layouts refuse each other even if no
- * version number was raised.
+ * added; every other change raises PG_WIRE_VERSION, for example a new field in a message of fixed
+ * length such as pg_namespace_set. A reader accepts its own version and earlier minor versions, and
+ * refuses every other version. The layout id in the header is computed from all sizes and offsets
+ * below. So two builds with different layouts refuse each other even if no version number was
+ * raised. Until the first release, all versions stay as they are.
  *
  * A comment that begins with "for" and a feature marks a reserved number or field, which is 0 or
  * absent until that feature exists. Fields named pad are 0 and align the fields after them.
@@ -397,7 +398,8 @@ enum pg_key_type {
     PG_KEY_TYPES
 };
 
-/* One item of a blob's extension, 16 bytes, for properties that few timers have. */
+/* One item of a blob's extension, 16 bytes, for properties that few timers have. PG_EXT_WALL is the
+ * first item if there is one. A replay buffer entry, a notice and a WAL frame have no items. */
 enum pg_ext_kind {
     PG_EXT_WALL = 1,              /* value: the wall deadline, ns */
     PG_EXT_TAG,                   /* for bulk operations; value: hash of the timer's tag */
@@ -1561,7 +1563,7 @@ enum pg_status {
     PG_ST_FULL_WATCHES = 22,      /* no free watch records */
     PG_ST_FULL_ACCOUNTS = 23,     /* no free account row, which a uid needs if a quota or a share
                                      applies to it */
-    PG_ST_TOO_FAR = 24,           /* the deadline is past 2^63 - 1 ns */
+    PG_ST_TOO_FAR = 24,           /* the deadline is past the end of the clock, 2^63 - 1 ns */
     PG_ST_DENIED = 25,            /* the namespace has another owner, or the name is reserved */
     PG_ST_BUSY = 26,              /* the message has to be sent again. WATCH: if deadline_ns is not
                                      0, the session owns that many operations, armed or with an

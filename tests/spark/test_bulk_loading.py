@@ -156,7 +156,7 @@ def test_columns_and_options_are_checked(daemon_dir: Path) -> None:
         writer_of(good | {"bulk_load": "x"}, StructType([*SCHEMA.fields]).add("row", "long"))
     with pytest.raises(InvalidRows, match="not there"):
         writer_of(good | {"topic": "nothing"}, SCHEMA)
-    with pytest.raises(InvalidRows, match="need key"):
+    with pytest.raises(InvalidRows, match="must have key"):
         writer_of(good, StructType().add("key", "string"))
     with pytest.raises(InvalidRows, match="for payload is double"):
         writer_of(good | {"payload": "delay"}, SCHEMA)

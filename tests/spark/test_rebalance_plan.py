@@ -255,7 +255,7 @@ def test_a_daemon_that_was_recovered_from_the_wal_counts_once(
     reported = lake.manifests()
     known = successors(reported), excluded(reported).absent
     assert fleet.of_today(named, *known) == {uuid(2).hex(): HOSTS[0]}
-    with pytest.raises(InvalidSetting, match="one host alone"):
+    with pytest.raises(InvalidSetting, match="of only one host"):
         fleet.of_today(named | {uuid(2).hex(): HOSTS[1]}, *known)
 
 
@@ -266,7 +266,7 @@ def test_a_fleet_that_is_not_whole_is_refused(tmp_path: Path) -> None:
     path.write_text("[hosts.alpha]\ncapacity = 1")
     with pytest.raises(InvalidSetting):
         fleet.read_fleet(path)
-    with pytest.raises(InvalidSetting, match="this daemon is missing"):
+    with pytest.raises(InvalidSetting, match="includes this daemon"):
         fleet.spaces([Row(daemon="cc", namespace="x", live=1, rate=1.0)], {}, {})
 
 
