@@ -106,10 +106,10 @@ def info_text(info: Info, due_in_ns: int) -> str:
 def list_command(
     name: str, namespace: str | None, prefix: str, limit: int | None, as_json: bool
 ) -> None:
-    """List armed timers, parked timers and armed operations, in no particular order.
+    """List pending timers and operations, in no particular order.
 
-    Reads the shared memory without contacting the daemon. Every listed timer was pending when it
-    was read. Timers that are added, fire or are cancelled while the command runs may be missing.
+    Pending timers are armed or parked. Reads the shared memory without contacting the daemon.
+    Every listed timer was pending when it was read. Timers that are added, fire or are cancelled while the command runs may be missing.
     """
     found = (
         info

@@ -303,7 +303,7 @@ def test_a_key_file_that_others_may_read_is_refused(place: Place, tmp_path: Path
     place.daemon.stop()
     for name, mode in (("server", 0o640), ("server", 0o604), ("allowed", 0o662)):
         (tmp_path / name).chmod(mode)
-        with pytest.raises(DaemonFailed, match="others may"):
+        with pytest.raises(DaemonFailed, match="other users may"):
             place.daemon.start(*place.args)
         (tmp_path / name).chmod(0o600)
     place.daemon.start(*place.args)
@@ -335,7 +335,7 @@ def test_invalid_places_are_refused(tcp: str) -> None:
 
 @pytest.mark.tier("all")
 def test_settings_of_tcp_come_together(daemon: StartDaemon) -> None:
-    with pytest.raises(DaemonFailed, match="all three"):
+    with pytest.raises(DaemonFailed, match="together with the other two"):
         daemon("demo", "--tcp", "127.0.0.1:7000")
 
 

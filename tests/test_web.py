@@ -269,7 +269,7 @@ def test_a_browser_shows_the_shards_of_a_deployment(browser: Browser, three: Web
         page.goto(three.address)
         page.wait_for_selector("#shards td:text-is('50')")
         page.wait_for_selector(
-            "#runner:text-matches('^ServiceManager process [0-9]+, ready; restarts: 0[.]$')"
+            "#runner:text-matches('^Supervisor process [0-9]+, ready; restarts: 0[.]$')"
         )
         assert page.locator("#choice a").all_inner_texts() == [
             "all", "shard 0", "shard 1", "shard 2"
