@@ -1,8 +1,8 @@
 """Measures how long `purgatoryd add`, `get` and `cancel` take, from fork to exit.
 
-The installed script talks to a daemon that the benchmark starts. For comparison, the same rounds
-run `python -c pass` and, if Redis is installed, `redis-cli` with a new server. Each round runs
-every command once; the commands for comparison come first in every other round. Writes
+The script of an installed wheel talks to a daemon that the benchmark starts. For comparison, the
+same rounds run `python -c pass` and, if Redis is installed, `redis-cli` with a new server. Each
+round runs every command once; the commands for comparison come first in every other round. Writes
 benchmarks/results/commands.json.
 """
 
@@ -13,7 +13,6 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
@@ -21,11 +20,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from installed import install
 from own_daemon import own_daemon
 from recording import machine, spread, write_result
 
 RESULTS = Path(__file__).resolve().parent / "results" / "commands.json"
-SCRIPT = str(Path(sys.executable).with_name("purgatoryd"))
 NAME = "bench"
 START_S = 10.0
 
@@ -74,13 +73,13 @@ def one_run(words: list[str], env: Mapping[str, str]) -> tuple[float, float]:
     return wall_s * 1e3, (usage.ru_utime + usage.ru_stime) * 1e3
 
 
-def round_of(number: int, others: Commands) -> Commands:
+def round_of(number: int, script: str, others: Commands) -> Commands:
     """Return the commands of a round in the order of the round. `add`, `get` and `cancel` keep
     their order, because they use the same timer."""
     ours = {
-        "add": [SCRIPT, "add", f"key-{number}", "--delay", "1h"],
-        "get": [SCRIPT, "get", f"key-{number}"],
-        "cancel": [SCRIPT, "cancel", f"key-{number}"],
+        "add": [script, "add", f"key-{number}", "--delay", "1h"],
+        "get": [script, "get", f"key-{number}"],
+        "cancel": [script, "cancel", f"key-{number}"],
     }
     return {**others, **ours} if number % 2 else {**ours, **others}
 
@@ -89,12 +88,12 @@ def measured(rounds: int) -> dict[str, Any]:
     """Return median, minimum and maximum of the wall time and CPU time of each command, in ms."""
     with tempfile.TemporaryDirectory() as temporary:
         directory = Path(temporary)
-        env = environment(directory)
+        env, folder = environment(directory), install(directory)
         with own_daemon(directory, NAME, ["--capacity", "1000"]), redis(directory) as others:
-            others["python -c pass"] = [sys.executable, "-c", "pass"]
+            others["python -c pass"] = [str(folder / "python"), "-c", "pass"]
             samples: dict[str, list[tuple[float, float]]] = {}
             for number in range(rounds + 1):
-                for name, words in round_of(number, others).items():
+                for name, words in round_of(number, str(folder / "purgatoryd"), others).items():
                     sample = one_run(words, env)
                     if number:  # the first round compiles modules and fills caches
                         samples.setdefault(name, []).append(sample)

@@ -108,8 +108,9 @@ def list_command(
 ) -> None:
     """List pending timers and operations, in no particular order.
 
-    Pending timers are armed or parked. Reads the shared memory without contacting the daemon.
-    Every listed timer was pending when it was read. Timers that are added, fire or are cancelled while the command runs may be missing.
+    A pending timer is armed or parked. Reads the shared memory without contacting the daemon.
+    Every listed timer was pending when it was read. Timers that are added, fire or are cancelled
+    while the command runs may be missing.
     """
     found = (
         info
