@@ -74,8 +74,8 @@ def one_run(words: list[str], env: Mapping[str, str]) -> tuple[float, float]:
 
 
 def round_of(number: int, script: str, others: Commands) -> Commands:
-    """Return the commands of a round in the order of the round. `add`, `get` and `cancel` keep
-    their order, because they use the same timer."""
+    """Return the commands of a round in the order in which the round runs them. `add`, `get` and
+    `cancel` keep their order, because they use the same timer."""
     ours = {
         "add": [script, "add", f"key-{number}", "--delay", "1h"],
         "get": [script, "get", f"key-{number}"],

@@ -130,8 +130,8 @@ def medians_by_tick(repeats: list[list[float]]) -> list[float]:
 
 
 def measure_structures(sizes: tuple[int, ...], repeats: int, samples: Samples) -> Medians:
-    """Add measurements to the samples; return the medians that cannot be computed from the
-    samples."""
+    """Run all workloads and add the measurements to `samples`. Return the figures computed from
+    each tick's median; `samples` does not contain the ticks."""
     runs = list(itertools.product(sizes, range(repeats), WORKLOADS, STRUCTURES))
     ticks: dict[Key, list[list[float]]] = {}
     operations: dict[Key, int] = {}

@@ -3,9 +3,9 @@
 A client looks up a timer repeatedly in three situations that alternate: without an attack, with an
 attack of tests/support/attacker.py, and with a process that uses as much CPU time as the attacker
 but does not contact the daemon. If the benchmark runs as root, each attacker has a new uid, because
-the daemon refuses the uid of the previous attacker. Otherwise the attacker has the daemon's uid,
-which the daemon disconnects but never refuses. Writes benchmarks/results/hostile.json and the table
-of docs/benchmarks.md.
+the daemon refuses the uid of the previous attacker. Otherwise each attacker has the daemon's own
+uid; the daemon disconnects clients of that uid but never refuses them. Writes
+benchmarks/results/hostile.json and the table of docs/benchmarks.md.
 """
 
 from __future__ import annotations

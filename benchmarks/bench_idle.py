@@ -57,7 +57,7 @@ LISTENER = (
 
 @dataclass(frozen=True)
 class Used:
-    """Wake-ups and CPU time of all threads of a daemon and its shards, until a time."""
+    """Wake-ups and CPU time of all threads of a daemon and its shards up to the time `at_s`."""
 
     at_s: float
     wakeups: int
@@ -241,7 +241,7 @@ class Bench:
 
     def work(self, load: Load, per_s: int, seconds: float) -> Worked:
         """Run a load for `seconds` and wait until all its timers or operations have ended; return
-        the cost."""
+        the rate and the CPU time."""
         batch, batches = per_s // BATCHES_PER_S, int(seconds * BATCHES_PER_S)
         before = used(self.pid)
         for number in range(batches):

@@ -77,8 +77,8 @@ def ns_per_timer(binary: Path, rounds: int) -> float:
 
 
 def instructions_per_timer(binary: Path) -> float:
-    """Return the number of instructions per timer of one additional round, which includes building
-    the messages."""
+    """Return the number of instructions per timer in one additional round, including those that
+    build the messages."""
     few, more = (instructions(binary, rounds) for rounds in (1, 2))
     return (more - few) / TIMERS
 

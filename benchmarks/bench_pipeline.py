@@ -1,9 +1,9 @@
 """Measure the pipeline, step by step, on a WAL that a real daemon wrote.
 
 The WAL has timers with keys and payloads; nine of ten are cancelled, the others fire. Each run has
-two processes: one for ship (without Spark), and then silver, gold, sketches and the cold tier in
-one Spark session; and one for bulk adds, which are a separate job. The first measurement in a
-session is called *cold*, repetitions are called *warm*. As a baseline of each step, pyarrow or
+two processes. The first runs ship without Spark, and then silver, gold, sketches and the cold tier
+in one Spark session. The second runs bulk adds, which are a separate job. The first measurement in
+a session is called *cold*, repetitions are called *warm*. As a baseline of each step, pyarrow or
 DuckDB does the same work on the same files. Memory is the peak of all processes of a run together
 (PSS). The daemon with its arena is included, and also listed separately; baselines are not
 included. Writes benchmarks/results/pipeline.json and the table in docs/benchmarks.md; `--quick`

@@ -1,9 +1,9 @@
 """Measure how long a daemon takes to recover after a kill, from its exec until READY.
 
 The arena contains timers with payloads, and operations; a namespace has quotas. The daemon is
-killed and started repeatedly. Between a kill and a start, a separate process runs and times the
-same steps, to show how long each step takes. A waiting client measures the time from READY until it
-is served. Writes benchmarks/results/recovery.json.
+killed and started repeatedly. Between a kill and a start, a separate process runs the steps of the
+recovery on the same arena and measures the time of each step. A waiting client measures the time
+from READY until it is served. Writes benchmarks/results/recovery.json.
 """
 
 from __future__ import annotations

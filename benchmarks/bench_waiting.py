@@ -55,8 +55,8 @@ def waits(fds: list[int]) -> dict[str, Wait]:
 
 
 def lateness_us(wait: Wait, span_ns: int) -> float:
-    """Wait for a deadline `span_ns` in the future; return the lateness in us. If a wake-up is
-    early, it waits again."""
+    """Wait for a deadline `span_ns` in the future; return the lateness in us. If the wake-up is
+    early, the function waits again."""
     until_ns = HOST.boot_ns() + span_ns
     while (now_ns := HOST.boot_ns()) < until_ns:
         wait(until_ns)

@@ -182,7 +182,7 @@ def delay_of_adds(pid: int, reader: Reader, watchers: int) -> dict[str, Any]:
         said, _ = process.communicate(timeout=PATIENCE_S)
         if int(said) != watchers:
             raise SystemExit(f"the advance ended {said.strip()} of {watchers}")
-        time.sleep(1.0)  # time in which the owner's process ends
+        time.sleep(1.0)  # gives the owner's process time to end
         end_s = time.monotonic() + storm_s
         calm = probe(client, lambda: time.monotonic() >= end_s)
     return {

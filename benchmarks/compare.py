@@ -111,8 +111,8 @@ def record(op: int, key_len: int = 16, payload: int = 0, time_ns: int = 0, value
 
 
 def scattered(number: int, of: int) -> bytes:
-    """Return the key of timer `number` of `of` timers. Consecutive timers have keys that are far
-    apart, so that no prefetcher can predict them."""
+    """Return the key of timer `number` in a set of `of` timers. Consecutive timers have keys that
+    are far apart, so that no prefetcher can predict them."""
     return KEY.pack(number * 2_654_435_761 % of, 7)
 
 

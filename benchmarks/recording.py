@@ -38,7 +38,7 @@ def spread(samples: Sequence[float]) -> dict[str, float]:
 
 
 def quantile(ordered: Sequence[float], share: float) -> float:
-    """Return the sample that a fraction `share` of the sorted samples lies below."""
+    """Return the sample below which the fraction `share` of the sorted samples lies."""
     return ordered[min(len(ordered) - 1, int(len(ordered) * share))]
 
 

@@ -118,7 +118,7 @@ def report(error: errors.PurgatorydError, as_json: bool) -> Exit:
 def say(text: str) -> None:
     """Print a line on stderr. If this process is a daemon, do not wait until the line is read.
 
-    A daemon writes through its log. If sys.stderr was replaced, the line goes there.
+    A daemon writes the line through its log, unless sys.stderr was replaced.
     """
     from purgatoryd.daemon.log import log
 
@@ -162,7 +162,7 @@ FROZEN_NS = 5_000_000_000
 second."""
 
 UNANSWERED_NS = 2_000_000_000
-"""The same limit for a daemon that has not answered a call."""
+"""Like FROZEN_NS, for a daemon that has not answered a call."""
 
 
 def frozen(error: errors.PurgatorydError) -> errors.DaemonFrozen | None:

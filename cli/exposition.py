@@ -78,7 +78,8 @@ def _edges_ns(powers: int) -> list[int]:
 EDGES_NS = _edges_ns(33)
 """Bucket edges up to 73 minutes."""
 WAITING = "remote"
-"""The stage that waits for the deadline or the condition, so that it is long on purpose."""
+"""The stage in which a timer waits for its deadline, or an operation for its condition. Long
+durations are normal."""
 WAITING_EDGES_NS = _edges_ns(49)
 """Bucket edges of the stage WAITING, up to 9 years."""
 

@@ -102,14 +102,15 @@ def own_command() -> Path:
 
 
 def refuse_hidden(path: str, subject: str) -> None:
-    """Raise InvalidSetting for a path that the units hide."""
+    """Raise InvalidSetting for a path in a directory that the units hide from the daemon."""
     if not Path(path).is_absolute() or any(map(Path(path).is_relative_to, HIDDEN)):
         bound = f"an absolute path outside of {', '.join(HIDDEN)}, which the units hide"
         raise InvalidSetting(subject, path, bound, "install")
 
 
 def unit_files(root: Path, command: str) -> Iterator[File]:
-    """Yield the files for systemd. Raises InvalidSetting for a command that the units hide."""
+    """Yield the files for systemd. Raises InvalidSetting if `command` is in a directory that the
+    units hide from the daemon."""
     refuse_hidden(command, "command")
     for name, place in PLACES.items():
         yield File(root / place, packaged(name).replace(COMMAND, command))

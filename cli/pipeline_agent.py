@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 @name_option
 @click.option(
     "--credits", "credit_rows", type=click.IntRange(1, 10**7), default=65_536, show_default=True,
-    help="Maximum number of rows without an answer.",
+    help="Maximum number of sent rows that are not answered yet.",
 )  # fmt: skip
 @click.option(
     "--put",

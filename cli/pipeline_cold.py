@@ -106,14 +106,14 @@ def tier_of(lake: Path) -> Tier:
 )
 @click.option(
     "--bulk-load-id",
-    help="Id of this bulk load; repeating it adds nothing. Default: a checksum of the names, sizes "
-    "and times of FILES.",
+    help="Id of this bulk load; a second bulk load with this id adds nothing. Default: a checksum "
+    "of the names, sizes and times of FILES.",
 )
 @click.option(
     "--replace",
     "replacing",
     is_flag=True,
-    help="Replace all timers with the same keys, also timers in the daemon.",
+    help="Replace all timers that have the same keys, also timers in the daemon.",
 )
 @spark_options
 @json_option
@@ -258,7 +258,7 @@ def collect_command(
     """Collect parked timers into the cold tier.
 
     The command also applies changes of these timers. It reads each shipped record in LAKE once.
-    `promote` also begins by collecting.
+    `promote` collects before it promotes.
     """
     tier = tier_of(lake)
     from purgatoryd.pipeline.session import session

@@ -55,7 +55,7 @@ def ship_command(
     from purgatoryd.pipeline.lake import Lake
     from purgatoryd.pipeline.ship import Convoy
 
-    folders(wal_dir, name)  # raises, if at all, before a lake is created
+    folders(wal_dir, name)  # a wrong directory or name raises before a lake is created
     lake.mkdir(parents=True, exist_ok=True)
     with closing(Convoy(partial(folders, wal_dir, name), Lake(lake), node, limit)) as convoy:
 

@@ -66,7 +66,7 @@ ledger_option = click.option(
 )
 
 
-# ---- making them -----------------------------------------------------------------------------
+# ---- build the tables ------------------------------------------------------------------------
 
 
 @click.command("ingest", cls=Command)
@@ -158,7 +158,7 @@ def compact_command(spark: SparkSession, place: Lake, as_json: bool) -> None:
     tell(compact(spark, place), as_json)
 
 
-# ---- asking them -----------------------------------------------------------------------------
+# ---- query the tables ------------------------------------------------------------------------
 
 
 @click.command("slow", cls=Command)
@@ -189,8 +189,8 @@ def slow_command(
     """Find slow nodes and workers; exit code 1 if there are any.
 
     A node or worker is slow in an hour if the 99th percentile of a stage or of lateness exceeds
-    the limit. The stages are request queue, local, response queue and send; the wait until the
-    deadline does not count.
+    the limit. The stages are request queue, local, response queue and send, without the wait until
+    the deadline.
     """
     from purgatoryd.pipeline.findings import publish, slow
     from purgatoryd.pipeline.parts import Layer

@@ -110,7 +110,7 @@ def settled(
 
 
 def loops_of(plans: Iterable[PlacementPlan | Placed]) -> list[int]:
-    """Return the loop's CPU of each plan that has exactly one."""
+    """Return the CPU of the loop, for each plan in which the loop has exactly one CPU."""
     return [one.reaper_cpu for one in plans if one.reaper_cpu is not None]
 
 
@@ -200,8 +200,8 @@ def record(topology: Topology, plan: PlacementPlan, placed: Placed | None) -> di
 
 
 def lines(topology: Topology, found: Sequence[Planned]) -> Iterator[str]:
-    """Yield the lines of the picture, and for each daemon its plan, the reasons and the actual
-    placement."""
+    """Yield the lines of a picture of the cores, and for each daemon its plan, the reasons and the
+    actual placement."""
     plans = [one.plan for one in found]
     for node in topology.nodes:
         yield from picture(topology, node, plans)

@@ -171,7 +171,7 @@ def stop_command(
     Armed timers stay in the arena. Timers that become due while no daemon runs fire at the next
     start. Exit code 6 means that the process still runs after --timeout seconds.
 
-    With --drain, the daemon refuses adds and ends once all timers have fired or were cancelled and
+    With --drain, the daemon refuses adds. It ends once all timers have fired or were cancelled, and
     owners have acknowledged their outcomes. If that takes longer than --timeout seconds, the daemon
     stops and keeps the remaining timers: exit code 1. SIGINT cancels the drain. If the command is
     killed, the drain continues; --resume cancels it.
@@ -216,7 +216,7 @@ def stop_command(
     if export is not None:
         export_arena(paths, export)
     emit({"stopped": name, "pid": pid, "armed": armed}, text, as_json)
-    # A crash-looping shard keeps its timers.
+    # A drain does not wait for a crash-looping shard, which keeps its timers.
     return Exit.DONE if drained and not (drain and armed) else Exit.NEGATIVE
 
 

@@ -32,7 +32,7 @@ _SOURCES = {
 
 
 def variable(flag: str) -> str:
-    """Return the environment variable of a flag, such as PURGATORYD_PAYLOAD_MEMORY of
+    """Return the environment variable of a flag, for example PURGATORYD_PAYLOAD_MEMORY for
     payload-memory."""
     return PREFIX + flag.upper().replace("-", "_")
 
@@ -94,7 +94,8 @@ GROUPS: dict[str, tuple[Row, ...]] = {
         ("watch-keys", "watch_keys", click.INT,
          "Maximum number of watch keys whose watermarks the daemon remembers."),
         ("watermark-ttl", "watermark_ttl_ns", units.Duration(),
-         "How long a watermark is kept after its last change and its last watcher."),
+         "How long a watermark is kept after its last change and after the end of its last "
+         "watcher."),
         ("inbox", "inbox", click.INT,
          "Maximum number of operations of a session, armed or with an unacknowledged outcome."),
     ),
@@ -158,7 +159,7 @@ GROUPS: dict[str, tuple[Row, ...]] = {
         ("node", "node", click.INT,
          "NUMA node of the arena and the threads; -1 = --placement decides."),
         ("realtime", "realtime", click.INT,
-         "SCHED_FIFO priority of the loop, from 1 to 99; libzmq's thread gets one less. "
+         "SCHED_FIFO priority of the loop, from 1 to 99; libzmq's thread gets the next lower one. "
          "0 = normal scheduling."),
         ("lock-memory", "lock_memory", click.BOOL,
          "Lock the memory that is mapped at startup into RAM."),

@@ -21,7 +21,7 @@ PAYLOADS = (0, 48, 240, 1008)
 granules."""
 MANY = 100_000
 """Minimum number of timers for measuring bytes per timer. With fewer timers, rounding to pages
-dominates."""
+distorts the result."""
 MARKS = "<!-- capacity: begin -->\n", "<!-- capacity: end -->"
 
 

@@ -38,9 +38,10 @@ def status_command(name: str, frozen_ns: int, as_json: bool) -> int:
     \b 0  ready 1  degraded, draining or recovering; the line gives the reasons 3  stopped, killed,
     or no such daemon 6  frozen: the process exists, but its loop stands still
 
-    If a loop stands still, the command watches it for two seconds before reporting it as frozen. At
-    startup, a step may take two minutes. For a deployment, the command prints a line for the
-    supervisor process and a line for each shard; exit code 1 means that their conditions differ.
+    If a loop stands still, the command watches it for two seconds before reporting it as frozen.
+    While a daemon starts, it is frozen only after two minutes without progress. For a deployment,
+    the command prints a line for the supervisor process and a line for each shard; exit code 1
+    means that their conditions differ.
     """
     exits: set[int] = set()
     directory = directory_of(name)

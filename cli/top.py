@@ -37,7 +37,7 @@ HEIGHTS = " ▁▂▃▄▅▆▇█"
 COLOURS = {"ready": "green", "degraded": "yellow", "draining": "yellow", "recovering": "yellow"}
 """Colours of conditions; all other conditions are red."""
 CROWDED, FULL = 0.8, 0.9
-"""Used fractions from which on a bar is yellow, and red."""
+"""Used fractions from which a bar is yellow or red."""
 
 
 @click.command("top", cls=Command)
@@ -62,9 +62,10 @@ def top_command(
     The view shows rates, durations, how full the tables are, the wheel, namespaces and slow
     clients.
 
-    Reads the shared memory without contacting the daemon, so it also works while the daemon hangs,
-    and reports this. Keys and payloads are never shown. Slow clients are shown only to root and the
-    daemon's user. For a deployment, the view shows the sum of all shards and a line for each shard.
+    Reads the shared memory without contacting the daemon, so the view also works while the daemon
+    hangs, and shows that it hangs. Keys and payloads are never shown. Slow clients are shown only
+    to root and the daemon's user. For a deployment, the view shows the sum of all shards and a line
+    for each shard.
 
     A small terminal shows one section at a time: an arrow key or a digit selects it, `a` shows all
     sections, `h` shows help, `q` quits. If the arena disappears, top waits for it.

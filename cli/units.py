@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-if TYPE_CHECKING:  # generic only in newer releases of click
+if TYPE_CHECKING:  # ParamType is generic only in newer releases of click
     Count = click.ParamType[int]
     Instant = click.ParamType[datetime]
     Share = click.ParamType[float]

@@ -35,16 +35,16 @@ from purgatoryd.shm_layout.status_file import DaemonStatus, StatusFile
 INTERVAL_S = 0.5
 """Time between two views."""
 WINDOW_NS = 10_000_000_000
-"""Period before now that histograms, and rates of rare counters, cover."""
+"""Histograms, and rates of counters that are stored once a second, cover this time before now."""
 SLOW_CLIENTS = 8
-"""Maximum number of clients in a view, which shows the slowest clients."""
+"""Maximum number of clients in a view. The view shows the slowest ones."""
 SLOW_NS = 1_000_000_000
-"""A client is slow if one of its outcomes is unacknowledged, or one of its batches unfinished, for
-this long."""
+"""A client is slow if one of its outcomes has been unacknowledged, or one of its batches
+unfinished, for this long."""
 TOPICS = 20
-"""Maximum number of topics in a view, which shows the topics with the most timers."""
+"""Maximum number of topics in a view. The view shows those with the most timers."""
 NAMESPACES = 20
-"""Maximum number of namespaces in a view, which shows the namespaces with the most timers."""
+"""Maximum number of namespaces in a view. The view shows those with the most timers."""
 
 GONE = (HealthCondition.KILLED, HealthCondition.STOPPED)
 
@@ -138,7 +138,7 @@ class Runner:
 
     condition: str
     pid: int
-    """0 = it has stopped."""
+    """0 = the supervisor has stopped."""
     reasons: Sequence[str]
     """The reasons why the deployment is degraded, as text."""
     serving: int
@@ -167,13 +167,13 @@ class View:
     """Time until the next timer is due; None = no timer is armed."""
     rates: Mapping[str, float]
     refused: Mapping[str, float]
-    """Rate by reason, without reasons whose rate is 0."""
+    """Rate of refusals by reason, without reasons whose rate is 0."""
     spans: Mapping[str, Histogram]
-    """Histogram by duration, over the last WINDOW_NS."""
+    """Histogram of each duration over the last WINDOW_NS, by name of the duration."""
     fills: list[Fill]
     levels: list[Level]
     namespaces: list[Share]
-    """Namespaces, beginning with the most timers."""
+    """Namespaces, those with the most timers first."""
     slowest: list[Session] | None
     """Clients with old unacknowledged outcomes or batches, the slowest first.
 
@@ -181,7 +181,7 @@ class View:
     no sessions; the histogram `send` shows whether they are slow.
     """
     topics: list[TopicShare] = field(default_factory=list)
-    """Topics, beginning with the most timers."""
+    """Topics, those with the most timers first."""
     operations: Operations = Operations(0, 0)
     shards: list[Shard] = field(default_factory=list)
     """All shards of a deployment; empty for one daemon."""
@@ -311,8 +311,7 @@ class Sampler:
         return _rate(counters, self._moments[0] if seldom else before, now)
 
     def _budget(self, now: _Moment) -> list[Fill]:
-        """Return how much of the budget was used in the window, over loop iterations that had
-        work."""
+        """Return how much of their budget the loop iterations with work have used in the window."""
         older, newer = self._moments[0].metrics.counters, now.metrics.counters
         done, allowed = (
             newer[name] - older[name] for name in ("iteration_work", "iteration_budget")

@@ -202,7 +202,8 @@ def together(name: str, views: list[View], rows: list[Shard]) -> View:
 
 
 def run_by(whole: View, health: Health, runner: Runner) -> View:
-    """Return `whole` with the supervisor of the deployment, and the worse health of the two."""
+    """Return `whole` with the supervisor added. The health is the worse of `whole` and
+    supervisor."""
     return replace(whole, health=_health([whole.health, health]), runner=runner)
 
 

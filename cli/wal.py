@@ -105,8 +105,8 @@ def file_records(path: Path) -> Iterator[dict[str, Any]]:
 
 @contextmanager
 def passing_by(path: Path) -> Iterator[None]:
-    """Return a context manager for reading a file. The context ends silently if the daemon has
-    removed the file."""
+    """Return a context manager for reading a file. The context ends without an error if the daemon
+    has removed the file."""
     from purgatoryd.shm_layout.errors import BadPath
     from purgatoryd.shm_layout.wal import has_gone
 
@@ -150,7 +150,7 @@ def show(records: list[dict[str, Any]], title: str, as_json: bool) -> None:
 
 
 def frames_of(paths: Iterable[Path]) -> Iterator[Frame]:
-    """Yield the records of files in order, read from the disk. Damage counts only if each of
+    """Yield the records of files in order, read from the disk. Damage is an error only if each of
     several reads finds it. Raises WalDamaged, WalMismatch."""
     from purgatoryd.shm_layout.layout import WalkState
 
@@ -178,8 +178,8 @@ def walks(paths: Iterable[Path]) -> Iterator[Walk]:
 
 
 def entered(walk: Walk, path: Path) -> Walk:
-    """Return a walk at the start of `path`: the same walk for the next segment of a uuid, otherwise
-    a new walk."""
+    """Return a walk at the start of `path`: `walk` itself if the file is another segment of the
+    same uuid, otherwise a new walk."""
     from purgatoryd.shm_layout.wal import SEGMENT, Walk, uuid_of
 
     segments = walk.path is not None and {walk.path.suffix, path.suffix} == {SEGMENT}
@@ -371,10 +371,10 @@ class Verification:
 
 
 def verified(path: Path) -> Verification:
-    """Verify a WAL. Damage counts only if each of several reads finds it.
+    """Verify a WAL. Damage is reported only if each of several reads finds it.
 
-    While a daemon writes, a disk may return an old version of a part, although it returns the part
-    before it in a newer version.
+    While a daemon writes, a read may return an old version of one part of a file, but a newer
+    version of the part before.
     """
     from purgatoryd.shm_layout.errors import WalDamaged
 
@@ -395,7 +395,7 @@ def verify_command(name: str, wal_dir: Path, as_json: bool) -> int:
     Exit code 5 means that a file is damaged or missing. The command reads from the disk, bypassing
     the page cache. An incomplete group at the end of the newest segment, as after a power cut, is
     not damage. Damage before the newest undamaged snapshot also leads to exit code 5, but recovery
-    does not need those records.
+    does not need the damaged records.
     """
     from purgatoryd.shm_layout.filesystems import is_in_memory
 

@@ -85,7 +85,7 @@ class Admin(Closing):
     ) -> dict[tuple[str, str], tuple[int, int]]:
         """Move the virtual clock to `to_ns`, in nanoseconds of virtual time.
 
-        Returns once the daemon has handed every notice that is due by then to its socket. The
+        Returns once the daemon has handed its socket every notice that is due by `to_ns`. The
         result maps (namespace, topic) to (incarnation, sequence of the newest notice). The daemon's
         own namespaces are left out.
         """
@@ -296,7 +296,7 @@ class Admin(Closing):
     def stop(self, *, drain: bool = False, timeout: float | None = None) -> None:
         """Ask the daemon to end cleanly, and return once it has agreed.
 
-        `drain`: the daemon refuses adds as Stopping, and ends once nothing is armed.
+        `drain`: the daemon refuses adds with Stopping, and ends once nothing is armed.
         """
         flags = FLAG_DRAIN if drain else 0
         self._do(self._tell, Message.STOP, self._limit_s(timeout), flags)

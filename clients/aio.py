@@ -170,11 +170,11 @@ class AsyncClient(
         await self._run(self._jobs.greeted(self.timeout))
 
     async def close(self) -> None:
-        """Flush, end the session and close the connection. Raises as flush() does.
+        """Flush, end the session and close the connection. Raises the same errors as flush().
 
         It waits at most the client's `timeout` for missing answers, and at most BYE_S (0.2 s) for
-        the answer to the BYE. A cancelled close() waits at most BYE_S for each of the two. A second
-        cancellation drops the connection at once.
+        the answer to the BYE. After a cancellation it waits at most BYE_S for missing answers, and
+        at most BYE_S for the answer to the BYE. A second cancellation drops the connection at once.
         """
         await self._close(self.timeout)
 
@@ -400,7 +400,7 @@ class AsyncClient(
         call = AsyncCall(job, self._loop)
         self._jobs.begin(call)
         self._schedule()
-        self._watch()  # the timer ends the call in time even if an exception interrupts iterate()
+        self._watch()  # so the call ends at its timeout even if an exception interrupts iterate()
         return call
 
     # ---- the exchange ------------------------------------------------------------------------
@@ -499,7 +499,7 @@ class AsyncSubscriber:
         self._news = asyncio.Event()
 
     async def connect(self) -> Self:
-        """Subscribe. Every notice of a timer that fires after this call has returned arrives."""
+        """Subscribe. Once this call has returned, the notice of every timer that fires arrives."""
         if self._inbox is not None:
             return self
         deadline_s = HOST.monotonic_s() + self._timeout
@@ -590,7 +590,7 @@ class AsyncSubscriber:
         return self
 
     async def __anext__(self) -> Notice:
-        """Return the next notice, however long it takes. Raises as get() does."""
+        """Return the next notice, however long it takes. Raises the same errors as get()."""
         while (found := await self._await(None)) is None:
             pass
         source, item = found

@@ -72,8 +72,8 @@ class Batch(Letter):
         """For a part of another batch: the numbers of its records in that batch; else None."""
         self.sequence = 0
         self.behind = 0
-        """`sequence` minus the sequence of the batch that was the oldest unanswered batch when this
-        batch received its sequence."""
+        """`sequence` minus the lowest unanswered sequence at the time when this batch received its
+        sequence."""
         self.doubtful = False
         """True if an earlier copy was sent and never answered. A later copy may be answered."""
 

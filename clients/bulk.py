@@ -42,8 +42,8 @@ class BulkResult:
     """
 
     def __init__(self, connection: Connection | None, *, arrays: bool) -> None:
-        """`connection`: the connection that sends the rows; None if other results contain the rows,
-        or there are no rows."""
+        """`connection`: the connection that sends the rows; None without rows, and for a result
+        that merges other results."""
         self._connection = connection
         self._arrays = arrays
         self._parts: list[bytes] = []
@@ -81,7 +81,8 @@ class BulkResult:
     def abandon(self, unsent: Iterable[Batch]) -> None:
         """Stop resending rows that the daemon refused as BUSY. Raises Busy if there are such rows.
 
-        Rows of `unsent` batches count as refused as BUSY. Rows in flight get their results later.
+        Rows of `unsent` batches then get the status BUSY as well. Rows in flight get their results
+        later.
         """
         assert self._connection is not None
         if not self._connection.abandon((self,)):
@@ -146,8 +147,8 @@ class BulkResult:
         return sum(map(len, self._parts)) // wire.RESULT.size
 
     def expect(self, build: Any, count: int) -> Batch:
-        """Build a batch of `count` rows with build(settle), and store its results here. Return the
-        batch."""
+        """Build a batch of `count` rows with build(settle), and store the batch's results in this
+        object. Return the batch."""
         index = len(self._parts)
         self._parts.append(bytes(count * wire.RESULT.size))
         self._open += 1
@@ -194,8 +195,8 @@ class MergedResult(BulkResult):
         self._arrays |= result._arrays
 
     def fail(self, error: PurgatorydError) -> None:
-        """Store the error of a part, unless another error is already stored. Any error replaces
-        Busy, because rows that were refused as BUSY have a result."""
+        """Store the error of a part, unless another error is already stored. A stored Busy is
+        replaced, because rows that were refused as BUSY have a result."""
         if self._error is None or isinstance(self._error, Busy):
             self._error = error
 
@@ -258,7 +259,7 @@ def checked(result: AnyResult) -> AnyResult:
 
 
 def checked_cancels(result: BulkResult) -> list[CancelResult]:
-    """Return the result of each cancel. Raises as check() and cancels() do."""
+    """Return the result of each cancel. Raises the same errors as check() and cancels()."""
     result.check()
     return result.cancels()
 

@@ -1,4 +1,4 @@
-"""Bulk loads: each row is done once, however often it is sent."""
+"""Bulk loads: each row takes effect once, however often it is sent."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ class BulkLoad:
     this run of the bulk load. Once the daemon has seen a higher token, it refuses rows with a lower
     token as FENCED.
 
-    A row is done once. If it is sent again, by any session and at any time, it gets the status
-    BULK_LOADED and adds nothing. Raises InvalidArgument.
+    Each row takes effect once, and is *done* from then on. If it is sent again, by any session and
+    at any time, it gets the status BULK_LOADED and adds nothing. Raises InvalidArgument.
     """
 
     id: bytes

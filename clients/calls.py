@@ -59,11 +59,11 @@ class TimerCalls(ABC, Generic[Added, AddedLater, Cancelled, CancelledLater]):
     ) -> Added | AddedLater:  # fmt: skip
         """Arm a timer. Exactly one of the four times must be given.
 
-        `delay`: seconds or a timedelta; `delay_ns`: nanoseconds; `deadline`: an aware datetime,
-        which follows the wall clock; `deadline_boot_ns`: a time on the daemon's clock. `payload`:
-        0 to 65536 bytes. `mode`: the effect if the key is armed: "error" raises Exists, "replace"
-        arms it again, "keep" leaves the timer as it is, "extend" moves its deadline, but only to a
-        later time. `timeout`: seconds to wait for the answer, default the client's.
+        `delay`: seconds or a timedelta; `delay_ns`: nanoseconds; `deadline`: an aware datetime (the
+        timer then follows the wall clock); `deadline_boot_ns`: a time on the daemon's clock.
+        `payload`: 0 to 65536 bytes. `mode`: the effect if the key is armed: "error" raises Exists,
+        "replace" arms it again, "keep" leaves the timer as it is, "extend" moves its deadline, but
+        only to a later time. `timeout`: seconds to wait for the answer, default the client's.
 
         Returns the timer as TimerInfo. With wait=False it returns a handle at once, and the call is
         sent together with others. Raises InvalidArgument, Refused (Exists, Full, ...), DaemonError;
@@ -91,7 +91,7 @@ class TimerCalls(ABC, Generic[Added, AddedLater, Cancelled, CancelledLater]):
         """Disarm the key's timer; with `ticket`, only the timer that has this ticket.
 
         Returns a CancelResult, or a handle as add() does. UNKNOWN and FIRED are results, not
-        errors. Raises as add() does.
+        errors. Raises the same errors as add().
         """
         return self._made(Core.cancel, (key, ticket), wait, timeout)  # type: ignore[no-any-return]
 

@@ -18,7 +18,7 @@ from purgatoryd.clients.remote import Remote
 
 SEND_HWM = 1000  # number of messages; the session's window is far smaller
 RECONNECT_MS = 10
-SOON_MS = 20  # longest time for which a waiting reader may not notice a new connection
+SOON_MS = 20  # a waiting reader notices a new connection after at most this time
 _CONNECTED = zmq.Event.HANDSHAKE_SUCCEEDED
 _EVENT = struct.Struct("=hi")
 
@@ -31,7 +31,8 @@ def connection_events(monitor: zmq.Socket[bytes]) -> Iterator[bool]:
     """Yield the events of a monitor socket: True for a new connection, False for a broken one."""
     while int(monitor.get(zmq.EVENTS)) & zmq.POLLIN:
         frame = monitor.recv()
-        # The second frame of an event is the endpoint. An interrupt may leave it for the next call.
+        # The second frame of an event is the endpoint. After an interrupt, a call may begin with
+        # this frame.
         if monitor.get(zmq.RCVMORE):
             event, _ = _EVENT.unpack(frame)
             yield event == _CONNECTED

@@ -101,7 +101,7 @@ class Client(TimerCalls[TimerInfo, Handle[TimerInfo], CancelResult, Handle[Cance
 
     The namespace may have any number of partitions. A call goes to the shard that has its key, and
     the results of a bulk call are in the order of its rows. While a shard does not answer, calls
-    for its keys raise ShardUnavailable. A bulk call is first done in the other shards, and then
+    for its keys raise ShardUnavailable. A bulk call first completes in the other shards, and then
     raises that error.
 
     An interrupt of a call, such as Ctrl-C, leaves the client usable. If the call may have been
@@ -193,12 +193,13 @@ class Client(TimerCalls[TimerInfo, Handle[TimerInfo], CancelResult, Handle[Cance
         columns: a dict of lists or numpy arrays, an Arrow table or record batch. The columns are
         key, one of delay / delay_ns / deadline / deadline_boot_ns, and optionally topic and
         payload. `topic`: the topic of rows without a topic. `bulk_load`: the bulk load that the
-        rows belong to. It does each row once: a row that was done before gets the status
-        BULK_LOADED.
+        rows belong to. Each row of a bulk load takes effect once: a row that is already done gets
+        the status BULK_LOADED.
 
         Returns the results of all rows; with wait=False it returns as soon as all rows are packed.
         Rows that the daemon refuses as BUSY are sent again, in order, until `timeout`. Raises
-        InvalidArgument before anything is sent, Busy with the rows that were not done, DaemonError.
+        InvalidArgument (before anything is sent), Busy (with the rows that were refused),
+        DaemonError.
         """
         limit_s = self._limit_s(timeout)
         bulk = partitions.puts(self._core, rows, topic, mode, bulk_load)
@@ -249,8 +250,8 @@ class Client(TimerCalls[TimerInfo, Handle[TimerInfo], CancelResult, Handle[Cance
 
         The status UNPARKED means that the timer is armed with its ticket, topic and deadline; if it
         is due, it fires at once. UNKNOWN means that no timer with this ticket is parked, and
-        nothing has changed. `bulk_load` as in add_many(). Raises InvalidArgument before anything is
-        sent, DaemonError.
+        nothing has changed. `bulk_load` as in add_many(). Raises InvalidArgument (before anything
+        is sent), DaemonError.
         """
         limit_s = self._limit_s(timeout)
         return self._bulk(partitions.unparks(self._core, rows, bulk_load), limit_s, checked)
@@ -274,7 +275,7 @@ class Client(TimerCalls[TimerInfo, Handle[TimerInfo], CancelResult, Handle[Cance
     ) -> None:
         """Refuse all further rows of a bulk load: rows that are not done get the status CLOSED.
 
-        Timers that were added stay. Raises as open_bulk_load() does.
+        Timers that were added stay. Raises the same errors as open_bulk_load().
         """
         close = partial(jobs.bulk_load, BulkLoadAction.CLOSE)
         self._bulk_load(close, bulk_load, fencing_token, timeout)
@@ -282,13 +283,14 @@ class Client(TimerCalls[TimerInfo, Handle[TimerInfo], CancelResult, Handle[Cance
     def forget_bulk_load(self, bulk_load: bytes, *, timeout: float | None = None) -> None:
         """Free the daemon's record of a bulk load; its timers stay.
 
-        A row that is sent again afterwards is added again. Raises as open_bulk_load() does.
+        A row that is sent again afterwards is added again. Raises the same errors as
+        open_bulk_load().
         """
         forget = partial(jobs.bulk_load, BulkLoadAction.FORGET)
         self._bulk_load(forget, bulk_load, 0, timeout)
 
     def bulk_load_status(self, bulk_load: bytes, *, timeout: float | None = None) -> BulkLoadStatus:
-        """Return which rows of a bulk load are done. Raises as open_bulk_load() does.
+        """Return which rows of a bulk load are done. Raises the same errors as open_bulk_load().
 
         The answer includes the effects of all earlier calls of this client, even of packed calls.
         """
@@ -325,7 +327,7 @@ class Client(TimerCalls[TimerInfo, Handle[TimerInfo], CancelResult, Handle[Cance
     # ---- open and close ----------------------------------------------------------------------
 
     def close(self) -> None:
-        """Flush, end the session and close the connection. Raises as flush() does.
+        """Flush, end the session and close the connection. Raises the same errors as flush().
 
         It waits at most the client's `timeout` for missing answers, and at most BYE_S (0.2 s) for
         the answer to the BYE. An interrupted close() may not have begun: call it again. Without

@@ -1,6 +1,6 @@
 """Conditions of an operation: classes for callers, and their encoding.
 
-`own` lists the keys of a condition that only this operation uses. The daemon forgets these keys
+`own` lists those keys of a condition that no other operation uses. The daemon forgets these keys
 when the operation ends, as forget() would.
 """
 

@@ -109,8 +109,8 @@ class Connection:
     def admit(self) -> None:
         """Admit a call whose arguments have been checked.
 
-        Raises ShardUnavailable if the shard has not answered the last calls. After each pause one
-        call is admitted nevertheless.
+        Raises ShardUnavailable if the shard has not answered the last calls. Even then one call
+        at a time is admitted as a probe, after a pause (see Breaker).
         """
         if self.breaker is not None:
             self.breaker.check()
@@ -180,8 +180,8 @@ class Connection:
     # ---- the exchange ------------------------------------------------------------------------
 
     def expects(self, *, greets: bool) -> bool:
-        """True while an answer may come or a message must be sent. A HELLO counts only if `greets`:
-        a client that neither calls nor listens opens no new session."""
+        """True while an answer may come or a message must be sent. Without `greets` a HELLO is
+        ignored: a client that neither calls nor listens opens no new session."""
         session = self.session
         if session.state is State.GREETING and greets:
             return True
@@ -208,15 +208,15 @@ class Connection:
             self.session.resend()
 
     def exchange(self) -> bool:
-        """Send all messages that may be sent, and receive all messages. Returns whether any came.
+        """Send all messages that may be sent, and receive all messages. Returns whether one came.
         The last operation on the socket is a receive that finds no message."""
         self.packer.seal()
         self.blocked = self._push()
         return self._pull()
 
     def expect(self, *, answer: bool) -> None:
-        """Begin to wait for an answer, unless the wait has begun; without `answer`, end the wait.
-        After each message of the daemon the wait begins again."""
+        """Set the time at which unanswered messages are sent again, unless it is set; without
+        `answer`, clear the time. Each message of the daemon clears it as well."""
         if not answer or self.channel is None:
             self.resend_at_s = NEVER_S
         elif self.resend_at_s == NEVER_S:
@@ -236,7 +236,7 @@ class Connection:
         return False
 
     def _retry(self) -> None:
-        """Resend calls that were refused as BUSY once their pause is over."""
+        """Resend calls that were refused as BUSY once their waiting time has passed."""
         retries = self.session.retries
         if retries.in_round or not retries.waiting:
             return
@@ -256,7 +256,7 @@ class Connection:
         return self._retry_at_s if self.session.retries.waiting else NEVER_S
 
     def _pull(self) -> bool:
-        """Receive all messages. Returns whether any came."""
+        """Receive all messages. Returns whether one came."""
         came = False
         while self.channel is not None and (data := self.channel.receive()) is not None:
             self.take(data)
@@ -288,8 +288,8 @@ class Connection:
 
     @property
     def full(self) -> MessageRefused | None:
-        """The daemon's refusal of our session if its session table is full or this uid has too many
-        sessions; else None."""
+        """The daemon's refusal of our session, if the daemon's session table is full or this uid
+        has too many sessions; else None."""
         refusal = self.session.refusal
         return refusal if isinstance(refusal, (SessionTableFull, UidShareExceeded)) else None
 
@@ -301,7 +301,8 @@ class Connection:
             raise refusal
 
     def overdue(self, subject: str, waited_s: float) -> DaemonError:
-        """Count a call that got no answer within `waited_s` seconds, and return its error."""
+        """Note in the breaker that a call got no answer within `waited_s` seconds, and return the
+        call's error."""
         in_doubt = self.session.in_doubt()
         if self.breaker is not None:
             self.breaker.failed()

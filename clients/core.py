@@ -123,7 +123,7 @@ class Core:
         self._route = Route(name, namespace, host, open_channel)
         self._uncollected: dict[Pending, None] = {}
         self.reported: BatchError | None = None
-        """The error with refusals and losses that flush() raises next, or None."""
+        """The error that flush() raises next, with the refused and the lost calls; or None."""
         self._unlisted = 0
         self.fork_guard = ForkGuard("client")
         self.check = self.fork_guard.check
@@ -278,7 +278,7 @@ class Core:
         return self.at(key_bytes).entry(pending, self.names.of_key, Builder.cancel, fields)
 
     def question(self, connection: Connection, key: Key) -> Question:
-        """Queue a question for the timer of one key, and return the question."""
+        """Queue and return a question about the timer of one key."""
         question = Question(self.names.namespace, key)
         connection.session.ask(question.query)
         return question
@@ -323,7 +323,7 @@ class Core:
         self._uncollected.pop(pending, None)
 
     def report(self) -> None:
-        """Move refusals and losses that no caller has seen into `reported`."""
+        """Add to `reported` the refused and the lost calls whose outcome no caller has seen."""
         uncollected, self._uncollected = self._uncollected, {}
         unlisted, self._unlisted = self._unlisted, 0
         if not (uncollected or unlisted):
@@ -398,7 +398,7 @@ class BulkLoadQuestion(Asked[wire.BulkLoadInfo]):
 
 
 class Question(Asked[TimerInfo | None]):
-    """The question of a get()."""
+    """A question about the timer of one key, for get()."""
 
     def __init__(self, namespace: bytes, key: Key) -> None:
         self.key = key

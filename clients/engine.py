@@ -256,7 +256,7 @@ class Engine(CallThread, Jobs):
             self._wake()
 
     def knows(self, taken: Callable[[], bool]) -> bool:
-        """Return the result of taken(). The engine calls it after all earlier requests."""
+        """Let the engine call taken() after all earlier requests, and return the result."""
         return self.call(_asked(taken))
 
     def begun(self, call: Call[Any]) -> bool:

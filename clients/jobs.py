@@ -72,7 +72,7 @@ def nothing() -> float:
 
 
 def in_doubt(error: BaseException) -> bool:
-    """True if a call that ended with `error` may still have an outcome."""
+    """True if a call that raised `error` may still get its outcome."""
     return not isinstance(error, PurgatorydError) or isinstance(error, _NO_ANSWER)
 
 
@@ -104,8 +104,8 @@ def together(jobs: Iterable[Job[None]]) -> Job[None]:
 class Jobs:
     """The jobs of one client, and its exchange with its daemons.
 
-    The owner waits. It calls iterate() when a message has come, when a job was begun, and at the
-    time `wake_s`.
+    The owner does the waiting: it calls iterate() when a message has come, when a job was begun,
+    and at the time `wake_s`.
     """
 
     def __init__(
@@ -137,7 +137,7 @@ class Jobs:
     @property
     def wake_s(self) -> float:
         """Time on the host's monotonic clock at which iterate() must be called if no message comes
-        before."""
+        earlier."""
         wake_s = min(self.due_s, self._after_s, self._open_s)
         for connection in self.core.connections:
             wake_s = min(wake_s, connection.resend_at_s, connection.retry_at_s)
@@ -266,8 +266,8 @@ def until(
 ) -> Job[None]:  # fmt: skip
     """Wait until done() returns True. Raises DaemonError after `limit_s` seconds.
 
-    With `extend`, each answer restarts the limit. With `single`, an answer does so only while the
-    connection has no record that was refused as BUSY and will be sent again.
+    `extend`: each answer restarts the limit. `single`: answers do not restart the limit while the
+    connection has records that were refused as BUSY and will be sent again.
     """
     host = connection.host
     answers, deadline_s = connection.answers, host.monotonic_s() + limit_s

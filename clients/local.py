@@ -21,7 +21,7 @@ ensure this:
 * Steps that may be repeated are idempotent: to leave the lists, to disarm, to finish.
 * A lock is held only during one call (`_locked`).
 * The line that calls a callback also notes that the callback was called. So an exception comes
-  either before both, or from within the callback.
+  either before the note and the call, or from within the callback.
 
 An exception within a callback ends the callback, even before its first line; the callback is not
 called again. A second exception, while the first is handled, may leave operations without their
@@ -199,7 +199,7 @@ class DelayedOperation(abc.ABC):
     def _settle(self, *, nested: bool) -> None:
         """Take an ended operation out of all lists, and finish it if this thread works on it and
         the call is not nested."""
-        if (purgatory := self._purgatory) is not None:  # cancel_for_key() may reset the field
+        if (purgatory := self._purgatory) is not None:  # cancel_for_key() may reset _purgatory
             purgatory._take_out(self)
         if self._worker == get_ident() and not nested:
             self._finish()
@@ -238,7 +238,7 @@ class DelayedOperation(abc.ABC):
         self._begun = False
         try:
             self._begun, self._called = True, called; callback()  # noqa: E702  # fmt: skip
-        except KeyboardInterrupt:  # meant for this thread, which is the main thread
+        except KeyboardInterrupt:  # only the main thread gets it, so it is meant for this thread
             raise
         except BaseException as error:  # also sys.exit(), which must not stop the other callbacks
             if not self._begun:
@@ -294,8 +294,8 @@ class DelayedOperationPurgatory:
         self._clock_ns = clock_ns
         self._mutex = threading.Lock()  # protects all fields below; never held in a callback
         self._wheel: Wheel[_Timer] = Wheel(clock_ns())
-        self._watchers: dict[Hashable, dict[int, DelayedOperation]] = {}  # Keys are id().
-        self._due: dict[int, _Timer] = {}  # Timers that timed out, not expired yet. Keys are id().
+        self._watchers: dict[Hashable, dict[int, DelayedOperation]] = {}  # The inner keys are id().
+        self._due: dict[int, _Timer] = {}  # Timers that timed out, but have not expired, by id().
         self._closed = False
         self._wake_ns = NEVER_NS
         self._bell: SimpleQueue[None] = SimpleQueue()  # wakes the reaper

@@ -28,8 +28,8 @@ from purgatoryd.shm_layout.wire import Key, RawOutcome
 _LOG = logging.getLogger("purgatoryd")
 _ORPHANS_MAX = 65_536
 DOUBT_S = 60.0
-"""After a watch() that raised, the same watch() still returns an operation that has ended in the
-meantime, for this number of seconds."""
+"""Time in seconds after the error of a watch(). Within this time the same watch() returns the
+operation of the first call even if the operation has ended."""
 
 CauseName = Literal["satisfied", "expired", "failed", "cancelled"]
 
@@ -99,7 +99,8 @@ class Operation:
         return self._outcome
 
     def future(self) -> Future[Outcome]:
-        """Return a future of the result, for `concurrent.futures.wait`. Nobody can cancel it."""
+        """Return a future of the result, for `concurrent.futures.wait`. The future cannot be
+        cancelled."""
         future: Future[Outcome] = Future()
         future.set_running_or_notify_cancel()
         self.add_done_callback(lambda _: self._resolve(future))
@@ -213,7 +214,7 @@ class Book:
         self._news: deque[Callable[[], None]] = deque()
         self._acks: deque[tuple[int, int, int]] = deque()
         self._true: deque[tuple[Operation, int]] = deque()
-        self._doubtful: dict[object, tuple[Any, float]] = {}  # (watch that raised, time in s)
+        self._doubtful: dict[object, tuple[Any, float]] = {}  # (watch whose call raised, time in s)
         self._mutex = threading.Lock()
         self._released: deque[tuple[int, int, int]] = deque()
         self._session: Session | None = None  # a session that an earlier process may have begun
@@ -223,7 +224,7 @@ class Book:
         # Tickets rise in the order in which watches were packed. So a ticket that is lower than a
         # ticket of this process belongs to an earlier process, or to an unanswered watch.
         self._a_ticket = 0  # The first ticket that this process received; 0 = none.
-        self._early: set[Operation] = set()  # Unanswered watches that were packed before that.
+        self._early: set[Operation] = set()  # Unanswered watches packed before it came.
 
     def resume(
         self,
@@ -252,8 +253,8 @@ class Book:
                 self._early.add(operation)
 
     def doubt(self, identity: object, armed: Any, pending: Pending) -> None:
-        """Remember a watch that raised although it was sent, unless the daemon refused it. Above a
-        limit the oldest watches are forgotten."""
+        """Remember a watch whose call raised an error after it was sent, unless the daemon refused
+        the watch. Above a limit the oldest watches are forgotten."""
         with self._mutex:
             if not pending.packed or (pending.done and pending.why() is not None):
                 return
@@ -262,8 +263,8 @@ class Book:
             self._doubtful[identity] = (armed, self._host.monotonic_s())
 
     def doubted(self, identity: object) -> Any:
-        """Return and forget an identical watch that raised before. Return None if there is none, or
-        if its operation has ended and the watch raised more than DOUBT_S ago."""
+        """Return and forget an identical watch whose call raised an error. Return None if there is
+        none, or if its operation has ended and the error was raised more than DOUBT_S ago."""
         armed, raised_s = self._doubtful.pop(identity, (None, 0.0))
         ago_s = self._host.monotonic_s() - raised_s
         return None if armed is None or (armed.operation.done and ago_s > DOUBT_S) else armed
@@ -286,7 +287,8 @@ class Book:
             self._tell(operation, raw)
 
     def _bind(self, operation: Operation, ticket: int) -> RawOutcome | None:
-        """Bind an operation to its ticket. Returns its outcome or CHECK if it came earlier."""
+        """Bind an operation to its ticket. Returns the outcome or CHECK that came before the
+        ticket, or None."""
         operation.ticket = ticket
         self._a_ticket = self._a_ticket or ticket
         raw = self._orphans.pop(ticket, None)
@@ -295,7 +297,8 @@ class Book:
         return raw
 
     def take(self, outcomes: list[RawOutcome]) -> None:
-        """Take outcomes and CHECKs. A repeated outcome is only acknowledged again."""
+        """Take outcomes and CHECKs. A repeated outcome is acknowledged again and otherwise
+        ignored."""
         for raw in outcomes:
             with self._mutex:
                 earlier = self._earlier(raw.ticket)
@@ -310,8 +313,8 @@ class Book:
         self._kick()
 
     def _earlier(self, ticket: int) -> bool | None:
-        """Return whether an earlier process watched the operation with this ticket; None while it
-        is unknown, because answers are missing."""
+        """Return whether an earlier process watched the operation with this ticket; None while this
+        is unknown, because earlier watches have no answer."""
         if self._session is None or not self._session.original or ticket in self._armed:
             return False
         same_shard = ticket // TICKET_SHARD == self._a_ticket // TICKET_SHARD

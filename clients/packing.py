@@ -352,7 +352,7 @@ class Builder:
 
 
 class Entry(NamedTuple, Generic[AnyPending]):
-    """One call whose arguments were checked. Packing it raises nothing."""
+    """One call whose arguments were checked. Packing it raises no error."""
 
     pending: AnyPending
     name: bytes
@@ -399,7 +399,8 @@ class Packer:
         self._host = host
         self.sealed: deque[Batch] = deque()
         self.at_ns: int | None = None
-        # Two counters, because a caller and the engine may read `queued` at the same time.
+        # Two counters that only rise: jobs wait until `settled` reaches an earlier value of
+        # `packed`, and a caller may read `queued` while the engine runs.
         self.packed = 0
         self.settled = 0
         self._open()
@@ -469,7 +470,8 @@ class _Settlement:
         self._hand_over(self.pending, outcome, error)
 
     def some(self, places: Sequence[int], results: bytes) -> None:
-        """Hand over the results of the calls at these places. The other calls have none yet."""
+        """Hand over the results of the calls at these places. The other calls have no results
+        yet."""
         self._hand_over([self.pending[place] for place in places], results, None)
 
     def _hand_over(
@@ -479,7 +481,7 @@ class _Settlement:
         ended = wire.decode_ended(outcome[end:])
         results = wire.decode_results(outcome[:end])
         for number, (pending, (word, deadline_ns)) in enumerate(zip(calls, results, strict=True)):
-            if pending.done:  # some() has settled it
+            if pending.done:  # some() has settled this call
                 continue
             pending.ended += ended.get(number, [])
             pending.word = word

@@ -79,8 +79,8 @@ class Armed(NamedTuple):
 
 
 def _encode_once(operation: Operation, condition: When) -> Encoded:
-    """Evaluate a CLIENT condition whose timeout is 0, before the watch is sent. If it is true,
-    return a condition that holds at once."""
+    """Evaluate a CLIENT condition whose timeout is 0, before the watch is sent. If the condition is
+    true, return one that holds at once."""
     if not operation._holds():
         return operation._encoded
     return encode(AllOf(dict.fromkeys(operation._encoded.keys, 0), own=condition.own))
@@ -116,7 +116,8 @@ def _pack_watch(
 
 
 def watch_rows(core: Core, owner: Owner, rows: Iterable[Watch | tuple[Any, ...]]) -> list[Armed]:
-    """Check the rows of watch_many and return their entries. Raises as prepare_watch() does."""
+    """Check the rows of watch_many and return their entries. Raises the same errors as
+    prepare_watch()."""
     return [
         prepare_watch(core, owner, _watch(row, index))
         for index, row in enumerate(each("rows", rows))
@@ -206,7 +207,7 @@ class Owner:
         core.on_connection = self.own
 
     def own(self, connection: Connection) -> None:
-        """Create the Book of a connection. It receives the outcomes that the daemon sends."""
+        """Create the Book of a connection. The Book receives the outcomes that the daemon sends."""
         book, session, resume = Book(self._kick, connection.host), connection.session, self._resume
         if resume is not None:
             book.resume(session, resume.callback, resume.on_lost)
@@ -346,8 +347,8 @@ class Purgatory(Client):
         topic]]).
 
         Each operation is armed or refused independently: result() of a refused operation raises the
-        refusal. Raises InvalidArgument, Partitioned and ShardUnavailable before anything is sent,
-        DaemonError.
+        refusal. Raises InvalidArgument, Partitioned and ShardUnavailable (all before anything is
+        sent), DaemonError.
         """
         self._core.check()
         armed = watch_rows(self._core, self._owner, rows)
@@ -383,8 +384,8 @@ class Purgatory(Client):
         """Raise the watermarks of many keys, in order. Returns for each key the number of
         operations that ended.
 
-        Raises InvalidArgument and ShardUnavailable before anything is sent, DaemonError. Raises
-        Refused for the first key that was refused; the other keys are advanced nevertheless.
+        Raises InvalidArgument and ShardUnavailable (both before anything is sent), DaemonError.
+        Raises Refused for the first key that was refused; the other keys are advanced nevertheless.
         """
         self._core.check()
         entries = [

@@ -1,7 +1,7 @@
 """Address and keys of a daemon on another host.
 
 A client on another host cannot map the daemon's memory. So the daemon computes the deadline of a
-delay when it first applies the call, and a subscriber has only the messages.
+delay when it first applies the call, and a subscriber has only the messages, not the replay buffer.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ class Remote:
         object.__setattr__(self, "_pair", curve.read_pair(Path(self.key)))
 
     def equip(self, socket: zmq.Socket[bytes]) -> None:
-        """Give a socket these keys, and heartbeats that detect a dead host. Call this before
-        connect()."""
+        """Set these keys on a socket, and turn on heartbeats that detect a dead host. Call this
+        before connect()."""
         socket.set(zmq.CURVE_SERVERKEY, self.server_key.encode())
         socket.set(zmq.CURVE_PUBLICKEY, self._pair.public)
         socket.set(zmq.CURVE_SECRETKEY, self._pair.secret)

@@ -296,8 +296,8 @@ class Retries:
     # ---- sending -----------------------------------------------------------------------------
 
     def free(self, batch: Batch) -> Batch | None:
-        """Return the part of a new batch that may be sent, or None. Other records wait for busy
-        keys."""
+        """Return the part of a new batch that may be sent, or None. The other records wait: they
+        use keys of records that were answered BUSY, or follow a waiting row of a bulk load."""
         rows = list(rows_of(batch)) if self._wholes else []
         if not any(key in self._busy for row in rows for key in row.keys):
             return batch
@@ -328,10 +328,10 @@ class Retries:
         self._round_due = True
 
     def again(self, in_flight: bool) -> Batch | None:
-        """Return the next batch of the round; None if the round waits or is over.
+        """Return the next batch of the round; None if the round must not begin yet or is over.
 
-        A round begins only if no batch is `in_flight`, because the daemon refuses busy keys until
-        the client has seen all answers.
+        A round begins only if no batch is `in_flight`, because the daemon refuses records with busy
+        keys until the client has seen all answers.
         """
         if self._round_due:
             if in_flight:

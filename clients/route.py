@@ -19,8 +19,8 @@ FAILURES = 3
 """Number of consecutive calls without an answer after which calls for a shard fail at once."""
 ASK_AGAIN_NS = 500_000_000
 PAUSE_NS, PAUSE_MAX_NS = 1_000_000_000, 30_000_000_000
-"""Pause before the first probe of a silent shard, and the longest pause. Each failed probe doubles
-the pause."""
+"""Pause before the first probe of a shard that does not answer, and the longest pause. Each failed
+probe doubles the pause."""
 
 
 class Route:
@@ -78,8 +78,8 @@ class Route:
 
     def table(self) -> tuple[Paths, ShardTable | None]:
         """Return (paths of the daemon, routing table). The table is None without shards. Raises
-        DaemonUnreachable, also if the name is found in another directory than before, because it is
-        then the name of another daemon."""
+        DaemonUnreachable if the daemon is not found, or if its name is found in another directory
+        than before, because that is another daemon."""
         paths = client_paths(self.name)
         if self._directory not in (None, paths.directory):
             raise DaemonUnreachable(self.name, str(self._directory), 0.0)
@@ -118,8 +118,8 @@ class Route:
 class Breaker:
     """Circuit breaker of one shard.
 
-    After FAILURES consecutive calls without an answer, calls fail at once. After each pause one
-    call is let through as a probe; the first answer closes the breaker.
+    After FAILURES consecutive calls without an answer, calls fail at once, except one probe after
+    each pause of PAUSE_NS to PAUSE_MAX_NS. The first answer closes the breaker.
     """
 
     def __init__(self, name: str, shard: int, host: Host = HOST) -> None:

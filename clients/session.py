@@ -114,7 +114,7 @@ class Session:
         self.on_outcomes: Callable[[list[RawOutcome]], None] | None = None
         """Takes the outcomes and CHECKs that the daemon sends to the owner of operations."""
         self.on_lost: Callable[[SessionExpired], None] | None = None
-        """Called when the session is lost, together with the outcomes of its operations."""
+        """Called when the session and the outcomes of its operations are lost."""
         self._greet()
 
     @property
@@ -227,8 +227,8 @@ class Session:
         return self._outgoing[0].frame if self._outgoing else None
 
     def _next(self) -> Batch | None:
-        """Return the next batch, or the part of a batch that waits for no busy key; None if there
-        is none."""
+        """Return the next batch, or the part of it that need not wait for busy keys; None if no
+        batch can be sent."""
         if self.retries.in_round:
             return self.retries.again(in_flight=bool(self._flight))
         batch: Batch | None = None
@@ -278,8 +278,8 @@ class Session:
         self._outgoing.extend(batches)
 
     def _window_full(self) -> bool:
-        # The daemon remembers the results of the last `window` batches. So the distance to the
-        # oldest unanswered batch counts, not the number of unanswered batches.
+        # The daemon remembers the results of the last `window` batches. So the limit applies to the
+        # distance to the oldest unanswered batch, not to the number of unanswered batches.
         return bool(self._flight) and self._sequence - next(iter(self._flight)) + 1 >= self.window
 
     def _address_query(self, number: int, query: Query) -> None:
@@ -464,8 +464,9 @@ class Session:
     def _replace(self, first_certain: int) -> None:
         """Open a new session.
 
-        Batches with a sequence of at least `first_certain`, and no copy in doubt, move to it. The
-        outcome of the other batches is unknown. A session that is about to end is not replaced.
+        Batches move to the new session if their sequence is at least `first_certain` and no copy is
+        in doubt. The outcome of the other batches is unknown. A session that is about to end is not
+        replaced.
         """
         if self._leaving:
             self.state = State.CLOSED
@@ -475,8 +476,8 @@ class Session:
         self._give_up([b for b in flight if b.sequence >= first_certain and not b.doubtful])
 
     def _give_up(self, certain: list[Batch]) -> None:
-        """Move the `certain` batches to the next session. The other batches have an unknown
-        outcome."""
+        """Move the batches of `certain`, which were certainly never applied, to the next session.
+        The outcome of the other batches is unknown."""
         lost = [b for b in self._flight.values() if b not in certain]
         error = SessionExpired(session=self.id, in_doubt=sum(b.count for b in lost))
         self._flight.clear()

@@ -122,7 +122,7 @@ class Stream:
         return bool(self._todo)
 
     def broken(self) -> list[Lagged]:
-        """Return a Lagged for each topic. It reports the loss of continuity after the items that
+        """Return for each topic a Lagged that reports the loss of continuity after the items that
         pop() has returned."""
         return [
             Lagged(self._namespace, position.topic, position.next, 0)
@@ -157,7 +157,8 @@ class Stream:
                 self._todo.append(self._gap(position, sequence))
 
     def reconnected(self) -> None:
-        """Attach again and compare: the daemon may have another arena."""
+        """Attach again, because the daemon may have another arena, and look there for notices that
+        no message has announced."""
         self._follow()
         self.compare()
 

@@ -123,7 +123,7 @@ class Inbox:
         return self._subscription.sockets
 
     def let_in(self) -> bool:
-        """True once a connection was made; at once if the daemon is local."""
+        """True once a connection to the daemon was made; always true for a local daemon."""
         if not self.live:
             self._compare()
         return self.live
@@ -228,8 +228,8 @@ class Inbox:
                 self.endpoint = endpoint
                 self._subscription.redirect(endpoint)
 
-    # The pause between comparisons doubles until PROBATION_S, or until a message shows that the
-    # subscription is live. After that a comparison is made every CHECK_S.
+    # The time between two comparisons doubles until it reaches PROBATION_S, or until a message
+    # shows that the subscription is live. After that a comparison is made every CHECK_S.
 
     def _probation(self) -> None:
         self._received = False
@@ -251,8 +251,8 @@ class Merged:
     only within each shard."""
 
     def __init__(self, route: Route, open_one: Callable[[Route, bool], Inbox]) -> None:
-        """`open_one(route, whole)` opens the inbox of a route. It begins with all notices in the
-        arena if `whole`, else with the notices from now on."""
+        """`open_one(route, whole)` opens the inbox of a route. The inbox begins with all notices in
+        the arena if `whole`, else with the notices from now on."""
         self._route = route
         self._open_one = open_one
         self._inboxes: list[Inbox] = []
@@ -292,7 +292,7 @@ class Merged:
         return all(inbox.open for inbox in self._inboxes)
 
     def let_in(self) -> bool:
-        """True once let_in() of the inbox of every shard is True."""
+        """True once let_in() is true for the inbox of every shard."""
         return all(inbox.let_in() for inbox in self._inboxes)
 
     def peek(self) -> Next | None:
@@ -404,9 +404,9 @@ class Subscriber(Closing):
 
     `topics`: receive only these topics; None = all topics of the namespace. `high_water_mark`:
     largest number of messages that wait in the socket. The socket drops further messages, and the
-    subscriber reads their notices from the arena. `timeout`: seconds to wait for the daemon. Every
-    notice of a timer that fires after the constructor has returned arrives. `ledger`: stores every
-    notice that is handed out. `numa_local`: as in Client; it needs the daemon's arena.
+    subscriber reads their notices from the arena. `timeout`: seconds to wait for the daemon. Once
+    the constructor has returned, the notice of every timer that fires arrives. `ledger`: stores
+    every notice that is handed out. `numa_local`: as in Client; it needs the daemon's arena.
 
     The namespace may have any number of partitions. The notices of all shards are merged, and the
     notices of a topic are in order only within each shard.
@@ -483,7 +483,7 @@ class Subscriber(Closing):
         return self
 
     def __next__(self) -> Notice:
-        """Return the next notice, however long it takes. Raises as get() does."""
+        """Return the next notice, however long it takes. Raises the same errors as get()."""
         while (found := self._await(None)) is None:
             pass
         source, item = found
@@ -498,7 +498,7 @@ class Subscriber(Closing):
 
 def unreachable(name: str, error: Exception, waited_s: float) -> Exception:
     """Return the error for a daemon that was not found within `waited_s` seconds. An error that is
-    no DaemonUnreachable is returned unchanged."""
+    not a DaemonUnreachable is returned unchanged."""
     if isinstance(error, DaemonUnreachable):
         return DaemonUnreachable(name, error.endpoint, waited_s, shut=error.shut)
     return error

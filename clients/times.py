@@ -4,7 +4,7 @@ Exactly one of four arguments says when a timer is due:
 
     delay             seconds (int, float) or timedelta, counted from the call
     delay_ns          whole nanoseconds, counted from the call
-    deadline          an aware datetime: follows the wall clock
+    deadline          an aware datetime; the timer follows the wall clock
     deadline_boot_ns  a time on the daemon's own clock: CLOCK_BOOTTIME, or virtual time
 
 A timer with a negative delay is due at once. Under the real clock the client computes the deadline
@@ -38,8 +38,8 @@ def due(
 ) -> tuple[int, int]:
     """Return (enum pg_time_kind, nanoseconds) of the only time argument that is not None.
 
-    `clock` is the daemon's ClockKind. `now_ns` is the time of the call on CLOCK_BOOTTIME; only a
-    delay on that clock uses it. Raises InvalidTime.
+    `clock` is the daemon's ClockKind. `now_ns` is the time of the call on CLOCK_BOOTTIME; it is
+    used only for a delay on that clock. Raises InvalidTime.
     """
     given = (delay is not None) + (delay_ns is not None)
     given += (deadline is not None) + (deadline_boot_ns is not None)

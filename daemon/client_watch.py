@@ -4,11 +4,11 @@ A session belongs to the process and to the connection from which it sent last. 
 process ends the session, after the grace period that the session's HELLO requested, which is
 usually 0. The daemon has one pidfd for each process, however many sessions the process has.
 
-The end of the connection ends the session after `grace_ns`, or after the session's own grace if
-that is longer, unless the client sends another message by then. Only this rule applies where the
-kernel does not report the client's process: in another pid namespace and over tcp. It also applies
-after a restart of the daemon, because the pid that is stored with a session may belong to another
-process by then.
+The end of the connection ends the session after `grace_ns`, or after the session's own grace period
+if that is longer. If the client sends another message before, the session stays. This rule alone
+applies where the kernel does not report the client's process (in another pid namespace and over
+tcp), and after a restart of the daemon, because the pid that is stored with a session may belong to
+another process by then.
 """
 
 from __future__ import annotations
@@ -83,8 +83,8 @@ class ClientWatch:
         self._by_pidfd: dict[int, _Process] = {}
         self._most = resource.getrlimit(resource.RLIMIT_NOFILE)[0] // WATCHED_PART
         self._ends: dict[int, int] = {}
-        """Boot time at which each of these sessions ends, unless its client sends a message
-        before."""
+        """Boot time at which a session ends whose client seems to be gone, unless the client sends
+        a message before; by session."""
         self._due_ns = FOREVER_NS
         self._now_ns = now_ns
         self._closed: deque[Peer] = deque()

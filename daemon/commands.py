@@ -31,8 +31,8 @@ used up its share wait."""
 SHARE_NS = 500_000
 """Time share of each uid in an iteration. A message that has begun is not interrupted."""
 SHARED_NS = 60_000_000_000
-"""Time that shares apply after requests of two different uids. While only one uid sends requests,
-no share applies."""
+"""Shares apply for this long after a request whose uid differs from the previous request's uid.
+While only one uid sends requests, no share applies."""
 PUSHES_PER_ITERATION = 8
 BEHIND_MAX = 1024
 """Maximum number of messages of one peer that wait behind its unfinished message."""
@@ -112,8 +112,8 @@ class Commands:
         self._unread: set[int] = set()
         """Connections that may have bytes from before note_wakeup() that libzmq has not read."""
         self._taken_of: Counter[bytes] | None = None
-        """Number of messages taken from each peer since libzmq has read all these bytes; None = all
-        messages from before note_wakeup() have been taken."""
+        """Number of messages taken from each peer since no bytes from before note_wakeup() are
+        unread; None = all messages from before note_wakeup() have been taken."""
         self._dropped = False
         self._owners: dict[int, _Owner] = {}
         """Owners of sessions, by the session's row in the arena."""
@@ -164,8 +164,8 @@ class Commands:
 
     def _count_taken(self, route: bytes) -> None:
         """Count a message from a peer. The socket takes turns among its peers and stores at most
-        REQUEST_HWM messages of each. So once a peer's count is higher, no earlier message is
-        left."""
+        REQUEST_HWM messages of each. So once a peer's count is higher, no message from before
+        note_wakeup() is left."""
         assert self._taken_of is not None
         self._taken_of[route] += 1
         if self._taken_of[route] > REQUEST_HWM:
@@ -240,7 +240,7 @@ class Commands:
             message.body, message.uid, message.pid, message.received_boot_ns, begun_boot_ns
         )
         if state == Handled.REPLY and bytes(reply[_ERROR]) in _NO_SESSION:
-            # in the meantime the client of another session may have ended
+            # the client of another session may have ended: serve() ends that session
             self.clients.serve(begun_boot_ns)
             state, reply = self._arena.handle(
                 message.body, message.uid, message.pid, message.received_boot_ns, begun_boot_ns
@@ -261,7 +261,8 @@ class Commands:
 
     def _answer(self, message: Request, reply: memoryview, built_boot_ns: int) -> None:
         lsn = self._arena.durable_lsn
-        if bytes(reply[_ERROR]) == _EXPIRED:  # must not overtake the session's pending answers
+        # this answer must not overtake the session's pending answers
+        if bytes(reply[_ERROR]) == _EXPIRED:
             lsn = self._pending_acks.newest_lsn(message.route)
         if lsn > self._wal.committed_lsn:
             self._pending_acks.hold(lsn, message.route, reply, built_boot_ns)
@@ -284,7 +285,7 @@ class Commands:
         return self._pending_acks.full
 
     def release(self) -> None:
-        """Send answers whose records are on disk. If the WAL has stopped, send errors in place of
+        """Send answers whose records are on disk. If the WAL has stopped, send errors instead of
         the other answers."""
         committed_lsn, errno = self._wal.committed_lsn, self._wal.errno
         self._pending_acks.release(committed_lsn)
@@ -292,8 +293,8 @@ class Commands:
             self._pending_acks.refuse(committed_lsn, errno)
 
     def _go_on(self, message: Request) -> None:
-        """Apply a message and the messages behind it. If a message is deferred, arrived() continues
-        with it."""
+        """Apply a message and the messages behind it. If one of them is deferred, arrived()
+        continues with that message."""
         if not self._apply(message):
             return
         behind = self._behind[message.route]

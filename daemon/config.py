@@ -168,7 +168,7 @@ class Config:
     scheduling. Needs CAP_SYS_NICE or RLIMIT_RTPRIO. The kernel leaves 5 % of each CPU to other
     processes."""
     lock_memory: bool = False
-    """Lock in RAM all memory that the daemon has when its start ends. Needs CAP_IPC_LOCK or
+    """Lock in RAM all memory that the daemon has at the end of its start. Needs CAP_IPC_LOCK or
     RLIMIT_MEMLOCK."""
     huge_pages: bool = False
     """Use huge pages for the arena. Needs Linux 6.1 and a /dev/shm mounted with huge=advise."""
@@ -239,7 +239,7 @@ class Config:
             if self.tcp:
                 place(self.tcp)
         except InvalidArgument:
-            bound = "HOST:PORT, with a valid PORT + 1"
+            bound = "HOST:PORT, where PORT + 1 is also a valid port"
             raise InvalidSetting("tcp", self.tcp, bound, "config") from None
 
     def _check_placement(self) -> None:

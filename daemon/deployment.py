@@ -311,8 +311,8 @@ class Deployment:
                 return
 
     def _start(self, shard: Shard, now_ns: int) -> None:
-        """Start a shard. If the system cannot start it, the other shards continue; during the start
-        of the deployment, the deployment fails."""
+        """Start a shard. If the system cannot start the shard, the other shards continue; but if
+        the deployment itself is still starting, that start fails."""
         try:
             shard.start()
         except OSError as error:
@@ -334,7 +334,7 @@ class Deployment:
         return [shard for shard in self._shards if shard.state is State.DOWN]
 
     def _settle(self) -> None:
-        """Derive the state of the deployment from the states of its shards, and move to it."""
+        """Derive the deployment's state from the states of its shards, and enter this state."""
         serving = sum(shard.serves for shard in self._shards)
         again = sum(shard.starts - 1 for shard in self._shards if shard.starts)
         self._lifecycle.count(len(self._shards), serving, again)
@@ -351,8 +351,8 @@ class Deployment:
         announce(f"ready name={self._config.name} pid={os.getpid()} dir={directory}")
 
     def _announce(self, key: str, payload: bytes) -> None:
-        """Publish an event through one shard: subscribers of a reserved namespace are connected to
-        all shards."""
+        """Publish an event through one shard. One shard is enough, because subscribers of a
+        reserved namespace are connected to all shards."""
         serving = next((shard for shard in self._shards if shard.serves), None)
         if serving is not None:
             serving.send(publishing(key, payload))

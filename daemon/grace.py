@@ -4,11 +4,11 @@ While the daemon is stopped or its loop is late, triggers wait in the sockets, a
 unanswered triggers again. The daemon delays the expiry of operations until these triggers have
 arrived:
 
-* After a start and after an outage of LONG_NS or more the delay is GRACE_NS. A client sends again
-  after 0.1 s of silence, and doubles its pause up to RESEND_MAX_NS. The pause may be longer than
-  the outage, because the client may have been waiting before, for a disk or during an earlier
-  outage. So a lost trigger is sent again within RESEND_MAX_NS. The rest of GRACE_NS is for
-  connecting and sending HELLO.
+* After a start and after an outage of LONG_NS or more the delay is GRACE_NS. A client sends a
+  trigger again after 0.1 s without an answer, and doubles this interval each time, up to
+  RESEND_MAX_NS. The interval may be longer than the outage, because the client may have waited for
+  the answer since before the outage: for a disk, or since an earlier outage. So a lost trigger is
+  sent again within RESEND_MAX_NS. The rest of GRACE_NS is for connecting and sending HELLO.
 * An iteration that was late by LATE_NS to LONG_NS breaks no connection and loses no trigger: all
   triggers wait in the sockets. The delay is at least as long as the iteration was late, so that
   libzmq's thread can read all messages from the kernel. The delay then lasts until the waiting
@@ -29,18 +29,19 @@ from purgatoryd.shm_layout.arena import NONE_NS, Arena
 from purgatoryd.shm_layout.wire import RESEND_MAX_NS
 
 GRACE_NS = RESEND_MAX_NS + 500_000_000
-"""The longest delay: the longest pause of a client, plus the time to connect and send HELLO."""
+"""The longest delay: a client's longest resend interval, plus the time to connect and send
+HELLO."""
 LATE_NS = 10_000_000
-"""An iteration that begins this late follows an outage."""
+"""An iteration that begins this much later than planned follows an outage."""
 LONG_NS = 100_000_000
-"""Shortest length of a long outage: a client's first pause. A flood of messages alone does not
-delay an iteration this much."""
+"""Shortest length of a long outage: a client's first resend interval. A flood of messages alone
+does not delay an iteration this much."""
 LONG_OUTAGES_MAX = 10
 """Number of long outages that may prolong a delay."""
 
 
 class Messages(Protocol):
-    """The messages of clients."""
+    """The client messages that wait in the sockets after an outage."""
 
     def note_wakeup(self) -> None:
         """Note that the loop woke up after an outage."""

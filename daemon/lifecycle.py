@@ -87,14 +87,14 @@ class Lifecycle(ABC, Generic[Why]):
         self._store()
 
     def step(self, text: str) -> None:
-        """Report a step of a start or an end, as text, to the service manager, and report
-        progress."""
+        """Report a step of a start or an end to the service manager, and report progress. `text`
+        describes the step."""
         self.service_manager.step(text)
         self.heartbeat()
 
     def heartbeat(self) -> None:
         """Report progress, in the loop or within a long step, to the service manager and in the
-        status file. An error of writing the file is logged at the next move, not here."""
+        status file. If the file cannot be written, the next move logs the error."""
         self.service_manager.alive()
         with suppress(OSError):
             self._write()

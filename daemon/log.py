@@ -7,7 +7,8 @@ if it exceeds the rate limit of its kind, or if it cannot be written. The next w
 the number of dropped messages. The thread may block, because O_NONBLOCK on stderr would apply to
 every process that shares it.
 
-The standard library's logging module is not used, because its import would dominate a start.
+The standard library's logging module is not used, because importing it would take most of the time
+of a start.
 """
 
 from __future__ import annotations

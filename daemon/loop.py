@@ -71,7 +71,7 @@ class Loop:
         self._heartbeat_ns = min(HEARTBEAT_NS, watchdog_ns // 2 or HEARTBEAT_NS)
         self._next_heartbeat_ns = 0
         self.stop_requested = self._reload_requested = False
-        """Both are set by signal handlers."""
+        """True once a signal handler has requested a stop, or a reload."""
         self.over = False
         """True after the last iteration."""
         self.iterations = self.wakeups = 0
@@ -162,8 +162,8 @@ class Loop:
         self.slept_until_ns = None if ready else self.until_ns
 
     def woke_for(self, fd: int) -> bool:
-        """False = the socket of `fd` is empty: it was empty before the sleep, and did not end the
-        sleep."""
+        """False = the socket of `fd` is empty: the socket was empty before the sleep, and `fd` did
+        not end the sleep."""
         return self.ready is None or fd in self.ready
 
 

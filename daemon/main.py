@@ -208,7 +208,7 @@ def _refuse_too_many(arena: Arena, config: Config) -> None:
     the daemon's own notices does not count."""
     known = {namespace.name for namespace in arena.namespaces_of_users()}
     if len(known.union(config.durable_namespaces)) > config.namespaces:
-        bound = "enough for the namespaces in use and every durable one"
+        bound = "enough for the namespaces in use and the durable namespaces"
         raise InvalidSetting("namespaces", config.namespaces, bound, "arena")
 
 

@@ -2,10 +2,10 @@
 
 The memory policy is set before memory is touched. After all threads exist, they are pinned to their
 CPUs; memory is moved if sampled pages are on another node. Every heartbeat checks the threads'
-affinities and the CPUs of the cgroup. The more loops of other daemons there are, the less often
-these are checked. A change leads to a new plan. If two daemons choose the same core at the same
-time, the one with the smaller pid keeps it. A refusal of the kernel is reported, and the daemon
-runs without that part of the plan.
+affinities and the CPUs of the cgroup. The loops of other daemons are checked less often, the more
+loops there are. A change leads to a new plan. If two daemons choose the same core at the same time,
+the one with the smaller pid keeps it. A refusal of the kernel is reported, and the daemon runs
+without that part of the plan.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class Placement:
         arena.set_placement(self.placed)
 
     def look(self, arena: Arena) -> None:
-        """Decide again if the CPUs of a thread, of the cgroup or of other daemons' loops changed.
+        """Make a new plan if the CPUs of a thread, the cgroup or another daemon's loop changed.
 
         The cgroup is checked as well, because it can regain CPUs without a change of any affinity.
         """
@@ -230,7 +230,7 @@ def _set_cpus(loop: Set[int], others: Set[int]) -> dict[int, Set[int]]:
 
     try:
         process = psutil.Process()
-        process.cpu_affinity(sorted(loop))  # sets the main thread alone
+        process.cpu_affinity(sorted(loop))  # sets only the main thread's CPUs
         pinned = {process.pid: loop}
         for thread in process.threads():
             if thread.id != process.pid:

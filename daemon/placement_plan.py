@@ -84,13 +84,13 @@ class _Draft:
         return sum(self.taken[cpu] for cpu in self.topology.whole_cores(cpus))
 
     def leaving(self, cpus: Iterable[int]) -> int:
-        """Return how many loops on the cores of these CPUs would leave their core to this daemon's
-        loop, if it is on the same core."""
+        """Return how many loops on the cores of these CPUs would leave their core if this daemon's
+        loop shared it."""
         return sum(self.leave[cpu] for cpu in self.topology.whole_cores(cpus))
 
     @property
     def home(self) -> Node | None:
-        """The current node of a running daemon, which should stay there."""
+        """The node where a running daemon is and should stay."""
         number = None if self.before is None else self.before.home
         return None if number is None else self.topology.node(number)
 

@@ -36,7 +36,7 @@ SWEEP_PER_ITERATION = 1024
 ADMIN_PER_ITERATION = 4
 WINDOWS_PER_ITERATION = 8
 MOMENTS_PER_ITERATION = 16
-"""Maximum number of moves of a virtual clock, requested by batches, in one iteration."""
+"""Maximum number of times that batches may move a virtual clock in one iteration."""
 STEPS_PER_ITERATION = 256
 
 
@@ -189,7 +189,8 @@ class Reaper:
         return self.arena.advance(now_ns, offset_ns, real_ns, self._config.budget)
 
     def _advance_virtual(self, clock: VirtualClock, real_ns: int) -> bool:
-        """Move the virtual clock from event to event, so that every timer fires at its own tick."""
+        """Move the virtual clock in steps, from one due time of the wheel to the next, so that
+        every timer fires at its own tick. True = the clock has not arrived, or work is left."""
         target_ns = clock.at_ns if self._target_ns is None else self._target_ns
         for _ in range(STEPS_PER_ITERATION):
             clock.at_ns = max(clock.at_ns, min(self.arena.next_ns, target_ns))
@@ -322,7 +323,7 @@ class Reaper:
         return True
 
     def _arrived(self) -> None:
-        """End the move of a virtual clock: the notices of all timers due by the new time are
+        """End the move of a virtual clock: the notices of all timers due by the new time have been
         sent."""
         if self._target_ns is None:
             return

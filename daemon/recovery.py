@@ -43,7 +43,7 @@ Step = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """Parameters of a recovery. With `force`, damaged files are used up to the damage."""
+    """Parameters of a recovery. With `force`, a damaged WAL is recovered up to the damage."""
 
     make: Make
     clock: Clock
@@ -193,8 +193,9 @@ class _Restore:
             raise
 
     def _read_segments(self, paths: Sequence[Path], before: Walk) -> Walk:
-        """Redo segments, and return their walk at its end. Return `before`, the snapshot's walk, if
-        not even the first header can be read, because a walk that has read no file has no time."""
+        """Redo segments, and return the walk at the end of the last one. Return `before`, the
+        snapshot's walk, if not even the first header can be read, because a walk that has read no
+        file has no time."""
         walk = Walk()
         try:
             return self._read(paths, walk)
@@ -228,8 +229,8 @@ class _Restore:
             raise WalDamaged(str(path), detail, 0, 0, error.where, walk.lsn) from error
 
     def _refuse_part(self, last: Path, confirmed: int) -> None:
-        """Raise WalDamaged if confirmed records are missing. A snapshot gets its name once all
-        records up to its end are on disk."""
+        """Raise WalDamaged if confirmed records are missing. The snapshot confirms all records up
+        to its end, because it gets its name only once they are on disk."""
         redo = self._redo
         confirmed = max(confirmed, int(redo.end_lsn))
         if redo.next_lsn == 0 or redo.next_lsn <= confirmed:

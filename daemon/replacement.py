@@ -53,7 +53,8 @@ class Replacement:
 
     @property
     def row(self) -> Row:
-        """The row of the state in which the files are. Files of other users do not count."""
+        """The row of `TABLE` for the temporary names that exist. Files of other users are
+        ignored."""
         on_disk = shm.ours(self._private_new), shm.ours(self._arena_next)
         return next(row for row in TABLE if (row.private_new, row.arena_next) == on_disk)
 
@@ -62,8 +63,8 @@ class Replacement:
     def replace_by(self, arena: ArenaFile, private: ArenaFile) -> None:
         """Replace the daemon's arena files by new files, which have no names yet.
 
-        Raises AlreadyRunning if another start was faster. This can happen only if there was no file
-        to lock.
+        Raises AlreadyRunning if another daemon of this name has replaced them first. This can
+        happen only if there was no file to lock.
         """
         for row in TABLE:
             row.step(self, arena, private)
@@ -72,8 +73,8 @@ class Replacement:
     def recover(self) -> None:
         """Complete or undo the replacement that a killed daemon began.
 
-        Raises AlreadyRunning if another start replaces the arena files at this moment, or has done
-        so.
+        Raises AlreadyRunning if another daemon of this name is replacing the arena files, or has
+        done so.
         """
         paths, lock = self._paths, self._lock
         if shm.ours(self._private_new):
@@ -81,7 +82,7 @@ class Replacement:
         owned = lock.holds(self._private_new)
         while (recovery := self.row.recovery) is not None:
             if recovery is Replacement._undo and not owned:
-                break  # the file belongs to another start, which is still under way
+                break  # the file belongs to another daemon, which is still starting
             recovery(self)
         leftover = f"{paths.arena}{NEW}"
         if shm.ours(leftover):

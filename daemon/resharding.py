@@ -181,8 +181,8 @@ def _route(
     """Return the route of a namespace; None if the namespace belongs to another shard and is empty
     in this shard.
 
-    Reserved namespaces are not in the routing table. The notices of shard N move to shard N modulo
-    the new number of shards.
+    Reserved namespaces are not in the routing table. Their notices in shard N move to shard
+    N modulo the new number of shards.
     """
     if is_reserved(name):
         return Route((shard % new.count,), fresh_topics=True)

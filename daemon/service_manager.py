@@ -49,7 +49,7 @@ class ServiceManager:
         self._send(_MORE_TIME, f"STATUS={text}")
 
     def alive(self) -> None:
-        """Report progress to the watchdog, and send refused lines again."""
+        """Report progress to the watchdog, and send lines again that the full queue refused."""
         if self._unsent:
             self._notify(*self._unsent)
         if self.watchdog_ns:

@@ -38,7 +38,7 @@ UNANSWERED_PINGS_MAX = 10
 """Heartbeat periods without a reply to a ping after which a shard is killed. Periods are counted
 instead of time, because no process can reply while the machine sleeps."""
 SLOW_PINGS = 2
-"""Heartbeat periods without a reply after which a shard counts as silent."""
+"""Heartbeat periods without a reply to a ping after which a shard counts as not serving."""
 STALLED_HEARTBEATS_MAX = STEP_NS // 1_000_000_000
 """Heartbeat periods without progress after which a starting shard is killed."""
 _SAID_MAX = 65_536
@@ -141,8 +141,8 @@ class Shard:
 
     @property
     def moves(self) -> bool:
-        """True if the last heartbeat found that the process makes progress: in its start, loop or
-        end."""
+        """True if the last heartbeat found progress in the start, the loop or the end of the
+        process."""
         return self._process is not None and not (self.unanswered_pings or self.stalled_heartbeats)
 
     @property
@@ -265,7 +265,7 @@ class Shard:
 
     @property
     def reloads(self) -> bool:
-        """True until a requested reload is complete. A hanging shard does not count."""
+        """True until a requested reload is complete; False if the shard hangs or is not ready."""
         waits = self.state is State.READY and not self.hangs
         return waits and self._reloaded < self._reload
 

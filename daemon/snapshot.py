@@ -135,7 +135,8 @@ def leave_the_loop(daemon: int) -> None:
 
 
 def _main(arena: str, folder: str, daemon: str, age_ns: str, keep: str, snapshot: str) -> int:
-    end_with(int(daemon))  # the snapshot process of the next daemon would write the same files
+    # otherwise this process and the snapshot process of the next daemon would write the same files
+    end_with(int(daemon))
     os.nice(NICENESS)
     log.set_up("warning", name=Path(folder).name)
     directory = Path(folder)
@@ -149,7 +150,7 @@ def _main(arena: str, folder: str, daemon: str, age_ns: str, keep: str, snapshot
     try:
         tidy_and_tell(directory, Keep(int(age_ns), int(keep)))
     except (OSError, PurgatorydError) as error:
-        # exit code 0: the snapshot itself succeeded
+        # the exit code is 0, because the snapshot itself succeeded
         log.warning(f"a WAL file cannot be read or written: {error}")
     return 0
 

@@ -56,7 +56,8 @@ from purgatoryd.shm_layout.paths import Paths
 from purgatoryd.shm_layout.shm import ArenaLock, Moved
 from purgatoryd.shm_layout.wal import GroupCommit, Walk, is_other_version, segments
 
-# Sizes that may change at a restart. Key: the core's words for a full table. Value: the setting.
+# Sizes that may change at a restart. Key: the text with which the core names a full table. Value:
+# the setting.
 _SIZES = {
     "timers armed": "capacity",
     "payload memory in use": "payload_bytes",
@@ -142,9 +143,9 @@ def owned(opening: Opening) -> Iterator[Opening]:
 def open_arena(opening: Opening) -> Arena:
     """Return the arena of a daemon. It is rebuilt and ready to be used.
 
-    Raises ArenaTooLarge, ArenaTooSmall, ArenaMismatch for a foreign arena or an arena that does not
-    fit, ArenaBroken for damaged authoritative state, ArenaInUse, and WalError. After an error the
-    files are unchanged.
+    Raises ArenaTooLarge, ArenaTooSmall, ArenaMismatch for a foreign arena or an arena of another
+    clock, boot or shard, ArenaBroken for damaged authoritative state, ArenaInUse, and WalError.
+    After an error the files are unchanged.
     """
     paths = opening.paths
     opening.replacement.recover()
@@ -193,8 +194,8 @@ def _source(opening: Opening) -> Arena | None:
 
 
 def _is_torn(opening: Opening) -> bool:
-    """True if somebody removed the private arena file, the daemon ended before it replaced the
-    file, and the arena can be recovered from a WAL. Raises BadPath if there is no WAL."""
+    """True if the private arena file was removed, the daemon ended without replacing it, and the
+    arena can be recovered from a WAL. Raises BadPath if the file is missing and there is no WAL."""
     paths, wal = opening.paths, opening.wal
     if shm.exists(paths.private):
         return False
@@ -358,8 +359,9 @@ def _clock_of(host: Host, walk: Walk) -> tuple[int, int, int]:
     """Return (now_ns, shift_ns, wall_offset_ns). After a reboot, all times are shifted from the old
     boot clock to the new one, by means of the wall clock. No deadline becomes earlier.
 
-    The WAL's offset may be ROUNDING_NS too low. The boot clock is read after the wall clock, so
-    that a pause between the two readings makes the new offset too low, and deadlines late.
+    The wall offset in the WAL may be ROUNDING_NS too low. The boot clock is read after the wall
+    clock, so that a pause between the two readings makes the new offset too low, and deadlines
+    late instead of early.
     """
     then = walk.struct
     then_offset_ns = int(then.wall_ns - then.boot_ns)
@@ -455,8 +457,8 @@ def create_arena(paths: Paths, fields: Mapping[str, Any]) -> Arena:
 def place(arena: Arena, opening: Opening) -> None:
     """Replace the daemon's arena files by new arena files.
 
-    Raises AlreadyRunning if another start was faster. This can happen only if there was no file to
-    lock.
+    Raises AlreadyRunning if another daemon of this name has replaced them first. This can happen
+    only if there was no file to lock.
     """
     opening.replacement.replace_by(arena.file, arena.private)
 
@@ -469,9 +471,11 @@ def place_again(arena: Arena, opening: Opening, moved: Moved) -> bool:
     Raises ArenaTooLarge, and AlreadyRunning or BadPath if another file has one of the names. That
     file is left alone.
     """
-    if all([arena.file.has_name, arena.private.has_name]):  # a list: either may raise BadPath
+    # a list, so that both names are checked: each check may raise BadPath
+    if all([arena.file.has_name, arena.private.has_name]):
         return False
-    opening.replacement.refuse_taken()  # before the copy: it takes long and is retried each second
+    # called before the copy, because a failed copy takes long and is tried again each second
+    opening.replacement.refuse_taken()
     files = arena.copied(moved)
     try:
         opening.replacement.replace_by(*files)

@@ -49,12 +49,12 @@ HEARTBEATS_PER_LOOK = 60
 METRICS_NS = 60_000_000_000
 """Interval between records with histograms."""
 SET_ASIDE = ".damaged"
-"""Suffix of damaged files, which are kept for people and ignored by recovery."""
+"""Suffix of damaged files. They are kept for inspection; recovery ignores them."""
 SNAPSHOT_BEFORE_READY, BYTES_OF_A_TIMER = 32 * 2**20, 200
 """Size of the largest snapshot that a start writes before READY, and estimated size of a timer, in
 bytes."""
 SNAPSHOT_ATTEMPTS = 3
-"""Failed attempts at the first snapshot after READY, after which the WAL stops."""
+"""The WAL stops after this number of failed attempts at the first snapshot after READY."""
 
 
 # ---- the folder ------------------------------------------------------------------------------
@@ -168,10 +168,10 @@ def _is_of_other(path: Path, uuid: bytes, disk: Disk) -> bool:
 
 def own_snapshot(directory: Path, arena: Arena, host: Host, step: Step) -> bool:
     """Make sure that a snapshot contains the whole arena, and remove snapshots of the arena that
-    this arena replaced. False if the arena is large: the daemon then writes the snapshot once it is
-    ready.
+    this arena replaced. False if the daemon is to write the snapshot once it is ready, because the
+    arena is large.
 
-    A clean stop leaves such a snapshot. After a kill or a failed call the older files may lack
+    A clean stop leaves such a snapshot. After a kill or a failed write the older files may lack
     bytes on disk, so nothing is acknowledged before the snapshot is confirmed. A large snapshot can
     wait only if a recovery is possible from older files until then. If there are no segments, the
     arena has replaced no other arena; snapshots of other arenas are then set aside.
@@ -250,15 +250,15 @@ class NullWal:
         """Note that an answer was complete at `built_boot_ns` and sent at `handed_boot_ns`."""
 
     def pause(self) -> bool:
-        """Stop other threads from using the arena. False = not yet: call again once a descriptor is
-        readable."""
+        """Stop other threads from using the arena. False = not yet: call again once a descriptor in
+        `fds` is readable."""
         return True
 
     def unpause(self, *, moved: bool) -> None:
         """End a pause. `moved`: the arena has new files."""
 
     def clear_wakeup(self) -> None:
-        """Reset a descriptor that was readable."""
+        """Reset the descriptors in `fds` after one of them was readable."""
 
     def heartbeat(self) -> None:
         """Start snapshots, and remove files that are not needed. Called once a second."""
@@ -367,8 +367,8 @@ class Wal(NullWal):
         return self._group_commit.pause()
 
     def unpause(self, *, moved: bool) -> None:
-        """Continue commits. If the arena moved, a process that writes a snapshot is killed; a later
-        one takes the snapshot again."""
+        """Continue commits. If the arena moved, a process that writes a snapshot is killed, and a
+        later process takes the snapshot again."""
         self._group_commit.unpause()
         if moved and self._child is not None:
             self._child.kill()  # the child waits for commits that only the new arena files show
@@ -380,8 +380,8 @@ class Wal(NullWal):
             os.eventfd_read(self._group_commit.fd)
 
     def heartbeat(self) -> None:
-        """Append histograms and report an error. Check the files after each filled segment and once
-        a minute."""
+        """Append histograms, and report once that the WAL has stopped. Check the files after each
+        filled segment and once a minute."""
         self._heartbeats += 1
         self._append_metrics(self._host.boot_ns())
         if self.errno:

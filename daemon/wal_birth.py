@@ -1,8 +1,9 @@
 """Recognise copies of a WAL, which must not fire the original's timers a second time.
 
-A file made at the WAL's birth contains its own inode number and birth time, which differ in a copy.
-A reboot, another container on the same volume, or moving the disk to another host changes neither.
-A clone of the whole file system has the same values and cannot be recognised.
+A file made together with the WAL contains its own inode number and birth time. A copy
+of the file has others. A reboot, another container on the same volume, or moving the disk to
+another host changes neither. A clone of the whole file system has the same values and cannot be
+recognised.
 """
 
 from __future__ import annotations

@@ -238,7 +238,7 @@ def check_columns(given: Mapping[str, str]) -> None:
     """Raises InvalidRows if key or deadline is missing, or has a type that cannot be one."""
     if "key" not in given or len({"deadline", "deadline_ns"} & given.keys()) != 1:
         raise InvalidRows(
-            f"columns {sorted(given)}: must have key, and one of deadline, deadline_ns", -1
+            f"columns {sorted(given)}: need key, and either deadline or deadline_ns", -1
         )
     for name, types in _TYPES.items():
         if name in given and given[name].partition("(")[0] not in types:

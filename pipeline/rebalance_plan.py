@@ -178,14 +178,14 @@ def check(hosts: Iterable[Host], spaces: Iterable[Space]) -> None:
     for host in known.values():
         if host.capacity <= 0 or host.speed <= 0:
             raise InvalidSetting(
-                host.name, host.capacity, "above 0, and the host's speed too", "rebalance-plan"
+                host.name, host.capacity, "above 0, and so must its speed", "rebalance-plan"
             )
     seen = set[tuple[str, str]]()
     for space in spaces:
         if space.host not in known:
             raise InvalidSetting(space.name, space.host, "on a known daemon", "rebalance-plan")
         if (space.name, space.host) in seen:
-            raise InvalidSetting(space.name, space.host, "only once on a daemon", "rebalance-plan")
+            raise InvalidSetting(space.name, space.host, "listed once per daemon", "rebalance-plan")
         seen.add((space.name, space.host))
 
 

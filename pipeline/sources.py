@@ -87,7 +87,7 @@ def wals_in(directory: Path) -> list[Path]:
     """The folders of a directory of WALs that have segments. Raises BadPath for the folder of
     one WAL, OSError for one that may not be read."""
     if segments(directory):
-        raise BadPath(str(directory), "is a WAL; name the folder of WALs that contains it")
+        raise BadPath(str(directory), "is a WAL; give the folder of WALs that contains it")
     folders = (path for path in listed(directory, "*") if path.is_dir())
     return [folder for folder in folders if listed(folder, f"*{SEGMENT}")]
 

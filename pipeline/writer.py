@@ -109,7 +109,7 @@ def columns_of(options: Mapping[str, str], schema: StructType) -> dict[str, str]
             known = types.get(theirs, "not there")
             raise InvalidRows(f"column {theirs} for {ours} is {known}, not {_TYPES[ours]}", -1)
     if "key" not in found or ("deadline" in found) == ("delay" in found):
-        raise InvalidRows(f"columns {sorted(types)}: must have key, and one of deadline, delay", -1)
+        raise InvalidRows(f"columns {sorted(types)}: need key, and either deadline or delay", -1)
     return found
 
 

@@ -70,15 +70,14 @@ int pg_attach(struct pg_arena *a, void *arena, uint64_t arena_bytes, void *secre
 int pg_attach_previous(struct pg_arena *a, void *arena, uint64_t arena_bytes, void *secret,
                        uint64_t secret_bytes, uint64_t layout_id, struct pg_fault *why);
 /* Rebuild all derived state; required after pg_attach, before any change. now_ns is on the arena's
- * clock. Entries that fired but were not handed to the socket stay in the replay buffer. */
+ * clock. Notices that were not handed to the socket yet stay in the replay buffer. */
 int pg_rebuild(struct pg_arena *a, int64_t now_ns, struct pg_fault *why);
 /* Do what pg_rebuild does, with a second thread if the machine has a free CPU. */
 int pg_rebuild_threaded(struct pg_arena *a, int64_t now_ns, struct pg_fault *why);
 /* Copy all authoritative state of `from` into the fresh arena `to`, which has other sizes. Tickets,
  * sequences, sessions and LSNs are preserved. Refuses if `to` lacks space; `why` then has the
- * needed and the available number. Slots and rows get other numbers. So frames from before the
- * migration cannot be redone over a snapshot from after it, nor frames from after it over a
- * snapshot from before it. */
+ * needed and the available number. Slots and rows get other numbers. So a snapshot and frames
+ * cannot be redone together if one is from before the migration and the other is from after it. */
 int pg_migrate(struct pg_arena *to, const struct pg_arena *from, struct pg_fault *why);
 /* Copy all authoritative state of `from`, an arena of an earlier minor ABI version, unchanged into
  * the fresh arena `to` of the same sizes; pg_rebuild must follow. Refuses if a size differs; `why`
@@ -101,13 +100,13 @@ struct pg_route {                 /* the shards that hold a namespace */
                                      keys */
     uint32_t partitions;          /* 0 = no shard holds the namespace */
     uint32_t fresh_topics;        /* 1 = the namespace comes from several arenas or goes to several
-                                     arenas. Its topics then start over, and sent notices are not
-                                     copied */
+                                     arenas. Its topics then start new sequences, and notices that
+                                     were sent are not copied */
 };
 struct pg_source {                /* a source arena, which is attached with its private arena file
                                      and rebuilt */
     const struct pg_arena *arena;
-    const struct pg_route *routes;            /* one route for each row of its namespaces */
+    const struct pg_route *routes;            /* one route for each row of its namespace table */
     uint32_t *namespaces, *topics, *watermarks, *sessions, *bulk_loads;  /* scratch memory, one
                                                                             element per row */
     uint64_t next;                /* scratch memory */
@@ -146,19 +145,19 @@ int pg_namespace_stats(const struct pg_arena *a, struct pg_namespace_stats *rows
  * their new places. */
 uint32_t pg_advance(struct pg_arena *a, int64_t now_ns, int64_t wall_offset_ns,
                     int64_t real_boot_ns, uint32_t budget, int *more);
-/* Hold operations after an outage of the caller that lasted from `after_ns` to `upto_ns` on the
- * arena's clock. These operations do not expire before pg_release_operations, so that triggers that
- * were sent in time are applied first. Not held are operations that were due by `after_ns`, and
- * operations that were armed after `upto_ns` and come due after it. Timers fire as always. Another
- * outage before the release extends the hold.
+/* Delay the expiry of operations after an outage of the caller that lasted from `after_ns` to
+ * `upto_ns` on the arena's clock. These operations do not expire before pg_release_operations, so
+ * that triggers that were sent in time are applied first. Operations that were due by `after_ns`
+ * are not delayed; nor are operations that were armed after `upto_ns` and come due after `upto_ns`.
+ * Timers fire as always. Another outage before the release extends the delay.
  *
- * Returns 0 if operations held by an earlier call still wait; the caller must then limit how often
- * it defers the release. If they have been released but have not expired yet, this call holds
- * nothing unless `again` is set. */
+ * Returns 0 if operations that an earlier call delayed have not expired yet; the caller must then
+ * limit how often it defers the release. If the delayed operations have been released but have not
+ * expired yet, this call delays nothing unless `again` is set. */
 int pg_hold_operations(struct pg_arena *a, int64_t after_ns, int64_t upto_ns, int again);
 void pg_release_operations(struct pg_arena *a);
-/* Return the time at which pg_advance has to be called next, on the arena's clock. A time that is
- * not after now means at once; INT64_MAX means that nothing is armed. */
+/* Return the time at which pg_advance has to be called next, on the arena's clock. If that time is
+ * now or earlier, pg_advance has work at once; INT64_MAX means that nothing is armed. */
 int64_t pg_next_ns(const struct pg_arena *a);
 
 /* ---- commands (messages.c) ---------------------------------------------------------- */
@@ -362,8 +361,9 @@ void pg_served(struct pg_arena *a, int64_t ended_boot_ns);
 /* Note that the message of the last pg_inbox was built at built_boot_ns, and that the socket took
  * it at handed_boot_ns. Call this before any other function, and only if the message was sent. */
 void pg_notified(struct pg_arena *a, int64_t built_boot_ns, int64_t handed_boot_ns);
-/* Note that the message of the last pg_inbox was not sent, so that its outcomes now wait for their
- * owner and not for the daemon. Call this instead of pg_notified. */
+/* Note that the message of the last pg_inbox was not sent because its owner is not connected. Its
+ * outcomes then wait for the owner, not for the daemon, and their latency is not measured. Call
+ * this instead of pg_notified. */
 void pg_untaken(struct pg_arena *a);
 /* Append a METRICS record if there is a WAL and its buffer has space. */
 void pg_wal_append_metrics(struct pg_arena *a, int64_t real_boot_ns);
@@ -422,7 +422,7 @@ enum pg_walk_state {
     PG_WALK_END,                  /* only zeros follow */
     PG_WALK_TORN,                 /* parts of the newest commit group follow; this group was not
                                      committed */
-    PG_WALK_DAMAGED               /* damaged frames follow that had been committed; they are lost */
+    PG_WALK_DAMAGED               /* committed frames after this point are damaged and lost */
 };
 
 /* Reader of WAL segments in order. The caller initialises the struct with zeros. Each segment is
@@ -454,8 +454,9 @@ int pg_walk_segment(struct pg_walk *w, const void *bytes, uint64_t size, struct 
 /* Return the next frame of a whole commit group, without COMMIT_GROUP and SEAL frames. NULL = there
  * is none; w->state has the reason. */
 const struct pg_frame_head *pg_walk_next(struct pg_walk *w);
-/* Continue to read in state DAMAGED, at the next commit group or SEAL of the file, if all records
- * lost before it have LSNs below live_lsn. Otherwise returns 0 and changes nothing. */
+/* In state DAMAGED, continue to read at the next commit group or SEAL of the file, if all records
+ * that are lost before that point have LSNs below live_lsn. Otherwise returns 0 and changes
+ * nothing. */
 int pg_walk_skip(struct pg_walk *w, uint64_t live_lsn);
 /* Write the first PG_WAL_SEGMENT_HEAD bytes of a file from `fields`. The function fills in major,
  * minor and crc. */
@@ -537,9 +538,10 @@ struct pg_columns {
 /* Namespaces and topics whose names a WAL reader has seen, by row. All elements are PG_NIL at the
  * start. The values are kept from file to file. */
 struct pg_births {
-    uint32_t namespaces[65536];   /* number of this row, after the name of the namespace was seen */
-    uint32_t topics[65536];       /* row of the topic's namespace, after the name of the topic was
-                                     seen */
+    uint32_t namespaces[65536];   /* number of the row, once the reader has seen the name of its
+                                     namespace */
+    uint32_t topics[65536];       /* row of the topic's namespace, once the reader has seen the name
+                                     of the topic */
 };
 
 /* Append records until the columns are full (returns 1) or the WAL reader has no more frames
@@ -562,11 +564,12 @@ struct pg_redo {                  /* progress of a redo; the caller sets all fie
  * layout_id, secret, sessions, page_size, stream_id and boot_id. */
 int pg_redo_config(const void *frame, uint64_t bytes, struct pg_config *config,
                    struct pg_fault *why);
-/* Apply a buffer of whole frames, aligned to 8 bytes. The first calls bring the whole snapshot, the
- * others the WAL from the snapshot's start LSN on (older frames are skipped). Redo is idempotent.
- * Refuses a frame that names an object that does not exist, a gap in the LSNs, and a change for
- * which there is no space. Because a snapshot is written over a period of time, its contents may
- * need a larger arena, and pg_migrate afterwards. why->where is the LSN of the refused frame. */
+/* Apply a buffer of whole frames, aligned to 8 bytes. The first calls pass the whole snapshot. The
+ * later calls pass the WAL from the snapshot's start LSN on; older frames are skipped. Redo is
+ * idempotent. Refuses a frame that names an object that does not exist, a gap in the LSNs, and a
+ * change for which there is no space. A snapshot is written while its arena changes, so its
+ * contents may need a larger arena than that one; pg_migrate must follow then. why->where is the
+ * LSN of the refused frame. */
 int pg_redo(struct pg_arena *a, struct pg_redo *r, const void *frames, uint64_t bytes,
             struct pg_fault *why);
 /* Do what pg_redo does, with all remaining frames of the file that a WAL reader is reading. */

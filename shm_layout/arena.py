@@ -139,13 +139,13 @@ class Watermark:
     """Error code of the failed key; 0 = the key has not failed."""
     watched: bool
     forgotten: bool
-    """True if the key is removed together with its last watcher."""
+    """True if the key is removed when its last watcher leaves."""
 
 
 @dataclass(frozen=True, slots=True)
 class KnownBulkLoad:
-    """A bulk load, of which `rows` rows were done; `upto` is 1 + the highest row number that was
-    done."""
+    """A bulk load. `rows` is the number of rows that are done; `upto` is 1 + the number of the
+    highest row that is done."""
 
     id: bytes
     state: BulkLoadState
@@ -311,8 +311,8 @@ class Handle:
         return (namespaces.used, namespaces.rows), (topics.used, topics.rows)
 
     def namespaces_of_users(self) -> list[Namespace]:
-        """Return the namespaces that exist, except reserved namespaces, in which the daemon
-        publishes its own findings."""
+        """Return the namespaces that exist, except the reserved ones, in which the daemon publishes
+        notices about itself and its clients."""
         return [n for n in self.namespaces().values() if not is_reserved(n.name)]
 
     def accounts(self) -> Iterator[Account]:
@@ -511,7 +511,7 @@ class Arena(_Owned):
         """Map existing arena files; a call of `rebuild` must follow. Raises ArenaMissing,
         ArenaMismatch."""
         arena = ArenaFile.open(name, read_only=False)
-        Handle(arena, None)._attach()  # raises the error that describes a file that is not ours
+        Handle(arena, None)._attach()  # raises first, if the file is not a valid arena
         self = cls(arena, ArenaFile.open(private_name, read_only=False))
         self._attach()
         return self
@@ -531,8 +531,7 @@ class Arena(_Owned):
             raise
 
     def move_to(self, arena: ArenaFile, private: ArenaFile, moved: Moved) -> None:
-        """Use copies of the arena files instead of the original files, which the caller has set to
-        RETIRED.
+        """Use copies of the arena files. The caller has set the original files to RETIRED.
 
         Calls `moved` after each portion of the old mappings that is unmapped.
         """
@@ -592,7 +591,7 @@ class Arena(_Owned):
             raise broken(self._fault)
 
     def start_epoch(self, boot_id: bytes) -> None:
-        """Count a start of the daemon. From now on, deadlines are on the boot clock of the boot
+        """Count a start of the daemon. After this call, deadlines are on the boot clock of the boot
         `boot_id`."""
         lib.pg_start_epoch(self._a, boot_id)
 
@@ -694,7 +693,7 @@ class Arena(_Owned):
         expire until release_operations().
 
         Operations that were released, but have not expired yet, are delayed again only with
-        `again`. Return False if delayed operations already wait.
+        `again`. Return False if operations that an earlier call delayed have not expired yet.
         """
         return bool(lib.pg_hold_operations(self._a, after_ns, upto_ns, again))
 
@@ -776,7 +775,7 @@ class Arena(_Owned):
 
     @property
     def wait_ns(self) -> int:
-        """The virtual time for which the last message waits, in ns."""
+        """Virtual time in ns before which the last message cannot be applied."""
         return int(self._wait_ns[0])
 
     # ---- inboxes ----
@@ -885,8 +884,8 @@ class Arena(_Owned):
 
 
 class Reader(Handle):
-    """A read-only view of an arena. It can be used while the daemon writes, while it hangs, and
-    after its end."""
+    """A read-only view of an arena. It can be used while the daemon writes or hangs, and after the
+    daemon has ended."""
 
     def __init__(self, arena: ArenaFile) -> None:
         super().__init__(arena, None)

@@ -25,7 +25,7 @@ PurgatorydError
 |   +-- BulkLoadClosed               the bulk load takes no more rows
 |   +-- WrongShard
 |   +-- Busy                         the daemon answered BUSY until the call timed out
-|   |   +-- InboxFull                the owner already has as many operations as --inbox
+|   |   +-- InboxFull                the owner already has as many operations as --inbox allows
 |   +-- WalStopped                   the daemon's disk failed or is full
 |   +-- ArenaLost                    the daemon's arena file is gone
 +-- BatchError                       packed calls were refused, and nobody collected their results
@@ -35,7 +35,7 @@ PurgatorydError
 |   +-- CallTimeout (TimeoutError)   connected, but no answer in time
 |   +-- QueueFull (TimeoutError)     the bounded send queue stayed full
 |   +-- ShardUnavailable (ConnectionError)   a shard failed often; nothing is sent to it for a while
-|   +-- SessionExpired               the outcome of the calls in flight is unknown
+|   +-- SessionExpired               it is unknown which calls in flight were applied
 |   +-- MessageRefused               the daemon refused a whole message
 |   |   +-- NoWal                    durable=True, but the daemon has no WAL
 |   |   +-- SessionTableFull         as many sessions are open as --sessions allows
@@ -56,7 +56,7 @@ PurgatorydError
 |   +-- ArenaInUse                   an import would replace the contents
 +-- TableBroken                      a routing table or a status file cannot be read
 +-- PermissionDenied                 this user may not read a daemon's file
-+-- SystemFailure                    the system refused the daemon memory, a file or a descriptor
++-- SystemFailure                    the system refused memory, a file or a file descriptor
 +-- ExtraMissing                     an optional part of the installation is missing
 +-- LakeBroken                       a file of the lake is missing or damaged
 +-- LakeInUse                        another process writes to this part of the lake
@@ -122,8 +122,8 @@ _Error = TypeVar("_Error", bound=type[PurgatorydError])
 
 @dataclass_transform(eq_default=False)
 def keeps_figures(error: _Error) -> _Error:
-    """Make the annotated attributes of an error class its arguments, after the arguments of its
-    base class.
+    """Convert the annotated attributes of an error class into constructor arguments, after those of
+    its base class.
 
     This works like a dataclass, but generates no code, which would delay each import.
     """
@@ -304,8 +304,8 @@ class Partitioned(InvalidArgument):
 class Refused(PurgatorydError):
     """The daemon answers a call with a status that means a refusal.
 
-    `status` is the number of this status in enum pg_status. Statuses to which callers react
-    differently have a subclass.
+    `status` is the number of this status in enum pg_status. A status that callers have to handle in
+    its own way has a subclass.
 
     What to do: See the subclass; the call changed nothing.
     """
@@ -449,9 +449,9 @@ class Busy(Refused):
     """The daemon answers a call with BUSY until the call times out.
 
     The WAL buffer is too full, or the owner has too many unacknowledged outcomes. The call was not
-    done, and the client does not send it again. For a bulk call, `rows` has the numbers of all rows
-    that were not done, `in_doubt` counts the other rows without an answer, and `result` is the
-    BulkResult.
+    applied, and the client does not send it again. For a bulk call, `rows` has the numbers of all
+    rows that were not applied, `in_doubt` counts the other rows without an answer, and `result` is
+    the BulkResult.
 
     What to do: Repeat the call later; check the disk of the WAL, and acknowledge outcomes.
     """
@@ -567,8 +567,8 @@ class BatchError(PurgatorydError):
     refused.
 
     `refusals` has a (key, status) pair for each of the first refused calls; status is 0 if the
-    whole message was refused. `count` is the number of refused calls. `lost` is the number of calls
-    with an unknown outcome, because their session expired.
+    whole message was refused. `count` is the number of refused calls. For `lost` calls it is
+    unknown whether they were applied, because their session expired.
 
     What to do: Collect the results of calls with `wait=False`, and repeat the refused calls.
     """
@@ -582,7 +582,7 @@ class BatchError(PurgatorydError):
         text = f"{self.count} packed calls were refused"
         if first:
             text += f", the first: {first}"
-        return text + (f"; {self.lost} have an unknown outcome" if self.lost else "")
+        return text + (f"; {self.lost} may have been applied" if self.lost else "")
 
 
 class DaemonError(PurgatorydError):
@@ -594,7 +594,7 @@ class DaemonError(PurgatorydError):
 
 @keeps_figures
 class DaemonUnreachable(DaemonError, ConnectionError):
-    """A call or a command finds no daemon of that name, or the daemon does not answer.
+    """A call or a command finds no daemon with the given name, or the daemon does not answer.
 
     `endpoint` was tried for `waited_s` seconds. `in_doubt` calls were handed to the socket: they
     may or may not have been applied. `shut` is the folder or socket that this user may not
@@ -621,7 +621,8 @@ class DaemonUnreachable(DaemonError, ConnectionError):
 class DaemonFrozen(DaemonUnreachable):
     """A command finds the process `pid` of a daemon whose loop has not moved for `still_ns`.
 
-    What to do: See `purgatoryd status` for how long; systemd's watchdog restarts the daemon.
+    What to do: See in `purgatoryd status` how long the loop has not moved; systemd's watchdog
+    restarts the daemon.
     """
 
     pid: int = 0
@@ -642,7 +643,7 @@ class CallTimeout(DaemonError, TimeoutError):
     daemon answered BUSY to `busy` calls of this client, and the client continues to send these
     calls again.
 
-    What to do: Wait for the handle, or repeat the call with a longer timeout.
+    What to do: Wait for the call's handle, or repeat the call with a longer timeout.
     """
 
     subject: str
@@ -653,7 +654,7 @@ class CallTimeout(DaemonError, TimeoutError):
     def __str__(self) -> str:
         text = f"no answer to {self.subject} within {self.waited_s:.3g} s"
         text += f"; {self.in_doubt} calls are in doubt" if self.in_doubt else ""
-        return text + (f"; the daemon is busy, {self.busy} calls wait" if self.busy else "")
+        return text + (f"; the daemon is busy, {self.busy} calls are repeated" if self.busy else "")
 
 
 @keeps_figures
@@ -749,7 +750,7 @@ class NoWal(MessageRefused):
 
 
 class SessionTableFull(MessageRefused):
-    """All sessions of the daemon are open.
+    """The daemon has as many open sessions as --sessions allows.
 
     `detail` has the number of sessions, and the time in ns since the longest idle session sent its
     last message.
@@ -793,7 +794,8 @@ class NotDurable(DaemonError):
     The change is safe only until the host reboots. `committed_lsn` is the LSN of the last record
     that is on disk; `errno` says why later records are not on disk.
 
-    What to do: Free space or replace the disk, then restart: the start writes the applied changes.
+    What to do: Free space or replace the disk, then restart the daemon: the start writes the
+    applied changes to disk.
     """
 
     committed_lsn: int
@@ -956,7 +958,8 @@ class ArenaBroken(ArenaError):
     The figures describe the first broken invariant. `part` is the part of the core that found it,
     and `where` is the row, slot or offset.
 
-    What to do: Copy the arena files and report a bug; with a WAL, then remove them and start.
+    What to do: Copy the arena files and report a bug. If there is a WAL, then remove the arena
+    files and start the daemon.
     """
 
     part: str
@@ -1067,7 +1070,7 @@ class PermissionDenied(PurgatorydError):
 
 @keeps_figures
 class SystemFailure(PurgatorydError):
-    """The system refuses the daemon memory, a file or a descriptor, and the daemon ends.
+    """The system refuses the daemon memory, a file or a file descriptor, and the daemon ends.
 
     `number` is the errno of the failed system call (0 = unknown); `path` is its file, if it has
     one. Everything that the daemon acknowledged is still in its arena for the next start.
@@ -1180,10 +1183,10 @@ class ParkedElsewhere(PurgatorydError):
     """A cold tier has timers of one arena, and no record says that the daemon's arena replaced that
     arena.
 
-    The arena `parked_by` parked `rows` timers, which a command requests from the arena `daemon`.
-    `parked_by` and `daemon` are uuids in hex.
+    A command tries to arm `rows` timers in the arena `daemon`, but the arena `parked_by` parked
+    them. `parked_by` and `daemon` are uuids in hex.
 
-    What to do: Ship the WAL, or use --wal-dir.
+    What to do: Ship the daemon's WAL, or collect with --wal-dir.
     """
 
     parked_by: str
@@ -1193,8 +1196,8 @@ class ParkedElsewhere(PurgatorydError):
     def __str__(self) -> str:
         return (
             f"{self.rows} timers were parked by the arena {self.parked_by}; nothing in lake or "
-            f"WAL says that the daemon's arena {self.daemon} took its place: ship its WAL, "
-            "or collect with --wal-dir. The window stays promoting"
+            f"WAL says that the daemon's arena {self.daemon} took its place: "
+            "ship the daemon's WAL, or collect with --wal-dir. The window stays promoting"
         )
 
 
@@ -1219,9 +1222,9 @@ class WindowElsewhere(PurgatorydError):
 
 @keeps_figures
 class WindowTaken(PurgatorydError):
-    """`cold promote` finds that a newer run has taken over its window.
+    """A run of `cold promote` finds that a newer run has taken over its window.
 
-    The run with `fencing_token` adds no more timers of `window`.
+    The old run, whose fencing token is `fencing_token`, adds no more timers of `window`.
 
     What to do: Nothing: the newer run continues the window.
     """
@@ -1417,7 +1420,7 @@ class WalDamaged(WalError):
         return damaged
 
     def __str__(self) -> str:
-        if not self.path.endswith(".wal"):  # no start can use the first part of a snapshot
+        if not self.path.endswith(".wal"):  # a start can use no part of a damaged snapshot
             return self.place
         return f"{self.place}; --force-wal starts with the records before the damage"
 
@@ -1443,7 +1446,7 @@ class WalNeeded(WalError):
     """A daemon is started without the WAL that its arena or a namespace needs.
 
     The arena `arena_file` has a WAL, and without it changes would not be recorded. Or, if
-    `namespace` is not None, an import brings this durable namespace, and durability needs a WAL.
+    `namespace` is not None, an import contains this durable namespace, and durability needs a WAL.
 
     What to do: Start with --wal-dir, or export and import without a WAL.
     """
@@ -1459,5 +1462,5 @@ class WalNeeded(WalError):
             )
         return (
             f"{self.arena_file} has a WAL: start it with --wal-dir; to start without a WAL, "
-            "stop it with --export FILE, and import that into another name"
+            "stop it with --export FILE, and import FILE under another name"
         )

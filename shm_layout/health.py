@@ -51,7 +51,8 @@ class Health:
     still_ns: int
     """Time since the last heartbeat."""
     overdue_ns: int
-    """Time since the next deadline was due; 0 if it is not due yet or the clock is virtual."""
+    """Time since the earliest armed deadline passed; 0 if it is in the future or the clock is
+    virtual."""
 
 
 class StatusSource(Protocol):
@@ -116,8 +117,8 @@ def _suspicion(header: Any, frozen_ns: int) -> HealthCondition | None:
 def is_alive(header: Any) -> bool:
     """Return whether the daemon's process exists.
 
-    A process that started after the last progress does not count: it is another process that has
-    the same pid.
+    A process that started after the daemon's last progress is another process with the same pid, so
+    the result is then False.
     """
     try:
         with open(f"/proc/{header.daemon_pid}/stat") as file:
@@ -152,8 +153,8 @@ def _moved_boot_ns(header: Any) -> int:
 
 
 def overdue_ns(header: Any) -> int:
-    """Return the time since the next deadline was due; 0 if it is not due yet or the clock is
-    virtual."""
+    """Return the time since the earliest armed deadline passed; 0 if it is in the future or the
+    clock is virtual."""
     due_ns = int(header.next_deadline_ns)
     if due_ns == NONE_NS or header.clock_kind == ClockKind.VIRTUAL:
         return 0

@@ -6,11 +6,11 @@
  *
  * Rules for changes. Arena: moving a field or changing its meaning raises PG_ABI_MAJOR. Appending a
  * field to a struct, or adding a region or an extension kind, raises PG_ABI_MINOR; pg_convert fills
- * the fields and regions that an earlier minor version lacks with zeros. pg_convert copies regions
+ * with zeros the fields and regions that an earlier minor version lacks. pg_convert copies regions
  * row by row, so a struct inside another struct or inside a blob cannot grow: new data there needs
  * its own region or extension kind. WAL: new record types and new parts behind a record raise
  * PG_WAL_MINOR; every other change raises PG_WAL_MAJOR. Wire: messages, flags and statuses may be
- * added; every other change raises PG_WIRE_VERSION, for example a new field in a message of fixed
+ * added; every other change raises PG_WIRE_VERSION. An example is a new field in a message of fixed
  * length such as pg_namespace_set. A reader accepts its own version and earlier minor versions, and
  * refuses every other version. The layout id in the header is computed from all sizes and offsets
  * below. So two builds with different layouts refuse each other even if no version number was
@@ -40,14 +40,14 @@
 #define PG_PAYLOAD_MAX 65536             /* maximum length of a payload in bytes */
 #define PG_NAMESPACE_MAX 63              /* maximum length of a namespace's name in bytes */
 #define PG_TOPIC_MAX 127                 /* maximum length of a topic's name in bytes */
-#define PG_CAPACITY_MAX 134217728u       /* slots; leaves 4 or more tag bits per index entry */
+#define PG_CAPACITY_MAX 134217728u       /* slots; an index entry then has 4 or more tag bits */
 #define PG_TICKET_MAX 72057594037927935u /* 2^56 - 1 */
 #define PG_TICKET_SHARD 281474976710656u /* 2^48; ticket = shard * 2^48 + number, number >= 1 */
 #define PG_SHARDS_MAX 64                 /* maximum number of shards of a deployment */
-#define PG_GRANULE 16                    /* bytes; unit of blob references */
+#define PG_GRANULE 16                    /* size in bytes of the unit of blob references */
 #define PG_NIL 4294967295u               /* means: no slot, no chunk, no blob or no uid */
 #define PG_BATCH_RECORDS 1024            /* maximum number of records in one batch */
-#define PG_BATCH_NAMES 256               /* limit of distinct namespace/topic pairs in one batch */
+#define PG_BATCH_NAMES 256               /* maximum distinct namespace/topic pairs in one batch */
 #define PG_MESSAGE_MAX 8388608           /* maximum length of a request or reply in bytes */
 #define PG_WINDOW 4                      /* maximum number of unanswered batches of one session */
 #define PG_WORKER_MAX 63                 /* maximum length of a client's own name in bytes */
@@ -100,7 +100,7 @@ enum pg_degraded {
     PG_WHY_WAL = 1,               /* the WAL has stopped; nothing can be armed */
     PG_WHY_WAL_BUFFER = 2,        /* the disk is too slow; due timers wait for space in the WAL
                                      buffer */
-    PG_WHY_LATE = 4,              /* the loop is late; due timers wait for it */
+    PG_WHY_LATE = 4,              /* the loop is late; due timers fire late */
     PG_WHY_TIMERS = 8,            /* nearly all timer slots are in use */
     PG_WHY_PAYLOADS = 16,         /* the payload memory is nearly full */
     PG_WHY_ARENA = 32             /* the arena files were unlinked; nothing can be armed */
@@ -121,7 +121,8 @@ enum pg_placement_part {
     PG_PL_REALTIME = 4,           /* the loop runs under SCHED_FIFO */
     PG_PL_LOCK = 8,               /* memory is locked into RAM */
     PG_PL_HUGE = 16,              /* the arena uses huge pages */
-    PG_PL_SPIN = 32,              /* the loop spins instead of sleeping shortly before a deadline */
+    PG_PL_SPIN = 32,              /* shortly before a deadline, the loop spins instead of
+                                     sleeping */
     PG_PL_CORE = 64               /* the daemon chose the CPU core of its loop, and moves the loop
                                      if it finds a better core */
 };
@@ -201,7 +202,7 @@ struct pg_header {
                                      quota */
     uint32_t uid_share;           /* moving: percentage of each shared table that one uid may hold;
                                      0 or 100 = no limit */
-    uint32_t own_uid;             /* moving: uid of the daemon, which uid_share does not limit */
+    uint32_t own_uid;             /* moving: uid of the daemon; uid_share does not limit this uid */
     struct pg_placement placement; /* moving: requested and current placement */
     uint32_t daemon_state;        /* moving, store-release: enum pg_daemon_state */
     uint32_t daemon_why;          /* moving: bits of enum pg_degraded; written before
@@ -247,14 +248,14 @@ struct pg_metrics {
     uint64_t outcomes;            /* derived: ended operations whose outcome has not been
                                      acknowledged */
     uint64_t satisfied;           /* operations whose condition came true */
-    uint64_t expired;             /* operations that timed out; timers count in `expiries` */
+    uint64_t expired;             /* operations that timed out; `expiries` counts timers */
     uint64_t failed;              /* operations that failed because a watch key failed */
     uint64_t cancelled;           /* operations cancelled by CANCEL with their own key, or by
                                      CANCEL_FOR_KEY */
     uint64_t already_true;        /* operations whose condition was found true only at their
                                      deadline */
     uint64_t checks;              /* CHECKs sent to owners of operations with condition CLIENT */
-    uint64_t advances;            /* times that a watermark rose */
+    uint64_t advances;            /* number of times that a watermark rose */
     uint64_t visits;              /* watchers visited by advances, failures and cancels of watch
                                      keys */
     uint64_t refused_busy;        /* refusals: the owner's inbox is full, or the replay buffer is
@@ -268,7 +269,7 @@ struct pg_metrics {
                                      stopped */
     uint64_t bulk_loads;          /* derived: bulk loads that the arena remembers */
     uint64_t bulk_load_blocks;    /* derived: blocks of bulk load rows in use */
-    uint64_t bulk_load_rows;      /* bulk load rows that were done */
+    uint64_t bulk_load_rows;      /* bulk load rows that were marked as done */
     uint64_t bulk_load_rows_repeated; /* bulk load rows that were sent again */
     uint64_t refused_bulk_loads;  /* refusals: no free row for a bulk load, or no free block for its
                                      rows */
@@ -303,8 +304,8 @@ enum pg_histogram_id {
     PG_HG_LOCAL,                  /* time that the loop worked on a batch, summed over all its calls
                                      of pg_handle */
     PG_HG_REMOTE,                 /* from the arming of a timer or an operation until it ends */
-    PG_HG_RESPONSE_QUEUE,         /* from the end of a timer or an operation, the publication of a
-                                     notice, or the building of a reply, until the sending of the
+    PG_HG_RESPONSE_QUEUE,         /* from the time at which a timer or an operation ended, a notice
+                                     was published, or a reply was built, until the sending of its
                                      message starts */
     PG_HG_SEND,                   /* from the start of sending until the socket took the message */
     PG_HISTOGRAMS
@@ -355,7 +356,8 @@ struct pg_hot {
     uint16_t flags;               /* enum pg_slot_flag */
     uint32_t hash;                /* keyed hash of namespace, key type and key */
     uint16_t topic;               /* row of the topic; that row names the namespace */
-    uint16_t wait_low;            /* low half of the timer's wait, see struct pg_cold */
+    uint16_t wait_low;            /* low half of the time from arming to deadline, see struct
+                                     pg_cold */
 };
 
 /* The second part of a slot: 16 bytes at the same index as pg_hot, written before hot.ctl.
@@ -370,12 +372,12 @@ struct pg_cold {
     uint16_t ext_len;             /* length of the extension in bytes, a multiple of 16 */
     uint16_t account;             /* 1 + row of the account to which the slot is charged; 0 =
                                      none */
-    uint16_t wait_high;           /* high half of the timer's wait */
+    uint16_t wait_high;           /* high half of the time from arming to deadline */
 };
 
 /* Origin of an armed timer or operation. Authoritative; only in an arena with a WAL. Stored at the
- * slot's index and written before hot.ctl. The WAL records of the arming and of the end both
- * contain it as their last part. 56 bytes. */
+ * slot's index and written before hot.ctl. This struct is the last part of the WAL record of the
+ * arming, and of the WAL record of the end. 56 bytes. */
 struct pg_timestamps {
     uint64_t add_lsn;             /* LSN of its ARM or WATCH record; 0 = unknown */
     uint64_t session;             /* session that armed it; 0 = no message armed it */
@@ -386,9 +388,9 @@ struct pg_timestamps {
     int64_t  applied_boot_ns;     /* real clock: time at which the daemon began to apply the
                                      batch */
     int64_t  armed_ns;            /* time of arming, on the arena's clock */
-    int64_t  done_boot_ns;        /* real clock: time at which the call that armed it returned; 0 =
-                                     unknown, as always in the record of the arming. Only for
-                                     metrics */
+    int64_t  done_boot_ns;        /* real clock: time at which the call that armed the timer or
+                                     operation returned; 0 = unknown. The WAL record of the arming
+                                     always has 0. Only for metrics */
 };
 
 enum pg_key_type {
@@ -416,7 +418,7 @@ struct pg_ext {
 /* ---- the wheel (derived) -------------------------------------------------------- */
 
 #define PG_WHEEL_LEVELS 64
-#define PG_DUE_BUCKETS 3         /* number of buckets for due timers, after all rings */
+#define PG_DUE_BUCKETS 3         /* number of buckets for due timers; they follow all rings */
 #define PG_CHUNK_CELLS 15
 
 struct pg_chunk {                 /* one cache line; a bucket is a chain of chunks */
@@ -434,7 +436,7 @@ struct pg_bucket {
 /* A ring of 2 x fanout buckets, each `width` ticks wide. One half is the block of buckets that
  * contains the clock; the other half is the next block. In level 0 a bucket is one tick wide. */
 struct pg_level {
-    uint64_t limit;               /* lowest tick of a deadline that is beyond this level */
+    uint64_t limit;               /* lowest tick that this level does not reach */
     uint64_t origin;              /* tick of position 0, in the ring's current revolution */
     uint64_t start;               /* first tick of the bucket that contains the clock */
     uint64_t width;               /* number of ticks of a bucket: fanout ^ level */
@@ -449,10 +451,10 @@ struct pg_level {
 
 /* The timer wheel. PG_DUE_BUCKETS buckets for due timers follow the buckets of all rings. Two of
  * them hold timers that were due when they were added: one bucket takes new timers while the other
- * bucket is being fired. The third holds due operations that wait after an outage. */
+ * bucket is being fired. The third holds due operations whose expiry is delayed after an outage. */
 struct pg_wheel {
     uint64_t clock;               /* tick whose bucket is being fired, or was fired last */
-    uint64_t drained;             /* tick up to which gradual draining is complete */
+    uint64_t drained;             /* tick up to which coarse buckets have been drained gradually */
     uint64_t occupied;            /* bit l: level l has members */
     uint64_t moved;               /* timers moved to a finer level since the wheel was
                                      initialised */
@@ -463,8 +465,8 @@ struct pg_wheel {
     uint32_t level_count;
     uint32_t due;                 /* index of the first bucket for due timers */
     uint32_t open;                /* bucket for due timers that takes new timers: 0 or 1 */
-    uint32_t closing;             /* 1 = the other one of these two buckets belongs to the current
-                                     tick and may have members */
+    uint32_t closing;             /* 1 = of the buckets for due timers 0 and 1, the one that is not
+                                     `open` belongs to the current tick and may have members */
     uint32_t chunk_count;
     uint32_t pad;
     struct pg_level levels[64];
@@ -472,8 +474,8 @@ struct pg_wheel {
 
 /* ---- blobs (their bytes are authoritative; heap and map are derived) --------------------- */
 
-/* Size classes of free blocks: 28 first levels (powers of two) of 32 equal steps each. Blocks below
- * 64 granules have one class per size. */
+/* Size classes of free blocks: 28 first levels, one per power of two, with 32 equal steps each.
+ * Blocks below 64 granules have one class per size. */
 #define PG_BLOB_FIRST_LEVELS 28
 #define PG_BLOB_CLASSES 896
 
@@ -499,8 +501,8 @@ struct pg_blob_free {
 #define PG_INDEX_CELLS 15
 
 /* A bucket of the key index, one cache line. An id is a slot, or capacity + ring position of a
- * replay buffer entry. A cell holds id + 1; the bits above it hold a tag, as many bits of the hash
- * as fit. A cell with value 0 is empty. */
+ * replay buffer entry. A cell holds id + 1; the bits above it hold a tag, which is as many bits of
+ * the hash as the cell has space for. A cell with value 0 is empty. */
 struct pg_index_bucket {
     uint32_t overflowed;          /* number of ids that belong here but are in a later bucket
                                      because this bucket was full */
@@ -518,20 +520,21 @@ struct pg_index_bucket {
 struct pg_watermark {
     uint64_t watermark;           /* current value of the watermark; stored (release) before any
                                      watcher is visited */
-    uint8_t  key[16];             /* the key, or the granule (u32) of its blob if it is longer than
-                                     16 bytes. Free row: hints for prefetching, namely the rows (u32
-                                     each) that follow the next free row in the free list */
+    uint8_t  key[16];             /* the key, or, if the key is longer than 16 bytes, the granule
+                                     (u32) of its blob. Free row: hints for prefetching, namely the
+                                     rows (u32 each) that follow the next free row in the free
+                                     list */
     uint32_t hash;
-    uint32_t error;               /* error code of its failure until it is cleared; 0 = not
-                                     failed */
+    uint32_t error;               /* error code of the key's failure until the failure is cleared; 0
+                                     = not failed */
     uint32_t root;                /* derived: root of the treap; free row: the next free row */
     uint32_t first;               /* derived: watcher with the lowest target */
     uint32_t latest;              /* derived: watcher with the highest target; new watchers with
                                      rising targets start here */
-    uint32_t touched_s;           /* real clock, seconds: time of the last change, or when the last
-                                     watcher left. PG_NIL = the key was forgotten: it is removed
-                                     with its last watcher, even if more operations watch it
-                                     before */
+    uint32_t touched_s;           /* real clock, seconds: time of the last change, or of the
+                                     departure of the last watcher. PG_NIL = the key was forgotten:
+                                     it is removed when its last watcher leaves, even if other
+                                     operations start to watch it before then */
     uint16_t namespace_row;
     uint8_t  key_len;             /* length of the key in bytes; 0 = unused row; written last */
     uint8_t  key_type;
@@ -543,7 +546,7 @@ struct pg_watermark {
 };
 
 /* A watch record: one key of one operation. Authoritative are key_row, slot and sibling, and for
- * ALL, ANY and QUORUM also target, which watch_target() reads. */
+ * ALL, ANY and QUORUM also target (read by watch_target()). */
 struct pg_watch {
     uint64_t target;              /* value of the watermark at which this watcher is visited */
     uint32_t key_row;             /* row of the watch key */
@@ -576,11 +579,11 @@ enum pg_condition {
 };
 enum pg_check_state { PG_K_NONE, PG_K_ASKED, PG_K_MOVED };
 
-/* The first 80 bytes of an operation's blob. Three parts follow that the end of the operation fills
- * in: a uint64_t watermark per key, a bitmap of missing keys and a bitmap of failed keys. The rest
- * is a bitmap of the operation's own keys if it has any, zeros up to a multiple of 16 bytes, for
- * SUM a struct pg_share per key, the operation's key, and the payload. A bitmap has (keys + 7) / 8
- * bytes, and bit n is the n-th key. */
+/* The first 80 bytes of an operation's blob. Three parts follow, which are filled in when the
+ * operation ends: a uint64_t watermark per key, a bitmap of missing keys and a bitmap of failed
+ * keys. The rest is, in this order: a bitmap of the operation's own keys if it has any, zeros up to
+ * a multiple of 16 bytes, for SUM a struct pg_share per key, the operation's key, and the payload.
+ * A bitmap has (keys + 7) / 8 bytes, and bit n is the n-th key. */
 struct pg_operation {
     uint64_t session;             /* session of the owner */
     uint64_t threshold;           /* SUM: the sum; QUORUM: number of keys that have to reach their
@@ -625,8 +628,8 @@ struct pg_verdict {
 
 /* ---- names ---------------------------------------------------------------------- */
 
-/* Token bucket for a quota of operations per second. An empty bucket fills in one second. Starts do
- * not preserve its tokens: it is full after every start. */
+/* Token bucket for a quota of operations per second. An empty bucket fills in one second. A start
+ * of the daemon does not preserve the tokens: the bucket is full after every start. */
 struct pg_tokens {
     uint64_t left;                /* number of tokens that are left, in units of 10^-9 operations */
     int64_t  refilled_boot_ns;    /* real clock: time at which `left` was computed; 0 = the bucket
@@ -658,7 +661,7 @@ struct pg_namespace {
 
 /* A topic. Authoritative. `sequence` counts the topic's notices. It is stored after `commit` of the
  * newest replay buffer entry. `commit` alone decides whether the notice exists; a rebuild sets
- * `sequence` to the newest committed entry. */
+ * `sequence` to that of the newest committed entry. */
 struct pg_topic {
     uint32_t name_len;            /* 1 + length of the name in bytes; 0 = unused row; written last,
                                      store-release */
@@ -707,15 +710,15 @@ enum pg_bulk_load_state {
     PG_BULK_LOAD_CLOSED           /* accepts no more rows */
 };
 
-/* A bulk load. It records which of its rows were done, even if their timers are gone. Authoritative
- * except for the fields marked "derived". 64 bytes. */
+/* A bulk load. It records which of its rows are done and must not be added again, even if their
+ * timers are gone. Authoritative except for the fields marked "derived". 64 bytes. */
 struct pg_bulk_load {
     uint8_t  id[16];              /* id chosen by the client; not 0 */
     uint64_t fencing_token;       /* fencing token of the newest run; rows of older runs are
                                      refused */
     int64_t  used_boot_ns;        /* real clock: last use */
-    uint64_t rows;                /* derived: number of rows done */
-    uint64_t upto;                /* derived: 1 + the highest row number that was done */
+    uint64_t rows;                /* derived: number of rows that are done */
+    uint64_t upto;                /* derived: 1 + number of the highest row that is done */
     uint32_t uid;                 /* uid that began it; only this uid may continue it */
     uint32_t namespace_row;
     uint32_t state;               /* enum pg_bulk_load_state; NONE = unused row; written last */
@@ -724,7 +727,7 @@ struct pg_bulk_load {
 
 /* A block of PG_BULK_LOAD_BLOCK_ROWS rows of a bulk load; `number` * PG_BULK_LOAD_BLOCK_ROWS is its
  * first row. Authoritative. Its bits, one per row, are in PG_R_BULK_LOAD_BITS at the same index; a
- * bit is set after the row's effect. 16 bytes. */
+ * bit is set after its row has taken effect. 16 bytes. */
 struct pg_bulk_load_block {
     uint64_t number;              /* number of the block within the bulk load; free block: the next
                                      free block */
@@ -744,17 +747,17 @@ enum pg_cause {
 };
 
 enum pg_entry_flag {
-    PG_E_SUPERSEDED = 1,          /* the key was armed again, so CANCEL of the key does not answer
-                                     FIRED */
+    PG_E_SUPERSEDED = 1,          /* the key was armed again, so a CANCEL of the key is not answered
+                                     with FIRED */
     PG_E_LATE = 2,                /* the timer was armed and due before the daemon's last start */
     PG_E_OPERATION = 4            /* an operation ended; the payload begins with struct
                                      pg_verdict */
 };
 
 /* An entry of the replay buffer, 64 bytes. It is a seqlock with `commit` as its counter. The daemon
- * writes `commit` last (store-release), and only then frees the slot. To withdraw an entry, it
- * stores commit = 0 (release) and then frees the blob. Readers copy the entry, check bounds, copy
- * the blob, and trust both copies only if commit has not changed. */
+ * writes `commit` last (store-release), and only then frees the slot. To withdraw an entry, the
+ * daemon stores commit = 0 (release) and then frees the blob. Readers copy the entry, check bounds,
+ * copy the blob, and trust both copies only if commit has not changed. */
 struct pg_entry {
     uint64_t commit;              /* 1 + position of the entry in the replay buffer; 0 = the entry
                                      was withdrawn */
@@ -776,7 +779,7 @@ struct pg_entry {
 
 /* A WAL record describes the state after a change, not the difference. It is written as one frame.
  * The daemon writes the frame to the WAL buffer, a ring in the arena, before the change takes
- * effect. The group-commit thread copies frames from there to WAL segments. Snapshot and export
+ * effect. The group-commit thread copies frames from the ring to WAL segments. Snapshot and export
  * files hold frames of the same form. */
 
 #define PG_WAL_BUFFER_HEAD 4096               /* offset of the ring in PG_R_WAL_BUFFER */
@@ -821,8 +824,8 @@ struct pg_wal_buffer {
     uint32_t call;                /* enum pg_storage_call that stopped the WAL; written before
                                      `state` */
     uint32_t began_empty;         /* authoritative, written by the daemon: 1 = the arena was empty
-                                     before record 1. Each start stores this until record 1 is
-                                     appended */
+                                     before record 1. Each start of the daemon sets this field again
+                                     until record 1 has been appended */
     uint64_t error_lsn;           /* first LSN that did not reach the disk; written before
                                      `state` */
     uint64_t group;               /* written by group commit: number of the newest commit group on
@@ -844,7 +847,7 @@ struct pg_frame_head {
     uint32_t crc;                 /* CRC32C of the frame without this field */
     uint64_t lsn;
     uint32_t salt;                /* salt of the file, so that stale bytes of another file are not
-                                     taken for frames */
+                                     mistaken for frames */
     uint16_t type;                /* enum pg_wal_type */
     uint16_t group;               /* low 16 bits of the number of its commit group */
 };
@@ -888,9 +891,9 @@ enum pg_wal_type {
     PG_WAL_REPLIED,               /* pg_wal_replied: replies were handed to the socket */
     PG_WAL_BULK_LOAD,             /* pg_wal_bulk_load: a bulk load or a newer run of it began, or it
                                      was closed or forgotten */
-    PG_WAL_DONE,                  /* pg_wal_done: a row of a bulk load was done without arming a
-                                     timer */
-    PG_WAL_BLOCK,                 /* only in snapshots: pg_wal_block: the rows of a block that were
+    PG_WAL_DONE,                  /* pg_wal_done: a row of a bulk load was marked as done without
+                                     arming a timer */
+    PG_WAL_BLOCK,                 /* only in snapshots: pg_wal_block: which rows of a block are
                                      done */
     PG_WAL_UNPARK,                /* pg_wal_unpark, pg_wal_row if in_bulk_load, key, payload: a
                                      parked timer was armed */
@@ -914,7 +917,8 @@ enum pg_wal_type_later {
 };
 
 struct pg_wal_group {
-    uint64_t number;              /* number of this commit group: that of the previous one + 1 */
+    uint64_t number;              /* number of this commit group: number of the previous commit
+                                     group + 1 */
     uint64_t bytes;               /* total length of the commit group's other frames in bytes */
     int64_t  boot_ns;             /* time on the arena's clock, read together with wall_ns */
     int64_t  wall_ns;             /* time on the wall clock, read together with boot_ns */
@@ -1076,8 +1080,8 @@ struct pg_wal_watch {
 };
 struct pg_wal_watch_key {
     uint64_t target;              /* ALL, ANY, QUORUM: the target; 2^64 - 1 = already reached */
-    uint64_t base;                /* SUM: watermark from which the key counts */
-    uint64_t cap;                 /* SUM: maximum that this key may contribute */
+    uint64_t base;                /* SUM: watermark from which the gain of the key is measured */
+    uint64_t cap;                 /* SUM: maximum that this key may contribute to the sum */
     uint32_t row;                 /* row of the watch key */
     uint32_t flags;               /* enum pg_watch_key_flag */
 };
@@ -1089,7 +1093,8 @@ struct pg_wal_watermark {
     uint32_t error;
     uint32_t namespace_row;
     uint16_t flags;               /* PG_WM_BORN: the watch key is new, and the key follows.
-                                     PG_WM_FORGOTTEN: the row is removed with its last watcher */
+                                     PG_WM_FORGOTTEN: the row is removed when its last watcher
+                                     leaves */
     uint8_t  key_len;
     uint8_t  key_type;
     uint32_t uid;                 /* uid to whose account the watch key is charged; PG_NIL = none */
@@ -1148,7 +1153,7 @@ struct pg_wal_block {
     uint64_t bits[64];
 };
 
-/* The settings of the arena that struct pg_config needs, and its counters that only rise. */
+/* The arena's settings that struct pg_config needs, and the arena's counters that only rise. */
 struct pg_wal_head {
     uint8_t  uuid[16];
     uint8_t  boot_id[16];
@@ -1308,8 +1313,8 @@ struct pg_private {
 struct pg_session {
     uint64_t id;                  /* id of the session: random bits << 16 | row; 0 = unused row;
                                      written last */
-    uint8_t  nonce[16];           /* chosen by the client; another HELLO with this nonce finds the
-                                     session again */
+    uint8_t  nonce[16];           /* chosen by the client; a HELLO with the same nonce returns the
+                                     same session */
     uint32_t uid;                 /* uid of the client, from the kernel */
     uint32_t pid;                 /* pid of the client, from the kernel; 0 = unknown */
     uint64_t last;                /* sequence of the last batch that was applied completely; 0 =
@@ -1323,8 +1328,8 @@ struct pg_session {
     int64_t  used_boot_ns;        /* real clock: time of the client's last message */
     uint32_t inbox_head, inbox_tail; /* derived: slots of the oldest and the newest outcome or
                                         CHECK */
-    uint32_t inbox_next;          /* derived: first slot of the inbox that was not sent in the
-                                     current round */
+    uint32_t inbox_next;          /* derived: slot of the next outcome or CHECK to send; PG_NIL =
+                                     all were sent */
     uint32_t inbox_count;         /* derived: number of outcomes and CHECKs in the inbox */
     int64_t  inbox_boot_ns;       /* real clock: time of the last message with outcomes, or of the
                                      last acknowledgement */
@@ -1338,11 +1343,12 @@ struct pg_session {
                                      another arena; 0 = same as id */
     int64_t  worked_ns;           /* real clock: duration of the loop's work on the current batch so
                                      far */
-    uint64_t busy_first, busy_last;  /* first and last batch with a record answered BUSY. busy_last
-                                        is written after busy_keys; 0 = busy_keys is empty */
-    uint64_t busy_keys[PG_BUSY_KEYS / 64]; /* set of keys, hashed: keys of records that were
-                                              answered BUSY, as long as the client may not have seen
-                                              the answer */
+    uint64_t busy_first, busy_last;  /* sequences of the first and the last batch with a record
+                                        answered BUSY. busy_last is written after busy_keys; 0 =
+                                        busy_keys is empty */
+    uint64_t busy_keys[PG_BUSY_KEYS / 64]; /* hashed set of the keys of records that were answered
+                                              BUSY. A key stays in the set as long as the client may
+                                              not have seen that answer */
     uint8_t  worker_len;          /* length of the client's name in bytes; 0 = the client gave no
                                      name */
     char     worker[PG_WORKER_MAX]; /* name of the client, for display only; written before `id` */
@@ -1370,7 +1376,8 @@ struct pg_reply_memory {
     uint32_t count;
     uint32_t checksum;            /* checksum of the batch; a batch that is sent again must have the
                                      same bytes */
-    uint32_t extra_blob;          /* blob of the keys that CANCEL_FOR_KEY ended; PG_NIL = none */
+    uint32_t extra_blob;          /* blob of the keys of the operations that CANCEL_FOR_KEY ended;
+                                     PG_NIL = none */
     uint32_t extra_bytes;
     uint32_t answers;             /* first granule in the answer pool; PG_NIL = no results, or they
                                      were discarded */
@@ -1382,8 +1389,8 @@ struct pg_reply_memory {
 #define PG_WIRE_MAGIC 0x51434750u        /* "PGCQ" */
 #define PG_WIRE_VERSION 1
 
-/* Each comment names the socket and the effect. It ends with the bytes after the frame: those of
- * the request, "->", those of the reply. */
+/* Each comment names the socket and the effect of the message. It ends with the bytes that follow
+ * the frame: the bytes of the request, "->", the bytes of the reply. */
 enum pg_message {
     PG_M_HELLO = 1,               /* command socket: open a session. pg_hello, name -> pg_welcome */
     PG_M_BATCH,                   /* command socket: apply records. Names, records, bytes ->
@@ -1403,8 +1410,8 @@ enum pg_message {
                                      of each block */
     PG_M_PLACE,                   /* both sockets, deployment of shards: assign a namespace to
                                      shards. Name of the namespace */
-    PG_M_ADVANCE = 32,            /* admin socket: move a virtual clock to at_ns. -> per topic a
-                                     pg_tail and its names, reserved topics excluded */
+    PG_M_ADVANCE = 32,            /* admin socket: move a virtual clock to at_ns. -> for each topic
+                                     that is not reserved, a pg_tail and its names */
     PG_M_STOP,                    /* admin socket: stop the daemon cleanly, after the reply */
     PG_M_PUBLISH,                 /* admin socket: write a notice without a timer. pg_publish,
                                      names, key, payload -> pg_result */
@@ -1434,16 +1441,17 @@ struct pg_frame {
     uint32_t flags;               /* sum of flags of enum pg_frame_flag */
     int64_t  at_ns;               /* BATCH under the virtual clock, ADVANCE: virtual time to which
                                      the clock first advances */
-    uint64_t detail[2];           /* error reply: the figures that the error's meaning lists. BATCH:
-                                     [0] = CLOCK_BOOTTIME of the daemon's host when the client
-                                     packed the batch, in ns, 0 = unknown; [1] = sequence of this
-                                     batch minus the sequence of the oldest unanswered batch at the
-                                     time when this batch was numbered, 0 = no batch was
+    uint64_t detail[2];           /* error reply: the figures that the comment of the error lists.
+                                     BATCH: [0] = CLOCK_BOOTTIME of the daemon's host when the
+                                     client packed the batch, in ns, 0 = unknown; [1] = sequence of
+                                     this batch minus the sequence of the oldest unanswered batch at
+                                     the time when this batch was numbered, 0 = no batch was
                                      unanswered */
 };
 enum pg_frame_flag {
     PG_W_AT = 1,                  /* at_ns is set */
-    PG_W_DURABLE = 2,             /* BATCH: reply after the WAL has committed the batch */
+    PG_W_DURABLE = 2,             /* BATCH: send the reply only after the WAL has committed the
+                                     batch */
     PG_W_DRAIN = 4,               /* STOP: refuse new timers, and stop once no timer is armed */
     PG_W_RESUME = 8,              /* STOP: cancel a drain, so that timers can be armed again */
     PG_W_BULK_LOAD = 16           /* BATCH: a struct pg_rows precedes the name table; the records
@@ -1471,8 +1479,8 @@ enum pg_op {
     PG_OP_BUMP,                   /* add to a watermark */
     PG_OP_FAIL,                   /* fail a watch key */
     PG_OP_CLEAR,                  /* clear the failure of a watch key */
-    PG_OP_FORGET,                 /* remove a watch key, at once or with the last operation that
-                                     watches it */
+    PG_OP_FORGET,                 /* remove a watch key: at once, or when the last operation that
+                                     watches it ends */
     PG_OP_CANCEL_FOR_KEY,         /* cancel all operations that watch a key */
     PG_OP_COMPLETE,               /* answer a CHECK with "true"; only the owner may do this */
     PG_OP_UNPARK                  /* arm a parked timer, with its payload */
@@ -1518,10 +1526,10 @@ enum pg_watch_key_flag { PG_WK_OWN = 1 };   /* the key is forgotten when the ope
 
 struct pg_watch_key {             /* 24 bytes, then the key_len bytes of the key */
     uint64_t target;              /* ALL, ANY, QUORUM: target, at most PG_TARGET_MAX. SUM: watermark
-                                     from which the key counts; 2^64 - 1 = from the watermark at the
-                                     time of arming */
-    uint64_t cap;                 /* SUM: maximum that this key may contribute; other conditions:
-                                     0 */
+                                     from which the gain of the key is measured; 2^64 - 1 = from the
+                                     watermark at the time of arming */
+    uint64_t cap;                 /* SUM: maximum that this key may contribute to the sum; other
+                                     conditions: 0 */
     uint8_t  key_len;             /* length of the key in bytes */
     uint8_t  key_type;            /* enum pg_key_type */
     uint8_t  flags;               /* enum pg_watch_key_flag */
@@ -1549,9 +1557,10 @@ enum pg_status {
                                      record ended. PUBLISH: done; deadline_ns = time of the
                                      notice */
     PG_ST_MORE = 11,              /* CANCEL_FOR_KEY: deadline_ns = number of operations that the
-                                     record ended; more remain, send it again */
-    PG_ST_BULK_LOADED = 12,       /* PUT: this row of the bulk load was done before; ticket and
-                                     deadline_ns are from the key's current timer, if any */
+                                     record ended; more operations remain, so send the record
+                                     again */
+    PG_ST_BULK_LOADED = 12,       /* PUT: this row of the bulk load is already done; ticket and
+                                     deadline_ns are those of the key's current timer, if any */
     PG_ST_PARKED = 13,            /* PUT: accepted and parked; GET: the timer is parked */
     PG_ST_UNPARKED = 14,          /* UNPARK: armed, with its old ticket and deadline */
     PG_ST_FULL = 16,              /* no free timer slot */
@@ -1561,8 +1570,8 @@ enum pg_status {
     PG_ST_FULL_TICKETS = 20,      /* the shard has given out all its tickets */
     PG_ST_FULL_KEYS = 21,         /* no free row for a new watch key */
     PG_ST_FULL_WATCHES = 22,      /* no free watch records */
-    PG_ST_FULL_ACCOUNTS = 23,     /* no free account row, which a uid needs if a quota or a share
-                                     applies to it */
+    PG_ST_FULL_ACCOUNTS = 23,     /* no free account row; a uid to which a quota or a share applies
+                                     needs one */
     PG_ST_TOO_FAR = 24,           /* the deadline is past the end of the clock, 2^63 - 1 ns */
     PG_ST_DENIED = 25,            /* the namespace has another owner, or the name is reserved */
     PG_ST_BUSY = 26,              /* the message has to be sent again. WATCH: if deadline_ns is not
@@ -1580,7 +1589,7 @@ enum pg_status {
     PG_ST_STOPPING = 32,          /* PUT, WATCH, UNPARK: the daemon drains and arms nothing */
     PG_ST_FULL_BULK_LOADS = 33,   /* no free row for the bulk load, or no free block for its rows */
     PG_ST_FENCED = 34,            /* a newer run of the bulk load has begun */
-    PG_ST_CLOSED = 35,            /* the bulk load is closed, and this row was not done */
+    PG_ST_CLOSED = 35,            /* the bulk load is closed, and this row is not done */
     PG_ST_ARENA = 36              /* PUT, WATCH, UNPARK: the arena files were unlinked and there is
                                      no space for a copy, so a timer could not outlive the daemon */
 };
@@ -1604,8 +1613,8 @@ enum pg_quota {
     PG_Q_UID_BULK_LOAD_BLOCKS     /* number of blocks of rows of the uid's bulk loads */
 };
 
-/* Error of a whole message. Nothing of the message was applied, unless the comment says so. The
- * numbers never change. */
+/* Error of a whole message. Nothing of the message was applied, unless the comment says otherwise.
+ * The numbers never change. */
 enum pg_error {
     PG_ERR_NONE = 0,              /* no error; each record has its own status */
     PG_ERR_MALFORMED = 1,         /* the message is malformed. detail: byte offset or record index,
@@ -1644,9 +1653,9 @@ enum pg_error {
     PG_ERR_FENCED = 19,           /* BULK_LOAD: a newer run has begun. detail: fencing token of that
                                      run, fencing token of the message */
     PG_ERR_WRONG_SHARD = 20,      /* the namespace is in another shard, or in no shard yet. detail:
-                                     number of the answering shard, number of shards. From a
-                                     deployment's router: version of the routing table, number of
-                                     shards */
+                                     number of the answering shard, number of shards. If a
+                                     deployment's router answers, detail: version of the routing
+                                     table, number of shards */
     PG_ERR_PLACED = 21,           /* PLACE: the namespace exists with another number of partitions.
                                      detail: number of its partitions, number requested */
     PG_ERR_QUOTA = 22             /* HELLO, NAMESPACE, BULK_LOAD, PLACE: the uid already holds its
@@ -1656,8 +1665,8 @@ enum pg_error {
 
 /* HELLO request: frame, struct pg_hello, name. Reply: frame, struct pg_welcome. */
 struct pg_hello {
-    uint8_t  nonce[16];           /* chosen at random by the client; the same nonce finds the same
-                                     session again */
+    uint8_t  nonce[16];           /* chosen at random by the client; a repeated nonce returns the
+                                     same session */
     uint32_t name_len;            /* length of the client's own name in bytes, 0..63; the WAL
                                      records the name */
     uint32_t pad;
@@ -1693,9 +1702,9 @@ struct pg_welcome {
                                      replication */
 };
 
-/* NAMESPACE request: frame, struct pg_namespace_set, the bytes of the name. The request sets what
- * its `fields` selects, and creates the namespace if it does not exist. Reply: frame, struct
- * pg_namespace_set with all current settings. */
+/* NAMESPACE request: frame, struct pg_namespace_set, the bytes of the name. The request changes the
+ * settings that its `fields` selects, and creates the namespace if it does not exist. Reply: frame,
+ * struct pg_namespace_set with all current settings. */
 enum pg_namespace_field {
     PG_N_OWNER = 1,               /* set owner_uid */
     PG_N_DURABILITY = 2,          /* set durability */
@@ -1744,7 +1753,7 @@ struct pg_bulk_load_info {        /* 56 bytes */
     uint8_t  bulk_load[16];       /* id of the bulk load, as in the request */
     uint64_t fencing_token;       /* number of the newest run */
     uint64_t rows;                /* rows done */
-    uint64_t upto;                /* 1 + the highest row number that was done */
+    uint64_t upto;                /* 1 + number of the highest row that is done */
     uint64_t next;                /* value of `from` for the next request; 2^64 - 1 = no blocks are
                                      left */
     uint32_t uid;                 /* uid that began the bulk load */
@@ -1753,8 +1762,8 @@ struct pg_bulk_load_info {        /* 56 bytes */
 struct pg_bulk_load_part {        /* 520 bytes; for the rows from `number` * 4096 to `number` * 4096
                                      + 4095 */
     uint64_t number;              /* number of the block */
-    uint64_t bits[64];            /* bit n % 64 of bits[n / 64] is set if row `number` * 4096 + n
-                                     was done */
+    uint64_t bits[64];            /* bit n % 64 of bits[n / 64] is set if row `number` * 4096 + n is
+                                     done */
 };
 
 /* SESSIONS reply: frame, `count` structs. DROP request: frame, whose `session` is the session to
@@ -1793,7 +1802,7 @@ struct pg_outcome {               /* 64 bytes */
     int64_t  deadline_ns;         /* deadline on the arena's clock */
     int64_t  armed_ns;            /* time of arming, on the arena's clock */
     int64_t  ended_ns;            /* time at which the operation ended, on the arena's clock */
-    uint64_t version;             /* CHECK: its version; outcome: 0 */
+    uint64_t version;             /* version of the CHECK; 0 = this is an outcome */
     uint32_t error;               /* error code of the key that failed; 0 = none failed */
     uint32_t payload_len;         /* length of the payload in bytes */
     uint16_t keys;                /* number of watch keys */
@@ -1805,8 +1814,8 @@ struct pg_outcome {               /* 64 bytes */
     uint32_t pad1;
 };
 struct pg_ack {
-    uint64_t ticket;              /* ticket of the operation; unlike pg_outcome.ticket, without the
-                                     cause */
+    uint64_t ticket;              /* ticket of the operation; it does not contain the cause, unlike
+                                     pg_outcome.ticket */
     uint64_t version;             /* version of the CHECK; 0 = the ACK is for an outcome */
     uint32_t slot;                /* slot from struct pg_outcome */
     uint32_t pad;
@@ -1836,8 +1845,8 @@ struct pg_info {
 };
 struct pg_info_watch {            /* followed by the bytes of the key */
     uint64_t target;              /* target of the watermark; UINT64_MAX = reached. SUM: watermark
-                                     from which the key counts. CLIENT: 0 */
-    uint64_t cap;                 /* SUM: maximum that this key may contribute */
+                                     from which the gain of the key is measured. CLIENT: 0 */
+    uint64_t cap;                 /* SUM: maximum that this key may contribute to the sum */
     uint64_t watermark;           /* current watermark of the key */
     uint32_t error;               /* error code of the key's failure; 0 = not failed */
     uint8_t  key_len;             /* length of the key in bytes */

@@ -443,7 +443,7 @@ def layout_id() -> int:
 
 
 EVENTS_NAMESPACE, EVENTS_TOPIC = "_purgatoryd", "_events"
-"""Namespace and topic in which the daemon publishes findings about itself and its clients."""
+"""Namespace and topic in which the daemon publishes notices about itself and its clients."""
 
 
 def is_reserved(name: str) -> bool:

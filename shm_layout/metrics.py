@@ -50,13 +50,13 @@ COUNTERS: dict[str, str] = {
     "expired": "operations that timed out",
     "failed": "operations that ended because a watch key failed",
     "cancelled": "operations cancelled with their own key or with a watch key",
-    "checks": "CHECK requests sent to owners of client conditions",
+    "checks": "CHECK requests sent to owners of operations with condition CLIENT",
     "outcomes_dropped": "outcomes freed because their owner's session had ended",
     "outcomes_repeated": "outcomes and CHECK requests sent again because their owner did not "
     "answer",
-    "advances": "times that the watermark of a watch key rose",
+    "advances": "number of times that the watermark of a watch key rose",
     "visits": "watchers checked because a watch key advanced",
-    "bulk_load_rows": "rows of bulk loads that were done",
+    "bulk_load_rows": "rows of bulk loads that were marked as done",
     "bulk_load_rows_repeated": "rows of bulk loads that were sent again",
     "moved": "timers cascaded to a finer level of the wheel",
     "iterations": "loop iterations that advanced the wheel",
@@ -93,7 +93,7 @@ GAUGES: dict[str, str] = {
     "up": "1 while the daemon's process exists",
     "still_seconds": "time since the last heartbeat of the loop, which writes a heartbeat every "
     "second",
-    "overdue_seconds": "time since the next deadline passed; 0 if it has not passed",
+    "overdue_seconds": "time since the earliest armed deadline passed; 0 if it is in the future",
     "starts": "number of daemon starts with this arena",
     "live": "armed timers and operations",
     "live_wall": "armed or parked timers with a deadline on the wall clock",
@@ -101,12 +101,12 @@ GAUGES: dict[str, str] = {
     "operations": "armed operations",
     "outcomes": "unacknowledged outcomes",
     "bulk_loads": "bulk loads that the daemon remembers",
-    "bulk_load_blocks": "blocks for rows of bulk loads that are in use",
+    "bulk_load_blocks": "blocks in use for the rows of bulk loads",
     "capacity": "slots for timers, operations and outcomes",
     "slots_used": "slots in use",
     "payload_bytes": "size of the memory for keys and payloads",
     "blob_bytes": "used bytes of the memory for keys and payloads",
-    "replay_capacity": "number of notices that fit into the replay buffer",
+    "replay_capacity": "maximum number of notices in the replay buffer",
     "replay_entries": "notices in the replay buffer",
     "unsent": "notices in the replay buffer that were not sent yet",
     "replay_bytes_max": "payload memory that notices in the replay buffer may use",
@@ -132,7 +132,7 @@ MEANINGS: dict[str, str] = {
     "was cancelled or was replaced; long by design",
     "response_queue": "from the end of the work on a message, timer, operation or publish until "
     "the sending of the answer, notice or outcome began; includes the time that a durable answer "
-    "waits for the disk. Notices and outcomes under a virtual clock do not count",
+    "waits for the disk. Notices and outcomes under a virtual clock are not measured",
     "send": "from the start of sending until the socket accepted the message",
 }
 
@@ -209,8 +209,8 @@ def _histogram(name: str, live: Any) -> Histogram:
 
 
 def histogram_name(number: int) -> str:
-    """Return the name of a histogram by its number in enum pg_histogram_id; a later version may
-    have more histograms."""
+    """Return the name of a histogram by its number in enum pg_histogram_id. A histogram of a later
+    version gets a name with its number."""
     try:
         return Measured(number).name.lower()
     except ValueError:
@@ -253,7 +253,7 @@ class Metrics:
     histograms: Mapping[str, Histogram]
     """Histograms by their names in Measured, in lower case."""
     namespaces: Sequence[Namespace]
-    """Namespaces of users; a namespace with more timers comes first."""
+    """Namespaces of users, in descending order of their numbers of timers."""
 
 
 def read_metrics(arena: Handle) -> Metrics:

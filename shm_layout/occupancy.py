@@ -12,7 +12,8 @@ from purgatoryd.shm_layout._core import lib
 from purgatoryd.shm_layout.arena import Handle
 
 CELLS = 64
-"""Largest number of cells of a level. A cell counts one or several neighbouring buckets."""
+"""Largest number of cells of a level. A cell counts the timers of one or several neighbouring
+buckets."""
 SHOWN = 4
 """Number of the finest levels that are reported even if they are empty."""
 
@@ -37,7 +38,7 @@ class Level:
 
 @dataclass(frozen=True, slots=True)
 class Fill:
-    """Usage of a table or memory: `used` of `capacity`. Both count in `unit`; "" = rows.
+    """Usage of a table or memory: `used` of `capacity`. Both are numbers of `unit`; "" = rows.
 
     `recycles`: new entries replace the oldest entries, so a full table is normal.
     """
@@ -100,7 +101,7 @@ def tables(arena: Handle) -> list[Fill]:
 
 
 def _names(arena: Handle) -> list[Fill]:
-    """Return the occupancy of the name tables. The names of the daemon itself do not count."""
+    """Return the occupancy of the name tables. The daemon's own names are not counted."""
     namespaces, topics = arena.name_fills()
     return [Fill("namespaces", *namespaces), Fill("topics", *topics)]
 

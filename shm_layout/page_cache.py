@@ -89,7 +89,7 @@ def _evicted(path: Path) -> FileIO:
 
 def _evict(file: FileIO, path: Path) -> None:
     for _ in range(EVICTIONS):
-        with contextlib.suppress(OSError):  # reports an earlier write, whose pages are now clean
+        with contextlib.suppress(OSError):  # the error of an earlier write; its pages are clean
             os.fdatasync(file.fileno())
         _give_up(file)
         pages = resident(file)

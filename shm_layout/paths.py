@@ -219,7 +219,7 @@ def _distrusted(directory: Path) -> str | None:
     """Return the reason if other users could create sockets in `directory`, or None.
 
     They could if any user can write to the directory. They also could in the directory in /tmp,
-    because any user may create it first, unless it belongs to this user and is private.
+    which any user may create first, unless that directory belongs to this user and is private.
     """
     if directory.stat().st_mode & stat.S_IWOTH:
         return "can be written by anybody, who could replace the sockets"

@@ -2,7 +2,7 @@
 
 The arenas of a new shard generation start with the contents of their predecessors, and number their
 records from 1. One small file next to the segments names the predecessors, because no other file of
-the WAL names them. It is written before the arena becomes valid.
+the WAL names them. This file is written before the arena becomes valid.
 """
 
 from __future__ import annotations

@@ -59,9 +59,9 @@ def _hold(name: str, lsn: int, cap_bytes: int = 0, dropped: bool = False) -> Ret
     hold = RetentionHold(name, lsn, cap_bytes, dropped)
     for field, kind in (("name", str), ("lsn", int), ("cap_bytes", int), ("dropped", bool)):
         if type(value := getattr(hold, field)) is not kind:
-            raise TypeError(f"{field} is {value!r}")
+            raise TypeError(f"{field} has the wrong type: {value!r}")
     if not 0 < lsn < LSN_END or cap_bytes < 0:
-        raise ValueError(f"lsn is {lsn}, cap_bytes is {cap_bytes}")
+        raise ValueError(f"out of bounds: lsn {lsn}, cap_bytes {cap_bytes}")
     return hold
 
 
@@ -69,7 +69,8 @@ def set_hold(directory: Path, hold: RetentionHold, *, there: bool = False) -> No
     """Add or move a retention hold; a dropped hold takes effect again.
 
     Raises InvalidName. With `there`, raises InvalidSetting unless the record of the hold exists or
-    is the next record, and the errors of following_lsn(). After an error nothing has changed.
+    is the next record; also raises the errors of following_lsn(). After an error nothing has
+    changed.
     """
     length = len(hold.name.encode())
     if not 1 <= length <= NAME_BYTES_MAX or not hold.name.isprintable():

@@ -25,7 +25,7 @@ from purgatoryd.shm_layout.errors import (
 # Linux keeps POSIX shared memory objects as files in this tmpfs. Files can be renamed atomically.
 MOUNT = Path("/dev/shm")
 PREFIX = "purgatoryd."
-"""Prefix of the names of all our arena files."""
+"""Prefix of the names of all arena files."""
 PORTION = 32 << 20
 """Number of bytes that one system call allocates, copies or moves, a multiple of a huge page. A
 watchdog is notified after each portion. So a portion must take only a small part of a second, even
@@ -84,7 +84,7 @@ class ArenaFile:
         """Copy the bytes to a new file without a name. Raises ArenaTooLarge."""
         free = os.statvfs(MOUNT)
         available = free.f_bavail * free.f_frsize
-        # Without this check, a copy that does not fit would use up all free space for a moment.
+        # Without this check, a copy that is too large would use up all free space for a moment.
         if available < self.bytes:
             raise ArenaTooLarge(str(MOUNT), self.bytes, available)
         new = ArenaFile.create(self.name, self.bytes, mode, moved)

@@ -1,8 +1,8 @@
 """CPUs, cores and NUMA nodes of the machine, and which of them this process may use.
 
 The data come from sysfs; the limits of the process and its cgroup come from procfs. If data are
-missing, as in some containers, the simplest machine that fits is assumed: each CPU is a core, and
-all CPUs are on one node.
+missing, as in some containers, the simplest machine that agrees with the other data is assumed:
+each CPU is a core, and all CPUs are on one node.
 """
 
 from __future__ import annotations
@@ -214,7 +214,7 @@ def _cpusets(root: Path) -> Iterator[frozenset[int]]:
 
 def _nearest(mount: Path, group: str, file: str) -> frozenset[int]:
     """Return the numbers in the file of the cgroup, or of its nearest ancestor that has the file.
-    The cgroup may lack it, because its controller may be off."""
+    The cgroup itself may lack the file, because its controller may be off."""
     steps = [step for step in PurePosixPath(group).parts if step not in ("/", "..")]
     for depth in range(len(steps), -1, -1):
         if cpus := _listed(mount, "/".join([*steps[:depth], file])):

@@ -2,7 +2,8 @@
 
 A WAL is a folder of segments and snapshots. The name of a file is the LSN (the number of a record)
 with which it begins. The files of an arena contain its uuid. An arena that replaces another arena
-continues the numbers under its own uuid. Recovery never redoes files of two arenas together.
+continues the numbers of that arena, but under its own uuid. Recovery never redoes files of two
+arenas together.
 """
 
 from __future__ import annotations
@@ -50,7 +51,8 @@ _GROUP_MAX: int = lib.PG_GROUP_MAX
 _GROUP_HEAD: int = lib.PG_GROUP_HEAD
 _HEAD: int = lib.PG_WAL_SEGMENT_HEAD
 FIRST_BYTES = _HEAD + _GROUP_MAX
-"""Number of bytes at the start of a file that contain its header and its whole first group."""
+"""Number of bytes at the start of a file that contain its header and its whole first commit
+group."""
 PORTION = 1 << 30
 """Number of bytes of a file that even a slow disk reads or writes within one step of a start."""
 
@@ -120,8 +122,8 @@ def header_of(path: Path, disk: Disk = DISK) -> Any:
 
 
 def _first_block(path: Path, disk: Disk) -> bytes:
-    """Read the header's block from the disk. It is shorter than a block if the file is. Raises
-    WalDamaged, BadPath."""
+    """Read the header's block from the disk. The result is shorter than a block if the file is
+    shorter. Raises WalDamaged, BadPath."""
     with _reading(path), disk.open(path, direct=True) as file, mmap.mmap(-1, PAGE) as memory:
         return memory[: min(file.readinto(memory), _HEAD)]
 
@@ -168,7 +170,8 @@ def following_lsn(segment: File) -> int:
 def is_of_birth(snapshot: File, disk: Disk = DISK) -> bool:
     """Return whether this is the first snapshot of an arena that was created empty.
 
-    It contains no records. If it is the only file, a start ended right after it was written.
+    Such a snapshot contains no records. If it is the only file, a start ended right after writing
+    it.
     """
     return has_header(snapshot.path, disk) and header_of(snapshot.path, disk).epoch == 0
 
@@ -352,7 +355,7 @@ class Walk:
         self.path, self._memory = path, memory
 
     def enter_again(self) -> None:
-        """Read the file again, from the first record. Raises as enter() does."""
+        """Read the file again, from the first record. Raises the same errors as enter()."""
         assert self.path is not None
         self.struct = ffi.new("struct pg_walk *")
         self.enter(self.path)

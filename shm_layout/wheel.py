@@ -83,7 +83,8 @@ class Wheel(Generic[T]):
     def advance(self, now_ns: int, take: Callable[[T], object]) -> None:
         """Remove all timers that are due at `now_ns`, in the order of the ticks of their deadlines.
 
-        `take` is called with each item; after an exception it may be called twice with an item.
+        `take` is called with each item; after an exception, `take` may be called twice with the
+        same item.
         """
         self._now_ns = max(self._now_ns, now_ns)
         while True:
@@ -104,7 +105,7 @@ class Wheel(Generic[T]):
                 self._taken.append(self._items[slot][0])
                 del self._items[slot]
             count += 1
-        while count:  # clears the first slot last: while it is set, more slots may be left
+        while count:  # clears the first slot last: while it is set, slots may be left
             count -= 1
             self._due[count] = _NIL
 

@@ -96,8 +96,8 @@ def _utf8(key: str) -> bytes:
 
 
 def decode_key(kind: int, data: bytes) -> Key:
-    """Return the key that encode_key() encoded. If `data` does not fit its type tag `kind`, return
-    it as bytes."""
+    """Return the key that encode_key() encoded. If `data` is not valid for the type tag `kind`,
+    return `data` as bytes."""
     try:
         if kind == KeyType.STR:
             return data.decode()
@@ -185,7 +185,7 @@ def encode_worker(name: str) -> bytes:
 
 
 def encode_hello(nonce: bytes, sequence: int = 0, worker: bytes = b"", grace_ns: int = 0) -> bytes:
-    """Return a HELLO message; `nonce` is 16 random bytes, and the same nonce finds the same
+    """Return a HELLO message; `nonce` is 16 random bytes; a repeated nonce returns the same
     session."""
     hello = HELLO.pack(nonce, len(worker), grace_ns)
     return encode_frame(Message.HELLO, 0, sequence) + hello + worker
@@ -235,8 +235,8 @@ _SET_FIELDS = {
 
 
 def encode_namespace_set(sequence: int, namespace: bytes, changes: Mapping[str, int]) -> bytes:
-    """Return a NAMESPACE message that changes only the settings in `changes`, which has new values
-    by the field names of NamespaceSettings."""
+    """Return a NAMESPACE message that changes only the settings in `changes`. `changes` maps field
+    names of NamespaceSettings to new values."""
     fields = NamespaceField(0)
     for name in changes:
         fields |= _SET_FIELDS[name]
@@ -371,9 +371,9 @@ class WatchInfo(NamedTuple):
     """Target of the watermark; None if the target is reached, and always None for SumOf and
     When."""
     base: int | None
-    """For SumOf: the watermark from which the key counts."""
+    """For SumOf: the watermark from which the gain of the key is measured."""
     cap: int | None
-    """For SumOf: the maximum that the key can contribute; None = no limit."""
+    """For SumOf: the maximum that the key can contribute to the sum; None = no limit."""
     own: bool
     """True if the key is forgotten when the operation ends."""
 
@@ -453,8 +453,8 @@ def check_results(body: bytes, count: int) -> None:
 
 
 def decode_results(body: bytes) -> Iterator[tuple[int, int]]:
-    """Yield (ticket << 8 | status, deadline_ns) for each record. `body` is one that check_results()
-    accepted."""
+    """Yield (ticket << 8 | status, deadline_ns) for each record. check_results() must have accepted
+    `body`."""
     return RESULT.iter_unpack(body)
 
 

@@ -478,7 +478,7 @@ def test_quotas_of_every_uid(shared_dir: Path, daemon: StartDaemon) -> None:
     real.kill()
     real.start()
     assert {a.uid: a.live for a in Reader.attach(real.paths).accounts()} == found
-    real.restart("--accounts", "100")  # a start without any quota
+    real.restart("--accounts", "100")  # this start sets no quota
     with Client("demo") as client:
         client.add("third", delay=3600)
     reader = Reader.attach(real.paths)
@@ -494,7 +494,7 @@ def test_a_quota_of_operations_says_when_to_come_again(daemon: StartDaemon) -> N
         client.add("first", delay=3600)
         more = (client.add(f"k{n}", delay=3600) for n in itertools.count())
         with pytest.raises(QuotaExceeded) as caught:
-            list(more)  # many adds: on a busy machine, a second may pass between two
+            list(more)  # on a busy machine, a second may pass between two adds
         error = caught.value
         assert (error.whose, error.resource) == ("namespace", "operations per second")
         assert (error.limit, error.used) == (1, None)
@@ -509,7 +509,7 @@ def test_a_quota_of_operations_says_when_to_come_again(daemon: StartDaemon) -> N
 
 
 def refused(daemon: StartDaemon, words: str) -> None:
-    """Check that a start fails with these words, and with the exit code of BadPath."""
+    """Check that a start fails with a message of these words and the exit code of BadPath."""
     with pytest.raises(DaemonFailed, match=words) as caught:
         daemon()
     assert caught.value.code == Exit.UNUSABLE

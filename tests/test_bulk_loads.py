@@ -444,7 +444,10 @@ KEYS = [b"%d" % n for n in range(8)]
 
 
 class Loading(RuleBasedStateMachine):
-    """Rows, cancels, claims, ends, kills and redone WALs: the model predicts every answer."""
+    """Bulk loads that are claimed and ended, with cancels, kills and redone WALs.
+
+    The model predicts every answer.
+    """
 
     @initialize()
     def begin(self) -> None:

@@ -109,7 +109,7 @@ def test_a_busy_record_of_a_later_batch_keeps_the_keys_busy(core: Purgatory) -> 
 
 
 def test_a_namespace_that_is_not_there_is_busy_while_a_key_is(core: Purgatory) -> None:
-    """The missing namespace may be created in another row before the busy record is repeated."""
+    """The missing namespace may be created in any row before the client repeats the busy record."""
     owner = full(core)
     unborn = pd.cancel(b"x", name=1)
     assert found(owner.send(unborn, refused_watch(), unborn)) == [
@@ -131,7 +131,7 @@ def test_an_impossible_distance_of_a_batch_is_malformed(core: Purgatory, behind:
 
 
 class Model:
-    """A daemon that refuses at random and follows the rules of docs/protocol.md for it."""
+    """A daemon that refuses records at random, by the rules of docs/protocol.md for refusals."""
 
     def __init__(self, rng: random.Random) -> None:
         self.rng = rng
@@ -403,7 +403,7 @@ def _finish(model: Model, session: Session, wire_out: deque[bytes], wire_in: deq
 class TimeFlies(Host):
     """The clock of a client's timeouts. It jumps while exactly `count` records wait to be repeated.
 
-    So no timeout ends before the daemon's answer has arrived, nor while records are in flight.
+    So no timeout expires before the daemon has answered or while records are in flight.
     """
 
     def __init__(self, client: Client | AsyncClient, count: int = 0) -> None:

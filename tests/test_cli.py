@@ -313,7 +313,7 @@ finally:
 
 
 def imported(environment: dict[str, str], *arguments: str) -> set[str]:
-    """Return the modules that a command has imported when it ends."""
+    """Return all modules that a command imports."""
     words = [sys.executable, "-c", IMPORTED, *arguments]
     done = subprocess.run(words, env=environment, capture_output=True, text=True)
     assert done.returncode == Exit.DONE, done.stderr
@@ -418,7 +418,7 @@ def test_stats_tell_what_each_uid_has(daemon: StartDaemon) -> None:
     cli(real, "add", "k", "--delay", "1h", "--payload", "x" * 20)
     held = {"topics": 2, "namespaces": 2, "sessions": 0, "watch_keys": 0, "watches": 0}
     held |= {"operations": 0, "bulk_loads": 0, "bulk_load_blocks": 0}
-    # the daemon's own namespace and topic count for its uid
+    # the daemon's own namespace and topic are counted for its uid
     of_uid = {"uid": os.getuid(), "live": 1, "blob_bytes": 32}
     assert answer(real, "stats")["uids"] == [of_uid | held]
     assert "uids" in cli(real, "stats").stdout

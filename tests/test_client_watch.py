@@ -68,7 +68,7 @@ class Clients:
         return PIDFD
 
     def ended_at(self, now_ns: int) -> list[int]:
-        """Serve the watch at a time; return all sessions that have ended until then."""
+        """Serve the watch at this time; return all sessions that have ended by then."""
         self.watch.serve(now_ns)
         return sorted(self.arena.ended)
 

@@ -95,8 +95,8 @@ closed."""
 
 
 def owner(count: int, key: str, *before: str) -> subprocess.Popen[str]:
-    """Start OWNS under the command `before`, such as unshare; return when it owns its
-    operations."""
+    """Start the client OWNS under the command `before`, such as unshare. Return when the client
+    owns its operations."""
     process = subprocess.Popen(
         [*before, sys.executable, "-c", OWNS, "demo", str(count), key],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,

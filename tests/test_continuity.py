@@ -1,5 +1,7 @@
-"""Predecessors and successors of arenas, found in manifests alone, and which arenas of a lake
-count."""
+"""Predecessors and successors of arenas, and the arenas that the figures of a lake leave out.
+
+All are found in manifests alone.
+"""
 
 from __future__ import annotations
 
@@ -33,8 +35,8 @@ def arena(
 def shard(
     name: str, predecessors: Mapping[str, int], shards: int, first: int = 1, table: str = OPENINGS
 ) -> Manifest:
-    """Return the manifest of the first snapshot of an arena that a resharding to `shards` shards
-    made.
+    """Return the manifest of an arena's first snapshot. A resharding to `shards` shards made this
+    arena.
 
     The asterisk at the end of a name means a successor of the arena, with the same WAL.
     """
@@ -74,8 +76,8 @@ def test_two_wals_that_count_alike_have_nothing_to_do_with_each_other() -> None:
 
 @pytest.mark.parametrize("first", [1, 2])
 def test_no_arena_precedes_itself(first: int) -> None:
-    """The manifest's field `predecessors` decides. Record numbers may fit by chance, even through a
-    third arena."""
+    """By its record numbers, `old` seems to follow its own successor, or the successor of that.
+    The manifest's field `predecessors` decides."""
     wal = f"demo-{first}-0"
     old = arena("old", 11, 20, wal=wal)
     young = [
@@ -143,7 +145,7 @@ def test_missing_parts_of_a_resharding_are_named() -> None:
 
 
 def test_each_shard_of_a_resharding_counts_once() -> None:
-    """A shard that took two snapshots before its first record counts once as well."""
+    """A shard is listed once even if it took two snapshots before its first record."""
     again = replace(shard("2-0", OLD, 2), epoch=2)
     segments, one = [arena(name, 1, 9) for name in OLD], shard("2-0", OLD, 2)
     for there in ([one, again], [again, one]):

@@ -202,7 +202,7 @@ def test_rebuild_after_damage_of_all_derived_state(seed: int) -> None:
     for region in DERIVED:
         view = core.region(region)
         if not view:
-            continue  # an empty region of bulk loads, which this arena does not have
+            continue  # the regions of bulk loads are empty in this arena
         for _ in range(1 + len(view) // rng.choice([1, 10, 1000])):
             view[rng.randrange(len(view))] = rng.randrange(256)
     core.attach()
@@ -468,7 +468,7 @@ def test_the_default_sizes_are_below_64_mib() -> None:
         for wal_dir in ("", "/wal")
         for config in [config_struct(**core_config(Config("default", wal_dir=wal_dir)))]
     ]
-    assert mib[0] < mib[1] < 64 < 2 * mib[0], "docs/operations.md: 64 MiB fit one arena, not two"
+    assert mib[0] < mib[1] < 64 < 2 * mib[0], "docs/operations.md: 64 MiB hold one arena, not two"
     assert f"take {mib[0]:.1f} MiB" in MEMORY_PAGE.read_text().replace("\n", " ")
 
 

@@ -92,8 +92,8 @@ def test_no_session_is_taken_from_a_silent_client(core: Core, peer: Peer) -> Non
 
 
 WINDOWS = 16
-"""Number of sessions for which an answer pool sized for 20 sessions has space, if each fills its
-window with full batches."""
+"""Number of sessions that can fill their windows with full batches if the answer pool is sized for
+20 sessions."""
 
 
 def test_answers_keep_their_real_size_in_a_bounded_pool() -> None:

@@ -1,4 +1,4 @@
-"""The core under a virtual clock, compared with a naive model of a dict and a list."""
+"""The core under a virtual clock, compared with a naive model made of a dict and a list."""
 
 from __future__ import annotations
 
@@ -344,8 +344,8 @@ class CoreMachine(RuleBasedStateMachine):
         assert m.tail - before <= budget
         assert self.core.header.replay_head <= m.published
         for notice in m.replay_buffer[: self.core.header.replay_head - m.head]:
-            # The core withdrew notices for a due timer that had no space even then, so work is
-            # left.
+            # The core withdrew this notice to make space for a due timer. The space did not
+            # suffice, so the timer is still due.
             assert more
             m.replay_buffer.remove(notice)
         self.unfinished = more
@@ -867,8 +867,8 @@ def test_too_far_is_exactly_past_the_end(now_ns: int) -> None:
 
 
 def test_extend_never_moves_a_wall_deadline_back() -> None:
-    """The deadline must not move back even by less than the change that counts as a step of the
-    wall clock."""
+    """The new deadline is earlier by less than the wall clock has drifted, and the drift is too
+    small to count as a step of the wall clock."""
     core = Core(wall_offset_ns=10**9)
     core.put("k", 10**10, TimeKind.WALL)
     core.advance(1, wall_offset_ns=10**9 - 500_000)

@@ -215,8 +215,8 @@ def test_the_ledger_of_workers_and_subscribers(
 
 
 def flood(topics: int, rounds: int) -> list[str]:
-    """Add one timer per topic and round. Each notice is a message, because a loop iteration sends
-    one message per topic."""
+    """Add one timer per topic and round. Each notice has its own message, because a loop iteration
+    sends one message per topic."""
     keys = []
     with shop() as client:
         for i in range(rounds):
@@ -983,7 +983,8 @@ def trigger(watch_key: bytes) -> tuple[bytes, bytes]:
 
 @pytest.mark.tier("test")
 def test_a_message_for_a_later_virtual_time_keeps_its_place(daemon: StartDaemon) -> None:
-    """A message with over 1024 visits continues in the next iteration. Messages behind it wait."""
+    """A message that visits over 1024 watches continues in the next iteration. Messages behind it
+    wait."""
     real = daemon("demo", "--clock", "virtual", "--inbox", "10000")
     with Raw(real.paths.cmd) as client:
         client.hello()
@@ -1110,7 +1111,7 @@ def in_small_memory(directory: Path, size: str) -> str:
         ("8m", ()),
         ("64m", ("--capacity", "10000000")),
         ("64m", ("--payload-memory", "60G")),
-        # only the private arena file does not fit
+        # only the private arena file does not fit into /dev/shm
         ("24m", ("--capacity", "1000", "--payload-memory", "16M")),
     ],
 )
@@ -1168,7 +1169,7 @@ def test_a_resize_that_does_not_fit_says_so_and_changes_nothing(small_memory: Da
 
 
 def test_a_full_shared_memory_does_not_touch_a_running_daemon(small_memory: Daemon) -> None:
-    """The daemon allocates all pages at its start. So it can answer "full" instead of a SIGBUS."""
+    """The daemon allocates all pages at its start. So it answers "full" and gets no SIGBUS."""
     shm = Path(f"/proc/{small_memory.pid}/root/dev/shm")
     # until /dev/shm is full
     with (shm / "filler").open("wb") as filler, contextlib.suppress(OSError):
@@ -1226,7 +1227,7 @@ def test_a_restart_may_enlarge(daemon: StartDaemon) -> None:
         after = stats(real)
         retained = ("stream_id", "live", "adds", "cancels")
         assert [after[name] for name in retained] == [before[name] for name in retained]
-        # these have grown: the daemon published notices about its stop and start
+        # these counters have grown: the daemon published notices about its stop and start
         on = ("next_ticket", "replay_tail", "published")
         assert all(after[name] > before[name] for name in on)
         assert (after["capacity"], after["replay_capacity"]) == (5000, 256)

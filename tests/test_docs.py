@@ -81,8 +81,8 @@ def commands() -> list[Block]:
 
 
 def shell_script(text: str) -> str:
-    """Return the commands as a script, without `make`: its targets are only looked up in the
-    Makefile.
+    """Return the commands as a script. Leave out calls of `make`: another test looks up their
+    targets in the Makefile.
 
     The script ends its background commands when it exits.
     """

@@ -81,10 +81,10 @@ AT_THE_START = {
 """Functions that a daemon without a WAL calls only until it is ready."""
 
 AT_TIMES = {"calloc", "open64", "timerfd_settime"}
-"""Functions that a working daemon may not call. For example, a busy daemon does not sleep."""
+"""Functions that a working daemon need not call. For example, a busy daemon does not sleep."""
 
 LATER = {"accept4", "send", "recv", "epoll_wait", "timerfd_settime"}
-"""Functions that a daemon may not call if it is stopped as soon as it is ready."""
+"""Functions that a daemon need not call if it is stopped as soon as it is ready."""
 
 WAL_FAULTS = [
     Fault("openat", "EMFILE"), Fault("open64", "EMFILE"), Fault("fallocate", "ENOSPC"),
@@ -144,7 +144,7 @@ class Before:
     ) -> Iterator[Victim]:
         """Yield a daemon for each N = 1, 2 ...: its Nth call of the function fails.
 
-        Before them, yield a daemon without a fault, which counts the calls.
+        First, yield a daemon without a fault, to count the calls.
         """
         if (args, after) not in self._calls:
             self.again()

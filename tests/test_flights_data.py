@@ -211,7 +211,7 @@ def test_block_times_of_known_routes(year: YearOf, origin: str, dest: str) -> No
     lowest, highest = USUAL_BLOCK_MIN[origin, dest]
     blocks = [at.block_min for row, at in year if (row.origin, row.dest) == (origin, dest)]
     # In a few rows the schedule is off by up to an hour. So only nine in ten rows and the median
-    # must fit.
+    # must lie in the range.
     vigintiles = statistics.quantiles(blocks, n=20)
     assert lowest <= vigintiles[0] <= statistics.median(blocks) <= vigintiles[-1] <= highest
 

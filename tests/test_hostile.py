@@ -85,7 +85,7 @@ def attacked(daemon: Daemon, attack: str, uid: int = NOBODY) -> Iterator[subproc
         process.terminate()
         said, _ = process.communicate(timeout=PATIENCE_S)
         blows = int(said.split()[-1])
-        # attackers of CUT_OFF print only that they were refused
+        # the attackers in CUT_OFF only report that they were refused
         assert blows > 0 or attack in CUT_OFF
     finally:
         process.kill()
@@ -164,7 +164,7 @@ def test_memory_is_given_back(honest: Honest) -> None:
 def test_a_refused_uid_gets_no_further_and_others_do(honest: Honest) -> None:
     needs("root", "two uids")
     needs("acl", "so that the kernel refuses")
-    # the daemon refuses it once no other messages wait
+    # the daemon refuses the attacker's uid once no other messages wait
     with attacked(honest.daemon, "endless-small"):
         honest.work_until(lambda: ACL in os.listxattr(honest.daemon.paths.cmd))
     assert ask_as(NOBODY, honest.daemon) == "refused by the kernel"
@@ -242,7 +242,7 @@ def test_a_peer_that_was_refused_is_let_in_again() -> None:
         assert admission.admits(NOBODY)
         admission._refuse(NOBODY)
         admission.iterate(1 + 2 * REFUSED_NS)
-        assert not admission.admits(NOBODY)  # the second pause is twice as long
+        assert not admission.admits(NOBODY)  # the second refusal lasts twice as long
         admission.iterate(1 + 3 * REFUSED_NS)
         assert admission.admits(NOBODY)
         admission.close()
@@ -278,7 +278,7 @@ def test_a_connection_has_unread_bytes_until_they_are_read() -> None:
         theirs.send(b"x")
         ours.send(b"x")
         assert admission.unread(asked) == {ours.fileno()}, (
-            "only the connection of a known peer counts"
+            "only connections of known peers are reported"
         )
         ours.recv(1)
         assert admission.unread(asked) == set()

@@ -387,7 +387,7 @@ def test_an_interrupt_leaves_no_descriptor(
 
 
 class Looks:
-    """Effects of an Admin's calls that other objects show: the arena, and clients."""
+    """Looks up the effects of an Admin's calls in the arena and through clients."""
 
     def __init__(self) -> None:
         self.client = Client("demo", timeout=PATIENCE_S)

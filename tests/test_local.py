@@ -321,7 +321,7 @@ def test_keys_are_looked_at_before_anything_happens(
         purgatory.try_complete_else_watch(op, unhashable)
     assert op.calls == []
     purgatory.try_complete_else_watch(op, ["k", "k"])
-    assert purgatory.watched == 1, "a repeated key counts once"
+    assert purgatory.watched == 1, "a repeated key is counted once"
 
 
 @dataclass
@@ -570,7 +570,8 @@ def test_a_wrong_ending_changes_nothing(purgatory: DelayedOperationPurgatory) ->
 
 
 def test_a_shutdown_during_a_watch_loses_no_operation(time: Time) -> None:
-    """The shutdown comes after the first try, before the operation is on a list: it is refused."""
+    """The shutdown comes after the first try and before the operation is on a list. The watch is
+    refused."""
     p = DelayedOperationPurgatory("end", clock_ns=time, reaper=False)
     op = Op(lambda: p.shutdown("expire"))
     with pytest.raises(Closed):
@@ -628,8 +629,8 @@ def test_the_reaper_survives_a_callback_that_raises_system_exit() -> None:
 def test_the_reaper_notices_time_that_passed_without_it(
     time: Time, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The clock jumps forward as after a suspend. The time of a suspend does not count in a
-    wait."""
+    """The clock jumps forward as after a suspend. While a machine is suspended, the timeout of a
+    waiting thread does not run down."""
     monkeypatch.setattr(local, "NAP_MAX_S", 0.01)
     over = threading.Event()
     p = DelayedOperationPurgatory("real", clock_ns=time)

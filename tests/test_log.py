@@ -51,7 +51,7 @@ def closed_terminal() -> Stderr:
 
 
 def fill(fd: int) -> None:
-    """Write until nothing more fits. Afterwards the descriptor is in blocking mode."""
+    """Write until the descriptor takes no more bytes; then set it to blocking mode."""
     os.set_blocking(fd, False)
     with contextlib.suppress(BlockingIOError):
         while True:
@@ -334,7 +334,7 @@ def test_a_stalled_journald_delays_no_caller(
         logger = log.Log()
         logger.set_up("warning")
         logger.warning("waits")
-        logger.flush(0.01)  # without a limit it would wait for journald forever
+        logger.flush(0.01)  # without a time limit, flush() would wait for journald forever
         journald.setblocking(False)
         received = []
 

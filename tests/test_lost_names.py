@@ -235,7 +235,7 @@ def test_a_daemon_that_cannot_be_placed_takes_no_memory(daemon: StartDaemon) -> 
         remove(real)
         eventually(lambda: "is foreign: it belongs to uid 65534" in real.stderr)
         before = memory_files(real.pid)
-        # wait for three tries: each check of the names also binds a removed socket again
+        # wait for three tries: with each try, the daemon also binds a removed socket again
         for _ in range(3):
             real.paths.pub.unlink()
             eventually(real.paths.pub.is_socket)

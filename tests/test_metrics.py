@@ -94,7 +94,7 @@ def test_since_returns_the_difference_of_two_histograms() -> None:
     assert (between.count, between.sum_ns) == (2, 307)
     assert [count for _, count in between.buckets()] == [1, 1]
     assert 300 <= between.max_ns <= 300 + 300 // 8
-    assert older.since(newer) == older, "counters that fell are those of a new arena"
+    assert older.since(newer) == older, "if counters have fallen, the arena is a new one"
 
 
 # ---- counters of the core --------------------------------------------------------------------
@@ -116,7 +116,7 @@ KEPT_BY = pytest.mark.parametrize(
 
 @KEPT_BY
 def test_every_final_state_counts_a_wait(retained: dict[str, int]) -> None:
-    """Each final state counts one wait. Puts that keep or extend the old timer count none."""
+    """Each final state adds one wait to the figures. Puts that keep or extend a timer add none."""
     core = Purgatory(**retained)
     owner = pd.Owner(core)
     far = [pd.Key(b"far", 1)]
@@ -193,7 +193,7 @@ def test_a_wall_timer_has_waited_whatever_the_wall_clock_did() -> None:
     core.put("k", 64 * MS, TimeKind.WALL)
     core.advance(4 * MS, wall_offset_ns=-32 * MS)
     core.advance(70 * MS, wall_offset_ns=-32 * MS)
-    assert core.cancel("k").status == Status.CANCELLED, "its wall deadline has not passed"
+    assert core.cancel("k").status == Status.CANCELLED, "the wall deadline of k has not passed"
     assert of(core, Measured.REMOTE).sum_ns == 70 * MS
 
 
@@ -255,7 +255,7 @@ def reported(core: Core, built_ns: int, handed_ns: int) -> bool:
 
 
 def test_an_outcome_waits_for_its_owners_socket() -> None:
-    """Only the first message with an outcome counts, not a CHECK or a repeated outcome."""
+    """Only the first message with an outcome is measured, not a CHECK or a repeated outcome."""
     core = Purgatory(clock_kind=lib.PG_CLOCK_BOOT)
     owner = pd.Owner(core)
     owner.send(
@@ -493,7 +493,7 @@ def test_a_daemon_fills_every_histogram(daemon: StartDaemon) -> None:
     with metrics_of(one) as found:
         assert found.histograms.keys() == NAMES
         empty = {name for name, h in found.histograms.items() if not h.count}
-        assert empty <= {"wakeup_lateness"}, "an idle daemon may not have woken up late"
+        assert empty <= {"wakeup_lateness"}, "an idle daemon may never have woken up late"
         assert (found.counters["expiries"], found.counters["satisfied"]) == (1, 1)
         assert (found.gauges["live"], found.gauges["up"], found.gauges["starts"]) == (2, 1, 1)
         assert found.gauges.keys() == GAUGES.keys()

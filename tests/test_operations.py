@@ -111,7 +111,7 @@ def test_a_check_of_an_unknown_operation_is_ignored(book: Book) -> None:
 
 @pytest.fixture
 def resumed(book: Book) -> list[int]:
-    """Error codes of the outcomes that the callback received: those of the earlier process."""
+    """Error codes of the outcomes of the earlier process, as the callback received them."""
     found: list[int] = []
     session = Session(lambda count: bytes(count))
     session.original = True

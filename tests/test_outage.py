@@ -69,7 +69,7 @@ def rebuilt(real: Daemon) -> Callable[[], None]:
 
 
 def trigger(sender: Purgatory, key: str) -> None:
-    """Send a trigger. Send it again if its session is lost, which the client itself does not do."""
+    """Send a trigger. If its session is lost, send it again; the client does not do this itself."""
     try:
         sender.advance(key, 1)
     except SessionExpired:
@@ -81,8 +81,8 @@ def trigger(sender: Purgatory, key: str) -> None:
 def test_operations_completed_in_time_do_not_expire(
     outage: Callable[[Daemon], Callable[[], None]], daemon: StartDaemon, daemon_dir: Path
 ) -> None:
-    """All triggers are sent during the outage and before the deadlines, which pass during it as
-    well."""
+    """All triggers are sent during the outage, before the deadlines. The deadlines pass before the
+    outage ends."""
     wal = ("--wal-dir", str(daemon_dir / "wal")) if outage is rebuilt else ()
     real = daemon("demo", *wal)
     durable = outage is rebuilt
@@ -408,8 +408,8 @@ def test_an_outage_during_a_grace_makes_it_longer_only_if_nobody_waits(
 
 
 def test_no_new_grace_begins_before_all_have_expired(grace: Grace, asked: Asked) -> None:
-    """Operations wait, and each iteration is late. If each began a new grace period, none would
-    expire."""
+    """Each iteration is late while operations still have to expire. If each iteration began a new
+    grace period, no operation would ever expire."""
     asked.accepts = False
     now_ns = 3000 * 1000 * MS
     grace.sleep(now_ns)
@@ -473,7 +473,7 @@ def test_operations_wait_and_timers_do_not(late: tuple[pd.Purgatory, Owner]) -> 
     made, owner = late
     made.advance(15 * MS)
     assert lib.pg_hold_operations(made.a, 15 * MS, 400 * MS, 0)
-    assert not made.advance(400 * MS)  # held operations are no due work
+    assert not made.advance(400 * MS)  # held operations do not count as due
     assert made.next_ns > 400 * MS
     assert (made.metrics.expired, made.metrics.expiries) == (1, 1)
     made.check()
@@ -504,7 +504,7 @@ def test_operations_are_released_a_budget_at_a_time(
     )  # refused until all released operations have ended
     assert made.metrics.expired > 0
     left = COUNT - made.metrics.expired
-    # with again=1, as after a long outage, they are held again
+    # with again=1, as after a long outage, the remaining operations are held again
     assert not lib.pg_hold_operations(made.a, 400 * MS, 500 * MS, 1)
     assert not made.advance(400 * MS, budget=budget)
     assert COUNT - made.metrics.expired == left

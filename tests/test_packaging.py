@@ -1,4 +1,5 @@
-"""Wheel and sdist: both work in an empty environment outside of the checkout: add, then notice."""
+"""Wheel and sdist work in an empty environment outside of the checkout: a client adds a timer, and
+its notice arrives."""
 
 from __future__ import annotations
 
@@ -104,7 +105,8 @@ main()
 
 
 def with_only(extra: str) -> str:
-    """Return code that runs the command line with only this extra's packages of the pipeline."""
+    """Return Python code that runs the command line as if, of the pipeline's packages, only those
+    of this extra were installed."""
     reported = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
         "optional-dependencies"
     ]

@@ -51,7 +51,7 @@ def words(path: Path) -> int:
 
 
 def rows(page: str) -> dict[str, list[str]]:
-    """Return the cells of each table row after the first cell, by the name in the first cell."""
+    """Return the other cells of each table row, by the name in its first cell."""
     found: dict[str, list[str]] = {}
     for line in TEXTS[DOCS / "reference" / f"{page}.md"].splitlines():
         first, *others = (cell.strip() for cell in line.strip("|").split(" | "))

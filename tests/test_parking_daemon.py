@@ -76,7 +76,7 @@ def test_parked_timers_come_back_from_the_wal(
         back = [(key, ticket, payload) for (key, ticket), payload in retained.items()]
         bulk_load = BulkLoad(b"window of 2 hour")
         statuses = some.unpark_many(back, bulk_load=bulk_load).statuses
-        assert statuses.count(Status.UNKNOWN) == 2  # the cancelled timer, and the replaced one
+        assert statuses.count(Status.UNKNOWN) == 2  # one was cancelled, one was replaced
         assert statuses.count(Status.UNPARKED) == 299
         assert set(some.unpark_many(back, bulk_load=bulk_load).statuses) == {Status.BULK_LOADED}
         assert [(info := some.get(f"k{n}")) and info.payload for n in range(4)] == [

@@ -1,4 +1,5 @@
-"""Paths of a daemon's files: which directory is tried first, and a clear sentence per refusal."""
+"""Paths of a daemon's files: which directory is tried first, and each refusal is a clear
+sentence."""
 
 import os
 import socket

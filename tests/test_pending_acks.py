@@ -1,4 +1,5 @@
-"""Answers that wait for the WAL: when they are sent, and their errors if the WAL has stopped."""
+"""Answers that wait for the WAL: when they are sent, and which errors they report if the WAL has
+stopped."""
 
 from __future__ import annotations
 

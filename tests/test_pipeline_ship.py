@@ -176,7 +176,7 @@ def test_manifests_say_what_is_in_the_files(stored: Path, lake: Lake) -> None:
             assert manifest.bytes == path.stat().st_size
             assert path.name == f"{manifest.name}.parquet"
             assert found.schema.names == BRONZE_TABLE.names
-            about = pq.read_metadata(path)  # readers skip files by these times
+            about = pq.read_metadata(path)  # readers use these times to skip files
             at = [about.row_group(n).column(about.schema.names.index("at")).statistics
                   for n in range(about.num_row_groups)]  # fmt: skip
             ends = min(one.min for one in at), max(one.max for one in at)
@@ -356,8 +356,8 @@ def test_an_arena_in_the_middle_has_the_names_of_those_around_it(
 
 
 def test_in_a_folder_that_was_emptied_all_begins_anew(tmp_path: Path, lake: Lake) -> None:
-    """The WAL folder is emptied while the exporter runs. The exporter sets its retention hold and
-    reads the names again."""
+    """The WAL folder is emptied while the exporter runs. The exporter then sets its retention hold
+    and reads the names a second time."""
     wal = tmp_path / "wal"
     wal.mkdir()
     shipper = Shipper(wal, lake, "node")
@@ -574,7 +574,7 @@ def test_a_running_daemon_is_shipped(daemon: StartDaemon, tmp_path: Path) -> Non
     status = called("status", "--segments", *where).output
     listed = [json.loads(line) for line in status.splitlines()]
     found = [one["tier"] for one in listed]
-    # first "both", then "hot": the daemon may have sealed a segment after `ship`
+    # "hot" comes after "both": the daemon may have sealed a segment after `ship`
     assert found == sorted(found)
     assert set(found) == {"both", "hot"}
     lsns = [row["lsn"] for row in rows_of(Lake(root))]

@@ -47,8 +47,9 @@ ALONE = Named("demo", {})
 
 @pytest.fixture
 def planned(tmp_path: Path) -> Any:
-    """Return planned(machine, taken=(), before=None, **settings), which plans a daemon on that
-    machine. `taken`: CPUs with loops of other daemons. `before`: the daemon's previous plan."""
+    """Return a function planned(machine, taken=(), before=None, **settings), which makes the
+    placement plan of a daemon on that machine. `taken`: CPUs with loops of other daemons. `before`:
+    the daemon's previous plan."""
 
     def make(
         machine: Machine,
@@ -158,7 +159,7 @@ def test_with_a_loop_on_each_core_others_get_what_is_left_and_that_is_reported(
     assert "its sibling 4 has other threads" in last.reasons[0]
     assert "siblings of loops" in last.clamps[0]
     crowded = planned(machine, taken=(0, 1, 2, 3))
-    # shares a core, but not a CPU, with a loop
+    # the daemon's loop shares a core, but not a CPU, with another loop
     assert (crowded.reaper, crowded.others) == ({7}, {4, 5, 6})
     assert "every core has loops of other daemons, this one 1" in crowded.reasons[0]
     full = planned(machine, taken=tuple(range(8)))

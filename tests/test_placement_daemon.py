@@ -114,7 +114,7 @@ def test_auto_does_what_its_plan_says(daemon: StartDaemon) -> None:
     real = daemon("demo")
     loop, others = affinities(real.pid)
     if plan_placement(topology, Config("demo")).reaper:
-        assert len(loop) == 1  # the choice of the CPU depends on other daemons
+        assert len(loop) == 1  # the choice of this CPU depends on other daemons
         assert all(loop.isdisjoint(cpus) for cpus in others)
     else:
         eventually(lambda: spread(real.pid) == [topology.allowed] * 4)
@@ -279,7 +279,7 @@ def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[Cpus, C
     monkeypatch.setattr(shm, "MOUNT", tmp_path / "shm")
     (tmp_path / "shm").mkdir()
     Machine({0: range(4)}).lay_out(tmp_path)
-    log._start()  # now, because Placement sets all CPUs again when a thread starts
+    log._start()  # start its thread now: Placement sets all CPUs again when a thread starts
     return sets
 
 
@@ -505,7 +505,7 @@ def settled(config: Config) -> Placed:
     arena: Any = FakeArena()
     Placement(config, "").settle(arena)
     placed: Placed = arena.placed
-    log.flush()  # before a child ends, or its messages are lost
+    log.flush()  # otherwise the messages of a child are lost when it ends
     return placed
 
 
@@ -541,8 +541,8 @@ def in_a_child(work: Callable[[], object]) -> object:
 
 
 def bound(node: int) -> tuple[int, int, int]:
-    """Return the number of sampled pages that are not on the node: (before binding, after binding,
-    asked for a node that does not exist)."""
+    """Return how many sampled pages are not on the node: (before binding, after binding, and after
+    binding compared with a node that does not exist)."""
     memory.prefer(node)
     with mmap.mmap(-1, 1 << 20) as mapping:
         mapping.write(bytes(1 << 20))
@@ -596,7 +596,7 @@ def test_a_numa_local_client_leaves_the_loop_alone(
     environment = clean_environment(pinned.dir)
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.strip() == str(local)  # the CPUs of all its threads
+    assert done.stdout.strip() == str(local)  # each thread has these CPUs
 
 
 def test_with_a_daemon_that_chose_nothing_nobody_moves(pinned: Daemon, daemon: StartDaemon) -> None:

@@ -44,7 +44,7 @@ def opened() -> set[Path]:
     command = [sys.executable, "-c", OPENED, str(SCRIPT)]
     said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     found = {Path(line) for line in said.splitlines()}
-    for library in [path for path in found if ".so." in path.name]:  # adds the links to the library
+    for library in [path for path in found if ".so." in path.name]:  # add all links to each library
         stem = library.name.partition(".so")[0]
         same = (path for path in library.parent.glob(f"{stem}.so*"))
         found |= {path for path in same if path.resolve() == library.resolve()}

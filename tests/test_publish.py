@@ -1,4 +1,5 @@
-"""Published notices, which have no timer, and the names that are reserved for the daemon's own."""
+"""Published notices, which have no timer, and the names that are reserved for the daemon's own
+notices."""
 
 from __future__ import annotations
 
@@ -69,7 +70,8 @@ def test_a_notice_without_a_timer_comes_like_any_other(admin: Admin) -> None:
 
 
 def test_no_key_finds_a_published_notice(admin: Admin) -> None:
-    """Calls with the key of a published notice do not find it, before or after a rebuild."""
+    """Calls with the key of a published notice do not find the notice, before or after a
+    rebuild."""
     with Client("demo", timeout=PATIENCE_S) as client, admin:
         admin.publish("t", "k")
         assert client.cancel("k") is CancelResult.UNKNOWN
@@ -83,7 +85,7 @@ def test_no_key_finds_a_published_notice(admin: Admin) -> None:
 
 @pytest.mark.tier("test")
 def test_published_notices_survive_kills_and_reboots(daemon: StartDaemon, daemon_dir: Path) -> None:
-    """The WAL has a record of the notice. A disconnected subscriber finds it in the replay
+    """The WAL has a record of the notice. A disconnected subscriber finds the notice in the replay
     buffer."""
     wal = daemon_dir / "wal"
     real = daemon("demo", "--wal-dir", str(wal), "--retain-age", "1h")

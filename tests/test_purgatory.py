@@ -19,7 +19,7 @@ from purgatoryd.shm_layout.layout import Cause, Message, Status, WireError, size
 pytestmark = pytest.mark.tier("check")
 
 MS = 1_000_000
-LOW = 2**32 - 1  # mask of a version's low half, the number of the CHECK
+LOW = 2**32 - 1  # mask of the low half of a version, which is the number of the CHECK
 BIG = {
     "capacity": 4096,
     "watches": 8192,
@@ -152,7 +152,8 @@ def test_the_end_of_an_operation_frees_its_topic() -> None:
 @pytest.mark.parametrize("keys", [1, 2, 7, 40])
 @pytest.mark.parametrize("threshold", [1, 1000, 10**12])
 def test_a_sum_is_visited_seldom(keys: int, threshold: int) -> None:
-    """Each visit lowers the missing sum by at least one key's share, or a key reaches its cap."""
+    """At each visit, the missing sum has fallen by at least one key's share, or a key has reached
+    its cap."""
     core = Purgatory()
     owner, rng = Owner(core), random.Random(keys * threshold)
     names = [b"k%d" % n for n in range(min(keys, 24))]
@@ -606,7 +607,7 @@ def test_several_cancellations_share_a_reply() -> None:
 
 
 def interrupted(core: Purgatory, owner: Owner) -> bytes:
-    """Return a batch that waits for space. It has stored ended keys for its reply."""
+    """Return a batch that waits for space, after the ended keys for its reply have been stored."""
     owner.send(*(pd.watch(b"%d" % n, ALL, [Key(b"k", 1)], notice=True) for n in range(16)))
     owner.send(
         pd.watch(b"a", ALL, [Key(b"a", 1)]), pd.watch(b"b", ALL, [Key(b"b", 1)], notice=True)
@@ -907,8 +908,8 @@ def test_a_later_watch_does_not_undo_a_forget(restart: bool) -> None:
 
 
 def test_watermarks_stay_for_their_time_to_live_across_a_restart() -> None:
-    """If a rebuild ends an operation, its keys were last touched at the time of the last
-    heartbeat."""
+    """If a rebuild ends an operation, the last use of the operation's keys is set to the time of
+    the last heartbeat."""
     core = Purgatory(replay_capacity=16, now_ns=100 * 10**9)
     owner = Owner(core)
     owner.send(
@@ -1027,8 +1028,8 @@ def test_a_check_is_repeated_when_a_watermark_moved() -> None:
 
 
 def test_a_late_yes_ends_no_other_operation() -> None:
-    """A new operation has the key. Its first CHECK has the same number as the CHECK answered
-    late."""
+    """A new operation has the key of the expired operation. Its first CHECK has the number of the
+    CHECK that is answered late."""
     core = Purgatory()
     owner = Owner(core)
     owner.send(pd.watch(b"c", CLIENT, [Key(b"k", 0)], MS))

@@ -827,8 +827,8 @@ def test_workers_die_at_random_while_others_go_on(
 
 
 def drain(subscriber: Subscriber, seen: list[int], seconds: float) -> bool:
-    """Collect notices for `seconds`; with PATIENCE_S only until notices have come and none
-    follows."""
+    """Collect notices for `seconds`. If that is PATIENCE_S, stop as soon as notices have arrived
+    and no further notice follows."""
     end_s = time.monotonic() + seconds
     before = len(seen)
     while (left_s := end_s - time.monotonic()) > 0:
@@ -1015,9 +1015,9 @@ def test_a_stranger_learns_nothing_with_a_guessed_session(raw: Raw, stranger: Ra
 def test_an_owner_keeps_itself_reachable(
     demo: Daemon, stranger: Raw, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The daemon sends outcomes to the connection on which a session sent its last message. A
-    silent owner sends from time to time, so it receives outcomes even if another connection has
-    used its session."""
+    """The daemon sends outcomes to the connection on which a session sent its last message. An
+    owner without calls sends a message from time to time, so it receives outcomes even if another
+    connection has used its session."""
     monkeypatch.setattr(purgatory_module, "KEEP_ALIVE_S", 0.02)
     with owner() as p:
         op = p.watch("w", AllOf({"k": 1}), HOUR_S)
@@ -1040,7 +1040,8 @@ def test_a_session_that_ends_drops_its_outcomes(raw: Raw, stats: Callable[[str],
 
 
 def test_an_owner_that_does_not_read_gets_all_once_it_reads(demo: Daemon, a: Purgatory) -> None:
-    """The owner does not read until its outcomes exceed the limit for a silent owner."""
+    """The owner reads nothing until its outcomes exceed what the daemon's socket queues for one
+    peer."""
     payload = bytes(8000)
     fields = {"payload_len": len(payload), "ext_len": len(KEY), "time_kind": TimeKind.DELAY}
     demo.restart("--payload-memory", "64M")

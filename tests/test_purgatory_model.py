@@ -47,7 +47,7 @@ MS = 1_000_000
 class Watermark:
     watermark: int = 0
     error: int = 0
-    touched_s: int | None = 0  # None = forgotten, to be removed with its last watcher
+    touched_s: int | None = 0  # None = forgotten: removed when its last watcher ends
 
 
 @dataclass
@@ -63,7 +63,7 @@ class Operation:
     payload: bytes
     notice: bool
     version: int = 0
-    check: str = ""  # "asked": a CHECK is sent; "moved": a key has moved since
+    check: str = ""  # "asked": a CHECK was sent; "moved": a key has moved since then
     cause: int = 0
     error: int = 0
     ended_ns: int = 0
@@ -81,7 +81,7 @@ class Model:
     armed: dict[bytes, Operation] = field(default_factory=dict)
     inbox: dict[int, dict[int, Operation]] = field(default_factory=dict)  # by session and ticket
     unsent: set[int] = field(default_factory=set)  # tickets of messages to send
-    # ended operations with a notice, since the last comparison
+    # operations with a notice that have ended since the last comparison
     verdicts: list[Operation] = field(default_factory=list)
 
     # ---- conditions ----
@@ -198,7 +198,7 @@ class Model:
     # ---- commands ----
 
     def refusal(self, op: Operation) -> int:
-        """Return the status that refuses to arm an operation, without a change of watermarks."""
+        """Return the status with which an operation is refused. Change no watermark."""
         slots = len(self.armed) + len(
             [o for box in self.inbox.values() for o in box.values() if o.cause]
         )
@@ -304,7 +304,7 @@ class Model:
         return Answer(lib.PG_ST_CANCELLED, op.deadline_ns, op.ticket)
 
     def complete(self, session: int, key: bytes, version: int) -> Answer:
-        """Complete an operation with a CLIENT condition, if the session is that of its owner."""
+        """Complete an operation with a CLIENT condition, if `session` belongs to its owner."""
         op = self.armed.get(key)
         if op is None or op.condition != CLIENT or op.session != session:
             return Answer(lib.PG_ST_UNKNOWN, 0, 0)
@@ -328,8 +328,8 @@ class Model:
         self.unsent -= self.inbox.pop(session).keys()
 
     def rebuilt(self) -> None:
-        """Apply a rebuild: all messages are sent again, including CHECKs. Another CHECK follows an
-        answer of no."""
+        """Apply a rebuild: all messages are sent again, including CHECKs. Each answer of no is
+        followed by another CHECK."""
         for box in self.inbox.values():
             for ticket in [t for t, op in box.items() if not op.cause]:
                 del box[ticket]
@@ -511,7 +511,7 @@ class PurgatoryMachine(RuleBasedStateMachine):
         for n, ((name, fields), found) in enumerate(zip(commands, reply.answers, strict=True)):
             if busy and found.status == lib.PG_ST_BUSY:
                 # the record may share a key with the record that was BUSY: tests/c/test_purgatory.c
-                # has this case
+                # tests this case
                 continue
             ended = reply.ended.get(n, [])
             assert found == self.expected(owner, name, fields, found, ended), (name, fields)
@@ -708,7 +708,8 @@ class PurgatoryMachine(RuleBasedStateMachine):
 
     @invariant()
     def nobody_was_passed_over(self) -> None:
-        """Check the watchers of each key: all are there, in order, and wait above the watermark."""
+        """Check the watchers of each key: none is missing, they are in order, and each waits for a
+        higher watermark."""
         records = self.core.rows(lib.PG_R_WATCHES, "pg_watch")
         for name, row in self.core.watermarks():
             order = list(in_order(records, row.root))

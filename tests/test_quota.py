@@ -33,14 +33,14 @@ def granules(count: int) -> int:
 
 
 def names_of(core: Purgatory) -> dict[bytes, tuple[int, int]]:
-    """Return (timers, bytes) that each namespace counts."""
+    """Return (timers, bytes) of each namespace, as its row counts them."""
     rows = core.rows(lib.PG_R_NAMESPACES, "pg_namespace")
     used = [rows[i] for i in range(core.config["namespaces"]) if rows[i].name_len]
     return {bytes(ffi.buffer(n.name, n.name_len)): (n.live, n.bytes) for n in used}
 
 
 def accounts_of(core: Purgatory) -> dict[int, tuple[int, int]]:
-    """Return (timers, bytes) that each uid's account counts."""
+    """Return (timers, bytes) of each uid, as its account counts them."""
     rows = core.rows(lib.PG_R_ACCOUNTS, "pg_account")
     used = [rows[i] for i in range(core.config["accounts"]) if rows[i].in_use]
     return {a.uid: (a.live, a.bytes) for a in used}
@@ -340,7 +340,7 @@ def test_operations_come_back_evenly(core: Purgatory, whose: str) -> None:
     assert over(alice.send(advances[0])[0])[4] == retry_ns
     core.advance(retry_ns)
     assert statuses(alice.send(*advances[:2])) == [Status.DONE, Status.QUOTA]
-    core.advance(retry_ns + 10 * SECOND_NS)  # at most one second of unused operations is saved
+    core.advance(retry_ns + 10 * SECOND_NS)  # unused operations of at most one second are saved
     assert statuses(alice.send(*advances)).count(Status.DONE) == 4
 
 
@@ -525,7 +525,8 @@ NAME_QUOTA = 12
 
 
 class Accounting(RuleBasedStateMachine):
-    """Puts, replacements, watches, cancels, ends and kills: the counts equal those of the slots."""
+    """Puts, replacements, watches, cancels, ends and kills: the stored counts equal a recount of
+    the slots."""
 
     @initialize()
     def begin(self) -> None:
@@ -642,8 +643,7 @@ class Accounting(RuleBasedStateMachine):
 
     @rule(garbage=st.booleans())
     def kill(self, garbage: bool) -> None:
-        """Restart the core as after a kill. `garbage`: overwrite derived state and counts
-        before."""
+        """Restart the core as after a kill. `garbage`: first overwrite derived state and counts."""
         if garbage:
             for region in DERIVED:
                 view = self.core.region(region)

@@ -343,8 +343,8 @@ def test_settings_of_tcp_come_together(daemon: StartDaemon) -> None:
 
 
 def message(first: int, count: int, stream_id: int = 7, incarnation: int = 1) -> list[bytes]:
-    """Return a message with `count` notices of topic t, whose first sequence is `first`. With
-    `count` 0 it is a heartbeat after sequence `first` - 1."""
+    """Return a message with `count` notices of topic t, numbered from `first`. If `count` is 0, the
+    message is a heartbeat after sequence `first` - 1."""
     head = struct.pack(
         "<IHHQQQQqqII", 0x4E434750, 1, 0, stream_id, incarnation, first, first + count - 1, 0, 0,
         count, 0,
@@ -437,7 +437,8 @@ def test_a_gap_of_an_earlier_numbering_hides_no_notice(again: str) -> None:
 
 @pytest.mark.parametrize("sent", [0, 3])
 def test_a_loss_after_a_reported_loss_of_continuity_is_reported(sent: int) -> None:
-    """Lagged reports the new stream. It covers the notices that this stream has already sent."""
+    """Lagged reports that a new stream has begun. No further loss is reported for notices that this
+    stream had sent by then."""
     arenas: list[Any] = [LostArena(7, {"t": (1, 0)})]
     stream = Stream("n", None, lambda: arenas[-1], HOST.boot_ns)
     arenas[0].state = ArenaState.RETIRED

@@ -26,7 +26,8 @@ COUNTS = {
     State.COMMITTED: "new",
     State.PRIVATE_PLACED: "new",
 }
-"""The arena that a start uses after a kill in this state, before the next step."""
+"""For each state: the arena that a start uses if a kill came in this state, before the next
+step."""
 
 
 @pytest.fixture

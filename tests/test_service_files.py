@@ -1,4 +1,4 @@
-"""The daemon as a systemd service: installed units, log, and settings that are read again."""
+"""The daemon as a systemd service: installed units, the log, and settings after a reload."""
 
 from __future__ import annotations
 

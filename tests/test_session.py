@@ -131,8 +131,9 @@ class ModelDaemon:
 
 
 class Conversation(RuleBasedStateMachine):
-    """A connection keeps order and loses nothing until it breaks. Then it loses messages in flight,
-    except a part that the daemon still reads. The client notices the break at any later time."""
+    """A connection keeps order and loses nothing until it breaks. Then it loses the messages in
+    flight, except for requests that the daemon still reads. The client may notice the break at any
+    later time."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -642,7 +643,7 @@ def test_a_channel_reports_each_connection_once(daemon_dir: Path) -> None:
 
 
 def waited(channel: Channel, timeout_s: float, *, to_send: bool = False, kicked: int = -1) -> bool:
-    """Wait for events of one channel; return whether there is one."""
+    """Wait for an event of one channel; return whether an event came."""
     poller = ChannelPoller(kicked)
     poller.watch(channel, to_send=to_send)
     return bool(poller.wait(timeout_s))

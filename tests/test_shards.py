@@ -484,7 +484,7 @@ def test_an_end_has_more_time_while_a_shard_gets_further(monkeypatch: pytest.Mon
 
 
 def looks_after(*states: State, wake_fd: int = -1) -> Deployment:
-    """Return a deployment without processes whose shards are in these states."""
+    """Return a deployment whose shards are in these states. No processes run."""
     idle = SimpleNamespace(receive=lambda: None)
     nothing: Any = SimpleNamespace(
         pending=lambda *, commands: False, fds=lambda: (), watch_due_ns=2**62, notices_fd=-1,
@@ -564,7 +564,7 @@ def test_a_reload_does_not_make_a_start_ready() -> None:
     one._lifecycle.state = DaemonState.DEGRADED
     one.loop.reload_if_requested()
     one._report_reload()
-    assert said == ["r", "R"]  # the starting shard is asked once it is ready
+    assert said == ["r", "R"]  # the starting shard is asked to reload once it is ready
     assert [each.state for each in one._shards] == [State.DOWN, State.STARTING]
     assert one._shards[1]._reload_missed
 
@@ -703,7 +703,7 @@ def test_a_shard_that_is_silent_is_not_asked_for_a_while() -> None:
     breaker.failed()
     now_ns += PAUSE_NS
     with pytest.raises(ShardUnavailable):
-        breaker.check()  # after a failed probe, the pause is twice as long
+        breaker.check()  # after a failed probe, the breaker refuses calls for twice as long
     now_ns += PAUSE_NS
     breaker.check()
     breaker.answered()
@@ -716,7 +716,8 @@ def test_a_shard_that_is_silent_is_not_asked_for_a_while() -> None:
 
 
 def test_several_silent_partitions_do_not_take_the_time_of_each() -> None:
-    """together() waits for all partitions at the same time, and for each until it has failed."""
+    """together() waits for all partitions at the same time, and for each partition until its call
+    has failed."""
     steps = Counter[str]()
 
     def silent(name: str, deadline_s: float, count: int) -> Job[None]:
@@ -809,7 +810,7 @@ def test_busy_rows_of_several_partitions_are_reported_by_their_number() -> None:
         merged.check()
     assert (caught.value.rows, caught.value.result) == ((1, 2), merged)
     lost = DaemonError()
-    merged.fail(lost)  # replaces Busy, because it means rows without a result
+    merged.fail(lost)  # replaces Busy: after this error, some rows have no result
     merged.fail(odd._busy())
     with pytest.raises(DaemonError) as other:
         merged.check()

@@ -295,7 +295,8 @@ def test_bulk_loads_need_a_namespace_with_one_partition(clicks: Daemon) -> None:
 
 
 def one_partition(owner: Purgatory | AsyncPurgatory, key: str, *, same: bool) -> str:
-    """Return a watch key in the same partition as the operation's key `key`, or in another one."""
+    """Return a watch key in the partition of the operation's key `key`; if not `same`, in another
+    partition."""
     core = owner._core
     return next(w for w in map(str, range(100)) if (core.of(w) is core.of(key)) is same)
 
@@ -421,7 +422,7 @@ def test_after_an_error_a_client_of_many_partitions_waits_for_no_shard(
         assert time.monotonic() - frozen_s[0] < PATIENCE_S / 6
     finally:
         for pid in pids:
-            with suppress(ProcessLookupError):  # a killed process may have ended
+            with suppress(ProcessLookupError):  # the process may have been killed
                 os.kill(pid, signal.SIGCONT)
 
 
@@ -470,7 +471,8 @@ def test_a_silent_shard_is_not_asked_for_a_while_by_real_clients(clicks: Daemon)
             for key in (one, other, one):
                 with pytest.raises(DaemonError):
                     timers.get(key, timeout=0.2)
-            # A call after the pause is a probe, which is sent to the shard and fails.
+            # After the circuit breaker's pause, the next call is a probe: it is sent to the shard
+            # and fails.
             refusal = eventually(lambda: unavailable(timers, other))
             assert refusal is not None
             assert refusal.shard == 0
@@ -483,7 +485,7 @@ def test_a_silent_shard_is_not_asked_for_a_while_by_real_clients(clicks: Daemon)
             assert result.statuses == [Status.NONE, Status.ADDED]
             assert timers.cancel(lively) is CancelResult.CANCELLED
         finally:
-            with suppress(ProcessLookupError):  # a killed process may have ended
+            with suppress(ProcessLookupError):  # the process may have been killed
                 os.kill(pid, signal.SIGCONT)
         eventually(lambda: answers(timers, other) and answers(timers, one))
 
@@ -539,7 +541,8 @@ def test_a_deployment_is_degraded_while_a_shard_is_not_there(
     why = "demo-1-0 has ended and is being restarted"
     listener = Subscriber("demo", namespace=EVENTS_NAMESPACE, topics=[EVENTS_TOPIC])
     with (daemon_dir / "demo-1-0.lock").open("r+") as lock:
-        # otherwise the supervisor may restart the shard before the test looks at the state
+        # stop the supervisor, which may otherwise restart the shard before the test looks at the
+        # state
         os.kill(demo.pid, signal.SIGSTOP)
         os.kill(pid_of(demo, 0), signal.SIGKILL)
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -570,7 +573,7 @@ def test_a_deployment_is_degraded_while_a_shard_is_not_there(
         eventually(lambda: deployment_status()["condition"] == "draining")
         admin.resume()
         manager.hears("STATUS=ready")
-        eventually(lambda: states(demo) == ["ready", "ready"])  # one shard had drained
+        eventually(lambda: states(demo) == ["ready", "ready"])  # one shard had finished draining
         eventually(lambda: deployment_status()["condition"] == "ready")
     held = pid_of(demo, 0)
     os.kill(held, signal.SIGSTOP)
@@ -587,12 +590,14 @@ def test_a_deployment_is_degraded_while_a_shard_is_not_there(
 
 
 def hears_move(listener: Subscriber, **move: object) -> None:
-    """Wait until the deployment publishes a notice about a move with these fields."""
+    """Wait until the deployment publishes a notice about a change of its state with these
+    fields."""
     eventually(lambda: move.items() <= move_in(listener.get(PATIENCE_S)).items())
 
 
 def move_in(notice: Notice | None) -> Any:
-    """Return the fields of a notice about a move of the whole deployment; {} for other notices."""
+    """Return the fields of a notice about a new state of the whole deployment; {} for other
+    notices."""
     return json.loads(notice.payload) if notice and notice.key == "deployment" else {}
 
 

@@ -66,7 +66,8 @@ def durable(worker: str | None = None) -> Client:
 
 
 def begun(timestamps: dict[str, int]) -> dict[str, int]:
-    """Return the timestamps without `done_boot_ns`, which a record of arming does not know yet."""
+    """Return the timestamps without `done_boot_ns`, which is not known yet when a timer is
+    armed."""
     return {name: value for name, value in timestamps.items() if name != "done_boot_ns"}
 
 
@@ -151,7 +152,8 @@ def resized(real: Daemon) -> None:
 def test_timestamps_are_known_after_an_interruption(
     interrupted: Callable[[Daemon], None], real: Daemon, wal: Path
 ) -> None:
-    """The timestamps come from the arena, from the WAL, or from a snapshot."""
+    """After the interruption, the timestamps come from the arena, from the WAL, or from a
+    snapshot."""
     with durable() as client:
         client.add("k", delay=HOUR_S)
     (arm,) = of_kind(wal, "arm")
@@ -280,7 +282,8 @@ def test_answers_wait_until_the_wal_has_space_for_their_records() -> None:
 
 
 def test_a_batch_that_takes_several_calls_was_begun_in_the_first() -> None:
-    """For a timer that is armed in a later call, the stage "local" ends with this later call."""
+    """If a later call of the core arms a timer, the timer's stage "local" ends with this later
+    call."""
     core = driver.Purgatory(
         wal_buffer_bytes=lib.PG_WAL_BUFFER_MIN,
         capacity=4096,

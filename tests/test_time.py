@@ -88,7 +88,8 @@ def at(wall: Wall, after_s: float) -> datetime:
 
 
 def due(subscriber: Subscriber, wall: Wall, deadline: datetime) -> str:
-    """Return the key of the next notice. By its own time and by the clock it must not be early."""
+    """Return the key of the next notice. Both the time in the notice and the clock must have
+    reached the deadline."""
     notice = subscriber.get(PATIENCE_S)
     assert notice is not None
     assert notice.fired_at >= deadline
@@ -218,7 +219,8 @@ def test_a_daemon_and_clients_in_a_time_namespace(daemon_dir: Path) -> None:
 @pytest.mark.tier("all")
 @pytest.mark.parametrize("seconds", [DAY_S, -120])
 def test_a_client_outside_of_the_daemons_time_namespace(seconds: int, daemon_dir: Path) -> None:
-    """The daemon counts delays from their arrival. The test measures with the monotonic clock."""
+    """The daemon counts a delay from the arrival of its request. The test measures with the
+    monotonic clock."""
     real = Daemon("demo", daemon_dir, python=ahead(daemon_dir, seconds))
     try:
         with (
@@ -266,7 +268,8 @@ def armed(real: Daemon) -> set[wire.Key]:
 
 @pytest.mark.parametrize("end", [Daemon.stop, Daemon.kill])
 def test_a_day_of_suspend(sleeper: Daemon, daemon_dir: Path, end: object) -> None:
-    """Due timers fire once, flagged LATE, in the order of their deadlines. The others wait."""
+    """Due timers fire once, flagged LATE, in the order of their deadlines. The other timers wait
+    for their deadlines."""
     hours = {"23": 23, "1": 1, "25": 25, "12": 12}
     with Client("demo") as client:
         for key, after in hours.items():

@@ -234,8 +234,8 @@ def test_workers_leave_other_loops_alone(
     ("given", "cpus"),
     [
         ((0, 1, 4), [4]),
-        ((0, 1), [0, 1]),  # no given CPU is on the node
-        ((7, 15), [15]),  # the sibling of the loop's CPU
+        ((0, 1), [0, 1]),  # none of the given CPUs is on the daemon's node
+        ((7, 15), [15]),  # only the sibling of the loop's CPU is left
         ((7,), [7]),
     ],
 )

@@ -124,7 +124,8 @@ EVERY_TABLE = pytest.mark.parametrize(
 
 
 def held_by(core: Purgatory, uid: int) -> dict[str, int]:
-    """Return a uid's number of rows by table, from its account and the names that it created."""
+    """Return by table how many rows a uid has, from its account and from the names that it
+    created."""
     rows = core.rows(lib.PG_R_ACCOUNTS, "pg_account")
     used = [rows[i] for i in range(core.config["accounts"]) if rows[i].in_use]
     counts = [(a.sessions, a.watch_keys, a.watches) for a in used if a.uid == uid] or [(0, 0, 0)]
@@ -186,7 +187,7 @@ def test_a_session_beyond_the_share_is_refused(core: Purgatory) -> None:
     assert (error.resource, error.uid, error.used, error.limit) == ("sessions", ALICE, SHARE, SHARE)
     assert "raise --uid-share or --sessions" in str(error)
     again = wire.decode_reply(core.send(wire.encode_hello((1).to_bytes(16, "little")), None, ALICE))
-    # the nonce of an open session finds this session
+    # the daemon answers the nonce of an open session with this session
     assert (again.error, again.session) == (0, owners[0].id)
     Owner(core, 8, BOB)
     owners[0].bye()
@@ -288,7 +289,7 @@ SLOTS = 16
 
 
 def outcome(owner: Owner, n: int) -> pd.Answer:
-    """Arm an operation that ends at once, so that its outcome waits for the owner."""
+    """Arm an operation that ends at once, so that the owner has an unacknowledged outcome."""
     return owner.send(pd.watch(b"e%d-%d" % (owner.uid, n), ANY, [Key(b"all", 0)]))[0]
 
 

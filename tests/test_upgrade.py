@@ -127,8 +127,8 @@ def is_due(timer: dict[str, Any]) -> bool:
 
 
 def what_is_armed_stays(reader: Reader, was: dict[str, Any], shift_ns: int = 0) -> None:
-    """Check the armed timers. A wall deadline becomes a boot time by today's wall clock, so only
-    its wall time is checked."""
+    """Check the armed timers. A wall deadline was converted to a boot time by today's wall clock,
+    so only its wall time is checked."""
     armed = {i.ticket: i for i in infos(reader)}
     expected = [t for t in was["timers"] if not is_due(t)]
     assert armed.keys() == {t["ticket"] for t in expected}
@@ -320,7 +320,8 @@ def test_a_stored_export_is_imported(
 
 
 def moved_by(reader: Reader, was: dict[str, Any]) -> int:
-    """Return the shift of delays to this boot's clock in ns. Check it with the wall clock."""
+    """Return by how many ns delays were shifted to this boot's clock. Check this number with the
+    wall clock."""
     far = next(t for t in was["timers"] if t["wall_ns"] is None and not is_due(t))
     (found,) = (i for i in infos(reader) if i.ticket == far["ticket"])
     shift_ns = int(found.deadline_ns - far["deadline_ns"])
@@ -561,7 +562,8 @@ print([frame.lsn for frame in walk.frames()])
 
 def append_one_in_doubt(arena: Arena, *, seen: bool) -> int:
     """Arm five timers, then restore the state of a kill at the last frame. Return the number of
-    frames that count afterwards. With `seen`, the effect of the last frame is in the arena."""
+    frames that the next start accepts. With `seen`, the effect of the last frame is in the
+    arena."""
     arm_five(arena)
     buffer, at = arena.wal_buffer, 0
     ring = ffi.cast("uint8_t *", buffer) + lib.PG_WAL_BUFFER_HEAD

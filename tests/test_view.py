@@ -117,7 +117,7 @@ def test_occupancy_of_tables(sampler: Sampler) -> None:
         client.add_many([(f"k{i}", 60.0, "orders", bytes(100)) for i in range(10)])
         view = sampler.take()
     assert fill(view, "timers") == (10, 1000)
-    assert fill(view, "namespaces") == (1, 64)  # the daemon's own namespace does not count
+    assert fill(view, "namespaces") == (1, 64)  # the daemon's own namespace is not counted
     assert fill(view, "topics") == (1, 1024)
     assert fill(view, "payload memory")[0] == fill(empty, "payload memory")[0] + 10 * 112
     assert fill(view, "sessions") == (1, 1024)
@@ -146,8 +146,8 @@ def test_figures_updated_once_a_second_are_rated_over_the_window(
     first = sampler._moment()
 
     def moment(number: int) -> _Moment:
-        """Return the sample of half a second later. There are 100 wake-ups and 100 advances per
-        second; wake-ups come in bursts of one second."""
+        """Return sample `number`: there is one each half second. Each second has 100 advances, and
+        100 wake-ups in one burst."""
         made = {"wakeups": number // 2 * 100, "advances": number * 50}
         metrics = replace(first.metrics, counters={**first.metrics.counters, **made})
         return _Moment(number * S // 2, first.epoch, metrics)
@@ -188,7 +188,7 @@ def test_a_client_that_does_not_acknowledge_is_seen(demo: Daemon, sampler: Sampl
 
 @pytest.mark.tier("all")
 def test_a_healthy_client_is_not_slow(demo: Daemon, sampler: Sampler) -> None:
-    """A client with an outcome that has just arrived does not count as slow."""
+    """A client with an outcome that has just arrived is not reported as slow."""
     with Raw(demo) as owner, Client("demo") as fast, Admin("demo") as admin:
         fast.add("k", delay=60)
         owner.batch(watch(b"one", b"t", 1), watch(b"two", b"other", 1))

@@ -27,7 +27,7 @@ INHERITED = 1200
 
 @pytest.fixture
 def many() -> Iterator[list[int]]:
-    """Open INHERITED descriptors. The soft limit is raised just as far as necessary."""
+    """Open INHERITED descriptors. The soft limit of open files is then just high enough."""
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (before[1], before[1]))
     opened = [os.open(os.devnull, os.O_RDONLY) for _ in range(INHERITED)]

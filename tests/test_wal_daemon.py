@@ -355,7 +355,7 @@ def of_kind(kind: str, real: Daemon, wal: Path) -> list[Frame]:
 
 
 def new_stream(subscriber: Subscriber, wanted: set[int]) -> list[int]:
-    """Return the tickets of the new stream in order of arrival, when all wanted ones are there."""
+    """Wait for all wanted tickets. Return the tickets of the new stream in order of arrival."""
     tickets: list[int] = []
     while not wanted <= set(tickets):
         try:
@@ -407,7 +407,7 @@ def test_another_boot_has_another_clock(daemon: StartDaemon, wal: Path) -> None:
 
 
 class Ledger:
-    """Results that a client knows, and keys of calls whose outcome it does not know."""
+    """Results that a client knows, and keys of calls whose result it does not know."""
 
     def __init__(self, seed: int) -> None:
         self.rng = random.Random(seed)
@@ -1409,7 +1409,7 @@ def test_more_durable_namespaces_than_there_are_slots_for_are_refused(
     few = wal_flags(wal, "--namespaces", "1", "--durable-namespace", "shop")
     said = refused(lambda: daemon("demo", *few, "--durable-namespace", "bank"))
     assert "namespaces = 1" in said
-    assert "every durable one" in said
+    assert "the durable namespaces" in said
     daemon("demo", *few)
 
 

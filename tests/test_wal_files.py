@@ -1,8 +1,8 @@
 """Damaged WAL segments: every bit flipped, every cut, and different bytes after a cut.
 
 A Walk, which reads segments, always returns a prefix of the written groups. If it leaves groups
-out, either they were never committed, or it reports which records are missing. $WAL_ROUNDS adds
-groups and subsets of sectors.
+out, either they were never committed, or it reports which records are missing. A higher $WAL_ROUNDS
+tests more groups and more subsets of sectors.
 """
 
 from __future__ import annotations
@@ -215,7 +215,7 @@ def test_every_cut(
         walked = Walk().read(files)
         is_prefix(walked, stale if files[0] == stale.files[0] else written)
         changed = files[segment][:used] != written.files[segment][:used]
-        # a cut before another segment is no torn tail
+        # a cut in a segment that is not the newest is damage, not a torn tail
         assert segment == 1 or walked.refused == changed
         assert segment == 0 or not walked.damaged
     print(f"{used} cuts of segment {segment + 1}, {behind.__name__}")

@@ -214,7 +214,7 @@ def test_the_oracle_refuses_a_loss_that_the_replay_buffer_does_not_explain() -> 
     for sequence in (1, 2, 3):
         judge.sent[7, "a", sequence] = Sent(sequence, "k", b"", 0, 0, Cause.PUBLISHED)
     deliveries.received("a", 1, judge.sent[7, "a", 1])
-    with pytest.raises(Violation, match="which the replay buffer has"):
+    with pytest.raises(Violation, match="but the replay buffer has this notice"):
         deliveries.lagged("a", 2, 3)
     replayable.clear()
     with pytest.raises(Violation, match="were lost after 4"):

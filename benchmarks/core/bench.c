@@ -192,8 +192,8 @@ static void draft_set(struct draft *d, uint32_t i, double cancel_ms, double due_
 }
 
 /* Draw a timer that is pending in the steady state, with times relative to the start. The draw
- * accounts for the fact that a timer with a longer stay is more likely to be pending at a given
- * time. */
+ * accounts for the fact that a timer that stays pending longer is more likely to be pending at any
+ * given time. */
 static void draw_pending(struct draft *d, uint32_t i)
 {
     double delay_ms = random_delay_ms(5000 * exp(1.0));
@@ -243,7 +243,7 @@ static double next_call_ns(const struct kind *k, const struct timers *t)
     return (double)(clock_ns(CLOCK_MONOTONIC) - begin_ns) / NEXT_CALLS;
 }
 
-/* Run one tick: expire due timers, cancel the ids in `cancels`, add `adds` timers of the draft. */
+/* Run one tick: expire due timers, cancel `cancels`, add the first `adds` timers of `d`. */
 static uint64_t mix_tick(const struct kind *k, struct timers *t, uint32_t tick, struct draft *d,
                          uint32_t adds, const uint32_t *cancels, uint32_t cancel_count)
 {

@@ -13,8 +13,8 @@
 
 struct timers;
 
-/* Functions of one structure. Ids are below the capacity; the benchmark never adds more timers than
- * fit. Functions take whole batches, so that a structure can prefetch memory. */
+/* Functions of one structure. Ids are below the capacity; the benchmark never exceeds the capacity.
+ * Functions take whole batches, so that a structure can prefetch memory. */
 struct kind {
     const char *name;
     struct timers *(*create)(uint32_t capacity, int64_t tick_ns);

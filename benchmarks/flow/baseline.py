@@ -107,7 +107,8 @@ def _added(folder: str) -> float:
 
 
 def silver(bronze: str, out: Path) -> float:
-    """Return the seconds to write the rows of final states, with the durations of their stages."""
+    """Return the seconds to write one row for each final state, with the durations of its
+    stages."""
     return seconds(f"""
         COPY (
             SELECT daemon, segment, lsn, kind, clock, cause, namespace, topic, ticket, key, add_lsn,

@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 DAY_NS = 86_400 * 10**9
 WINDOW_NS = 300 * 10**9
 BASE_S = 1_893_456_000  # 2030-01-01, midnight
-CANCELLED = 10  # one in this number of timers of the cold tier is cancelled
-WARM_ADDS = 3  # number of bulk adds after the first; their median is reported
+CANCELLED = 10  # one timer in CANCELLED is cancelled, in the cold tier
+WARM_ADDS = 3  # number of warm bulk adds, after the cold one; their median is reported
 STAGES = ("request_queue_ns", "remote_ns", "response_queue_ns", "send_ns")
 
 Figures = dict[str, float]
@@ -166,7 +166,7 @@ def cold_tier(spark: SparkSession, folder: Path, rows: int) -> Steps:
     """Bulk-load a day into a cold tier, cancel a tenth of its timers, and promote five minutes of
     it."""
     found: Figures = {}
-    nobody = BulkLoader("nobody")  # a loader without a daemon: no cancel of this day must reach one
+    nobody = BulkLoader("nobody")  # no such daemon: cancels of this day must not reach a daemon
     for name in ("cold", "warm"):
         place = folder / name
         place.mkdir(parents=True)
@@ -190,8 +190,8 @@ def cold_tier(spark: SparkSession, folder: Path, rows: int) -> Steps:
 
 
 def cancelled(rows: int) -> pa.Table:
-    """Return the keys of a tenth of the day. They are in Arrow, because Python objects would count
-    as memory of the pipeline."""
+    """Return the keys of a tenth of the day's timers, as an Arrow table: Python objects would be
+    measured as memory of the pipeline."""
     numbers = pa.array(np.arange(0, rows, CANCELLED)).cast(pa.string())
     count = len(numbers)
     keys = pa.compute.binary_join_element_wise("order:2030:", numbers, "").cast(pa.binary())

@@ -25,7 +25,7 @@ TOPICS = 64
 AT_ONCE = 50_000
 PATIENCE_S = 300.0
 MANY = 1_000_000
-FIRING = 10  # one in this number of timers is due at once; all other timers are cancelled
+FIRING = 10  # one timer in FIRING is due at once; the others are cancelled
 
 
 @contextmanager

@@ -1,10 +1,11 @@
 /* baseline.h - two earlier designs of a purgatory, with the message format of the core: they read
  * its WATCH, ADVANCE_KEY and FORGET records and write its OUTCOMES messages.
  *
- *   old  one heap of requests; watch lists in a hash map; a completed request stays in both
- *        until a purge scans them all
+ *   old  one heap of requests; watch lists in a hash map; a completed request stays in the heap
+ *        and in its lists until a purge scans all of them
  *   new  a hierarchical wheel of 1 ms x 20 with a heap of its buckets; a completed request leaves
- *        the timer at once, and its lists at a purge that an estimate triggers
+ *        the wheel at once, but its lists only at a purge, which starts when an estimate says that
+ *        the lists have too many requests
  *
  * They have only the features that the experiment needs, which makes them faster: one namespace,
  * keys of 8 bytes, condition ANY, no sessions, no validation, no state that survives the

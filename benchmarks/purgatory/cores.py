@@ -160,7 +160,7 @@ class Baseline:
 
 
 def sizes(experiment: Experiment) -> dict[str, int]:
-    """Return the size settings of an arena with space for the requests of 330 ms."""
+    """Return the size settings of an arena with space for all requests that arrive in 330 ms."""
     slots = max(1 << 14, int(experiment.rate * 0.33))
     keys = experiment.own * slots + experiment.shared + 1
     return {
@@ -232,8 +232,8 @@ class Ours:
         """Expire operations that are due. Raises Refused if a record has been refused in an earlier
         iteration.
 
-        Reading counters costs less than checking every status. Wrong answers of other kinds lead to
-        wrong outcomes, which the driver finds.
+        It reads the counters of refusals, because a check of every status would cost more. Other
+        wrong answers lead to wrong outcomes, which the driver finds.
         """
         if any(getattr(self._metrics, name) for name in REFUSALS):
             raise Refused
@@ -249,7 +249,8 @@ class Ours:
         return Figures(sum(len(array) for array in self._mapped))  # all their pages are resident
 
     def check(self) -> None:
-        """Check every invariant, and that no operation and no own key is left."""
+        """Check every invariant, and that no operation and no own watch key of a request is
+        left."""
         fault = ffi.new("struct pg_fault *")
         if not lib.pg_check(self._a, fault):
             raise SystemExit(f"broken: {ffi.string(fault.part)} {ffi.string(fault.detail)}")

@@ -136,8 +136,8 @@ class Driver:
     def _collect(self) -> None:
         """Take outcomes and acknowledge them.
 
-        A request's own keys are removed when it ends. If an advance came too late, it has created
-        its key again, so this function forgets the key.
+        A request's own keys are removed when the request ends. An advance that comes later creates
+        its key again, so this function forgets that key.
         """
         while length := self.core.inbox():
             got_ns = self.clock.now_ns()

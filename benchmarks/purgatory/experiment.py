@@ -112,7 +112,7 @@ class Result:
     satisfied: int
     expired: int
     ambiguous: int  # requests that ended in the window in which either outcome is right
-    wrong: int  # outcomes that differ from the prediction outside of the window, or that are early
+    wrong: int  # outcomes other than predicted, outside of the window; early expiries
     lost: int  # requests without an outcome
     repeated: int  # outcomes received again: the daemon repeats them until they are acknowledged
     aborted: bool  # the run fell too far behind its schedule and was stopped

@@ -130,7 +130,7 @@ void row_forget(struct baseline *b, uint64_t key)
 }
 
 /* Forget the own rows of a request that has ended. If a row's list is empty, delete the row here;
- * if not, a later row check deletes it. */
+ * else a later advance or purge deletes the row once its list is empty. */
 void rows_leave(struct baseline *b, const struct request *r)
 {
     for (unsigned n = 0; n < r->keys; n++) {

@@ -96,7 +96,7 @@ class Through:
 
 
 def settings(experiment: Experiment) -> list[str]:
-    """Return daemon settings with space for the requests of 350 ms."""
+    """Return daemon settings with space for all requests that arrive in 350 ms."""
     slots = max(1 << 14, int(experiment.rate * 0.35))
     keys = slots * experiment.own + experiment.shared
     return [

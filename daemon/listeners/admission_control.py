@@ -5,8 +5,9 @@ parts in a message. So admission control keeps a record of every connection: its
 uid from the kernel. It checks all connections every LOOK_NS while bytes arrive. If the process has
 grown by ALARM_BYTES, a check closes these connections:
 
-    bytes keep arriving, but no message is complete      the peer is also refused for a while
-    the same number of bytes waits for the peer          it does not read
+* connections on which bytes keep arriving, but no message is complete; their peers are also refused
+  for a while,
+* connections whose peers do not read: the number of bytes that wait for the peer does not change.
 
 Above SHED_BYTES it also closes connections whose messages only wait for their turn. A client whose
 connection is closed loses nothing: its session and the replay buffer still have everything.
@@ -200,7 +201,8 @@ class AdmissionControl:
     # ---- connections ---------------------------------------------------------------------
 
     def _accepted(self, socket_index: int, fd: int) -> None:
-        if fd in self._peers:  # reused: another socket reports its end later
+        # The number is reused: another socket reports the end of the old connection later.
+        if fd in self._peers:
             self._forget(fd)
         with suppress(OSError), borrowed(fd) as connection:
             identity = _identity_of(connection)
@@ -396,7 +398,7 @@ class AdmissionControl:
             self._cut_off(fd, "the peer does not read", refuse=False)
         if not endless and not deaf and self._now_ns >= self._trim_ns:
             self._trim_ns = self._now_ns + TRIM_NS
-            _libc.malloc_trim(0)  # returns the memory of closed connections
+            _libc.malloc_trim(0)  # gives the kernel the memory of closed connections
 
     def _takes_nothing(self, fd: int, peer: Peer, shed: bool) -> bool:
         untaken = _pending(fd, termios.TIOCOUTQ)

@@ -30,19 +30,19 @@ from purgatoryd.shm_layout.paths import Paths
 
 SOCKET_MODE = 0o660
 PROBE_S = 1.0
-"""Time that a socket at our path may take to refuse a connection before it counts as served."""
+"""A socket at our path that does not refuse a connection within this time is in use."""
 NOTICE_HWM = 1000
 REPLY_HWM = 64
-"""Maximum number of messages that wait for one peer. Replies may be large, and only few wait if the
-peer reads them."""
+"""Maximum number of replies that wait for one peer. The limit is low, because replies may be large,
+and only few wait if the peer reads them."""
 LARGE_BYTES = 16 * 2**10
 """Answers above this size are dropped while memory is short. The peers then ask again."""
 SUBSCRIPTION_MAX = NAMESPACE_MAX + TOPIC_MAX + 32
 """Maximum size of a subscription: two names, three bytes around them, and the ZMTP header."""
 ROUTE_MAX = 255
 PARTS_MAX = 256
-"""Maximum number of frames in a message; more are an offence. An iteration drops at most this many
-frames."""
+"""Maximum number of frames in a message; a message with more frames is an offence. An iteration
+drops at most this many frames."""
 REPORTS_PER_ITERATION = 256
 HANDSHAKE_MS = 10_000
 CURVE_MAX = 512
@@ -53,9 +53,9 @@ HEARTBEAT_MS, HEARTBEAT_TIMEOUT_MS = 5_000, 15_000
 ASK_NS = 5_000_000
 """Interval at which a loop that does not sleep checks for events of connections."""
 WATCH_NS, WATCH_MAX_NS = 100_000, 5_000_000
-"""Bounds of the time spent on events of connections. Within these bounds it is as long as the time
-that all other work took since the last check. So neither kind of work delays the other for long,
-and events are processed faster than libzmq creates them."""
+"""Bounds of the time that one check for events of connections takes. Within these bounds, a check
+takes as long as all other work since the last check. So neither kind of work delays the other for
+long, and events are processed faster than libzmq creates them."""
 LINGER_MS = 1000
 """Longest time that a clean stop waits for peers to receive their messages."""
 

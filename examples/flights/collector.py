@@ -19,7 +19,8 @@ NAMESPACE = "flights"
 TOPIC = "late"
 LAST_KEY = "the last one"
 SILENCE_S = 120.0
-"""Time without any notice, in seconds, after which the process stops waiting for the last timer."""
+"""Time without any notice, in seconds, after which the process stops waiting for the notice of the
+last timer."""
 
 
 class NoMoreNotices(Exception):

@@ -7,21 +7,21 @@ red-eyes to Puerto Rico). So the run spans 23 h 43 min and two dates.
 Compressed to 65 s, one real second is about 22 simulated minutes:
 
     simulated                                       real
-    1 minute, the grain of every event              46 ms
+    1 minute, the resolution of all times           46 ms
     30 s, from a landing at +14 to its deadline     23 ms
     30 s, from the deadline to a landing at +15     23 ms
     50 min, the shortest scheduled block            2.3 s
 
 The margin is only half a minute. If a landing is 14 minutes late, its cancel must be sent,
 transmitted and applied within 23 ms. If the worker sends the cancel too late, the timer fires by
-the worker's fault, which the recorded time of sending proves. Conversely, a landing that is 15
+the worker's fault; the recorded time of sending proves this. Conversely, a landing that is 15
 minutes late must not cancel the timer: the daemon has 23 ms to fire it.
 
 The run therefore follows these rules:
 
 * Every moment is computed from the start: real = start + (simulated - first) / speed. So errors of
   sleeps do not add up.
-* A timer gets its deadline as a real time, computed from the schedule. A delay would count from the
+* A timer gets its deadline as a real time, computed from the schedule. A delay would begin at the
   call, so that an add sent 5 ms late would move the deadline by 5 ms.
 * At most 8 moments share a minute, so each of the four workers has about 2-3 calls in a burst.
 * One worker sends both the add and the cancel of a flight (`share`), and its calls stay in order.

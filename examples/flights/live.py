@@ -35,7 +35,7 @@ until it fires."""
 HEAD_START_NS = NS_PER_S // 2
 LATE_WORKERS_ALLOWED = 10
 """Maximum number of landings that workers may send too late. On a busy machine a worker may wake up
-late; that its timers then fire is correct."""
+late; it is correct that its timers then fire."""
 
 _NEW_YORK = ZoneInfo("America/New_York")
 

@@ -45,7 +45,7 @@ NAME = "load"
 WORKERS = 4
 WORKER_NICE = 10
 CHUNK = 1024  # number of records in one batch
-QUEUE_LIMIT = 4 * CHUNK  # maximum number of waiting calls; a longer queue would delay cancels
+QUEUE_LIMIT = 4 * CHUNK  # maximum number of unanswered calls; a longer queue would delay cancels
 PATIENCE_S = 60.0
 LONGEST_PER_MEDIAN = 20.0
 SIGMA = 1.0
@@ -166,8 +166,8 @@ def run(directory: Path, console: Console, asked: int, longest_s: float) -> Load
 
 
 def fitting(asked: int, free_bytes: int) -> int:
-    """Return the largest number of timers whose arena fits: at most `asked`, and a multiple of
-    WORKERS."""
+    """Return the largest number of timers whose arena fits into shared memory: at most `asked`, and
+    a multiple of WORKERS."""
     low, high = WORKERS, max(WORKERS, asked)
     if arena_bytes(high) <= free_bytes:
         low = high
@@ -232,7 +232,7 @@ def press(link: Link, name: str, share: Share) -> Answers:
 
 
 class _Worker:
-    """The timers of one worker, with their plan and their answers."""
+    """The timers of one worker, with their delays, their times of cancel and their answers."""
 
     def __init__(self, client: Client, link: Link, share: Share) -> None:
         self._client = client

@@ -2,8 +2,8 @@
 that started them.
 
 A child reports that it is ready, waits for the start message, works, and returns its result. If it
-raises an exception, the parent raises ChildFailed. It counts its work in a row of shared memory,
-which the parent reads only for the display.
+raises an exception, the parent raises ChildFailed. Each child counts its work in a row of shared
+memory, which the parent reads only for the display.
 """
 
 from __future__ import annotations
@@ -135,8 +135,8 @@ class Crew:
             child.receive()
 
     def tell(self, word: Any) -> None:
-        """Send `word` to all ready children, which start to work: Link.ready returns it in each
-        child."""
+        """Send `word` to all ready children, which then start to work. Link.ready returns the word
+        in each child."""
         for child in self._children:
             child.pipe.send(word)
 

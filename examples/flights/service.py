@@ -80,8 +80,8 @@ def running(directory: Path, name: str, settings: Sequence[str] = ()) -> Iterato
     """Run a daemon that is ready inside the block. After the block, stop it and remove its arena
     files.
 
-    `settings` are flags of `purgatoryd run`. Raises DaemonFailed if it does not start, dies in
-    between, or does not end cleanly.
+    `settings` are flags of `purgatoryd run`. Raises DaemonFailed if the daemon does not start, dies
+    inside the block, or does not end cleanly.
     """
     log = directory / f"{name}.stderr"
     try:

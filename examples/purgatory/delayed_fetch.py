@@ -10,9 +10,9 @@ In the purgatory a partition is a watch key, and the length of its log is that k
     watch(fetch, SumOf(bases=offsets, at_least=MIN_BYTES, cap=CAP_BYTES), timeout=max_wait)
     advance(partition, length)
 
-The bases are the consumer's offsets, so bytes that were available before the fetch count at once.
-The bytes do not pass through the purgatory: the outcome only says that enough bytes are available,
-and the consumer reads them from the files.
+The bases are the consumer's offsets, so bytes that were available before the fetch are included
+from the start. The bytes do not pass through the purgatory: the outcome only says that enough bytes
+are available, and the consumer reads them from the files.
 
     python -m examples.purgatory.delayed_fetch [NAME OF THE DAEMON]
 """
@@ -39,8 +39,8 @@ STORAGE_ERROR = 56
 
 
 def produce(daemon: str, folder: Path, orders: Connection) -> None:
-    """The producer's process: append the ordered bytes, and answer with the number of fetches that
-    this ended."""
+    """The producer's process: append bytes as each order says, and answer with the number of
+    fetches that ended."""
     with Purgatory(daemon, namespace=NAMESPACE) as purgatory:
         orders.send("ready")
         while (order := orders.recv()) is not None:
@@ -122,7 +122,7 @@ def poll(consumer: Consumer, orders: Connection) -> None:
 
 
 def main(daemon: str = "default") -> None:
-    """Run the example against the daemon of that name."""
+    """Run the example against the daemon named `daemon`."""
     with (
         tempfile.TemporaryDirectory() as folder,
         Purgatory(daemon, namespace=NAMESPACE) as purgatory,

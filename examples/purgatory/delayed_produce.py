@@ -14,7 +14,7 @@ partition:
 
 Two followers may report in any order or at the same time: a watermark never falls, so an old high
 watermark that comes late does no harm. A watermark remains even if no request watches it, so the
-report of a follower counts even if it arrives before the request is armed.
+report of a follower has its effect even if it arrives before the request is armed.
 
     python -m examples.purgatory.delayed_produce [NAME OF THE DAEMON]
 """
@@ -132,7 +132,7 @@ def start_followers(
 
 
 def main(daemon: str = "default") -> None:
-    """Run the example against the daemon of that name."""
+    """Run the example against the daemon named `daemon`."""
     partitions = Partition("orders-0"), Partition("orders-1")
     with Purgatory(daemon, namespace=NAMESPACE) as leader:
         for partition in partitions:

@@ -2,16 +2,16 @@
 time.
 
 A coordinator and three members run, each in its own process. The first generation of the group
-begins when any three members have arrived, which a counter shows. For the next generation the
-coordinator knows the names of the members. It waits until all of them have joined again, and expels
-the members that are missing after a timeout. A member that has joined waits for an assignment, or
-for the message that it is expelled.
+begins when any three members have arrived; a watch key counts the arrivals. For the next generation
+the coordinator knows the names of the members. It waits until all of them have joined again, and
+expels the members that are missing after a timeout. A member that has joined waits for an
+assignment, or for the message that it is expelled.
 
 In the purgatory, arrivals, joins and assignments are watch keys with watermarks:
 
     arrived              number of arrivals for the first generation  bump(key)
     joined/member-2      newest generation that member-2 has joined   advance(key, generation)
-    assigned/member-2    newest generation in which it has a part     advance(key, generation),
+    assigned/member-2    newest generation that includes member-2     advance(key, generation),
                                                                       or fail(key, EXPELLED)
 
     watch(join, AllOf({each "joined/...": generation}), timeout)      the coordinator waits
@@ -41,7 +41,8 @@ HASTY_S = 0.2
 
 
 def take_part(daemon: str, member: str, orders: Connection) -> None:
-    """A member's process: join the generations that are ordered, and send back how each ended."""
+    """A member's process: join each generation that the coordinator orders, and send back the
+    result."""
     with Purgatory(daemon, namespace=NAMESPACE) as purgatory:
         while (generation := orders.recv()) is not None:
             if generation == 1:
@@ -114,7 +115,7 @@ def second_generation(purgatory: Purgatory, orders: dict[str, Connection]) -> No
 
 
 def main(daemon: str = "default") -> None:
-    """Run the example against the daemon of that name."""
+    """Run the example against the daemon named `daemon`."""
     with Purgatory(daemon, namespace=NAMESPACE) as purgatory, members(daemon) as orders:
         keys = [f"{subject}/{member}" for subject in ("joined", "assigned") for member in MEMBERS]
         for key in ("arrived", *keys):

@@ -44,8 +44,8 @@ def heartbeat(client: Client, member: str) -> bool:
 
 
 def live(daemon: str, member: str, orders: Connection) -> None:
-    """A member's process: send heartbeats until asked to leave. Stop sending them while asked to
-    stall."""
+    """A member's process: send heartbeats until asked to leave. If asked to stall, send none until
+    the next order."""
     with Client(daemon, namespace=NAMESPACE) as client:
         heartbeat(client, member)
         orders.send("in")
@@ -106,7 +106,7 @@ def deaths_so_far(client: Client, sessions: Subscriber) -> list[str]:
 
 
 def main(daemon: str = "default") -> None:
-    """Run the example against the daemon of that name."""
+    """Run the example against the daemon named `daemon`."""
     with (
         Client(daemon, namespace=NAMESPACE) as client,
         Subscriber(daemon, namespace=NAMESPACE, topics=[TOPIC]) as sessions,

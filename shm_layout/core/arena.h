@@ -55,19 +55,20 @@ struct call_state {
 
     /* The running batch. */
     uint64_t sequence;            /* sequence of the batch; 0 = no batch is running */
-    bool durable;                 /* the reply waits for its commit */
+    bool durable;                 /* the reply waits until the batch is committed */
     bool reserved;                /* the batch uses a name that only PUBLISH may use */
     bool in_bulk_load;            /* the current record is a row of a bulk load */
     uint64_t bulk_load_row;
     uint32_t bulk_load;           /* bulk load of the batch; PG_NIL = none */
-    unsigned bulk_load_status;    /* refusal of all rows of this bulk load, or PG_ST_NONE */
-    const struct put *parking;    /* the PUT that the current record parks; NULL = none */
+    unsigned bulk_load_status;    /* PG_ST_NONE, or the status that refuses all bulk load rows */
+    const struct put *parking;    /* the PUT whose timer is being parked; NULL = none */
     struct pg_timestamps batch_timestamps; /* the timestamps that all records of the batch share */
     uint8_t name_uses[PG_BATCH_NAMES];      /* NEEDS_ bits of the records that use each name */
     uint8_t name_access[PG_BATCH_NAMES];    /* access_of() result for the sender, per name */
     uint32_t name_namespaces[PG_BATCH_NAMES];
     uint32_t name_rows[PG_BATCH_NAMES];     /* topic row of each name that needs one */
-    /* Per name: the refusal of its rows. Ticket 0 = the row exists or is not needed. */
+    /* Per name: answer to its records if its row could not be created. Ticket 0 = the row exists or
+     * is not needed. */
     struct pg_result name_refusals[PG_BATCH_NAMES];
     uint32_t hashes[PG_BATCH_RECORDS];
     uint32_t key_hashes[PG_WATCH_KEYS_MAX]; /* watch keys of the current operation */
@@ -121,7 +122,7 @@ struct pg_arena {
     struct key_index bulk_load_index;
     struct pg_wal_buffer *wal_buffer; /* NULL = no WAL */
     uint8_t *ring;
-    struct pg_timestamps *timestamps; /* by slot; NULL = no WAL */
+    struct pg_timestamps *timestamps; /* one per slot; NULL = no WAL */
     uint32_t namespace_rows, topic_rows, name_cells, account_rows, watch_rows, watermark_rows;
     uint32_t bulk_load_rows, bulk_load_block_rows;
 
@@ -131,7 +132,7 @@ struct pg_arena {
     bool confined;                /* only a NAMESPACE record may create a namespace */
     bool restricted;              /* a namespace has an owner or a quota, or uids have quotas */
     bool inbox_news;              /* some session has unsent outcomes */
-    bool holding;                 /* operations that came due in an outage are waiting */
+    bool holding;                 /* operations that came due in an outage wait for their release */
     /* Start of the outage on the arena's clock: earlier deadlines were handled before it. */
     int64_t hold_after_ns;
     int64_t hold_upto_ns;         /* end of the outage on the arena's clock */
@@ -147,11 +148,11 @@ struct pg_arena {
     uint32_t bulk_load_block;     /* block of the last row lookup, or PG_NIL */
     /* Slots of outcomes and CHECKs whose session has ended, linked by inbox_next. */
     uint32_t orphans;
-    /* Cache of a failed search: no topic row is reusable until the number of ended timers differs
-     * from this number. */
+    /* Cache of a failed search: no topic row is reusable until the number of ended timers,
+     * operations and notices differs from this number (ends_so_far). */
     uint64_t topics_stuck_at;
-    /* Cache of a refused topic of the uid below: the topic stays refused until the number of ended
-     * timers differs from this number. */
+    /* Cache of a refusal: the uid below gets no further topic until the number of ended timers,
+     * operations and notices differs from this number. */
     uint64_t topics_refused_at;
     uint32_t topics_refused_uid, topics_refused_held;
     struct rebuild rebuild;
@@ -198,8 +199,8 @@ static inline void time_set(struct pg_arena *a, int64_t now_ns, int64_t real_boo
     a->call.real_s = (uint32_t)(real_boot_ns / 1000000000);
 }
 
-/* Count a duration. PG_UNMEASURED builds count nothing, so that a benchmark can measure the cost of
- * counting. */
+/* Count a duration in its histogram. PG_UNMEASURED builds count nothing, so that a benchmark can
+ * measure the cost of counting. */
 static inline void measure(struct pg_arena *a, enum pg_histogram_id id, int64_t ns, uint64_t times)
 {
 #ifndef PG_UNMEASURED

@@ -39,15 +39,17 @@ struct disk {
     struct rng rng;
     struct file files[FILES];
     unsigned file_count;
-    struct directory history[HISTORY]; /* directory versions: [0] is on the medium, calls see
-                                          [newest] */
+    struct directory history[HISTORY]; /* directory versions: history[0] is on the medium, calls see
+                                          history[newest] */
     unsigned newest;
-    bool clean_directory;         /* a directory sync failed; no change of the directory since */
+    bool clean_directory;         /* a directory sync failed, and the directory has not changed
+                                     since then */
     uint64_t calls;               /* number of calls so far */
     uint64_t fail_at;             /* number of the call that fails; 0 = none */
-    int fail_errno;               /* errno of the failing call; 0 = it writes only a third */
+    int fail_errno;               /* errno of the failing call; 0 = the call writes only a third of
+                                     its bytes */
     bool full;                    /* disk_fallocate fails with ENOSPC */
-    uint64_t dead_at;             /* number of the call from which on all calls fail; 0 = none */
+    uint64_t dead_at;             /* all calls from this number on fail; 0 = none */
 };
 
 /* ---- failures ------------------------------------------------------------------------------- */

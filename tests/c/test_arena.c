@@ -10,7 +10,8 @@ struct timer {
     int64_t deadline_ns;          /* deadline on the arena's clock */
     int64_t wall_ns;              /* deadline on the wall clock; NO_WALL = none */
     uint32_t payload_len, topic;
-    /* Ticket and position of the key's newest notice if no timer was armed since; 0 = none. */
+    /* Ticket and position of the key's newest notice; 0 = no notice, or a timer was armed after
+     * it. */
     uint64_t fired_ticket;
     uint64_t fired_position;
 };
@@ -203,7 +204,7 @@ static void model_fire(struct world *w, uint64_t position)
     w->armed--;
 }
 
-/* Advance with a random budget. If the budget sufficed, no due timer may still be armed. */
+/* Advance with a random budget. If the budget was large enough, no due timer may still be armed. */
 static void step_advance(struct world *w)
 {
     const int64_t span = (int64_t)(rng_next(&w->rng) >> (4 + rng_below(&w->rng, 60)));
@@ -310,7 +311,7 @@ static void move_to(struct world *w, const struct world *to)
     w->a = to->a;
 }
 
-/* Migrate into a larger arena, so that everything fits. */
+/* Migrate into an arena that is at least as large, so that it has space for everything. */
 static void step_migrate(struct world *w)
 {
     struct world to = {.config = w->config};
@@ -365,8 +366,8 @@ static void random_steps(void)
 
 /* ---- rare cases ------------------------------------------------------------------------- */
 
-/* The wall clock falls behind by less than counts as a step. A timer that is due on the arena's
- * clock waits for the wall clock, and the deadline in its notice includes the wait. */
+/* The wall clock falls behind, but by too little to count as a step. A timer that is due on the
+ * arena's clock waits for the wall clock, and the deadline in its notice includes the wait. */
 static void a_wall_timer_waits_for_the_wall_clock(void)
 {
     enum { SLOWER_NS = 900000 };

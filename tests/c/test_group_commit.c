@@ -13,7 +13,7 @@ struct world {
     struct rng rng;
     struct disk disk;
     struct pg_storage storage;
-    struct pg_arena arena;        /* only those fields are set that the group-commit thread reads */
+    struct pg_arena arena;        /* only the fields that the group-commit thread reads are set */
     struct pg_header header;
     struct pg_private secret;
     struct pg_wal_buffer wal_buffer;
@@ -291,7 +291,8 @@ static void acknowledged_is_there(struct world *w, bool with_arena)
     }
 }
 
-/* Run the script and let call number fail_at fail. Return false if the script makes fewer calls. */
+/* Run script() and let storage call number fail_at fail. Return false if script() makes fewer
+ * calls. */
 static bool script_failing(uint64_t fail_at, int error, bool with_arena, unsigned *stopped)
 {
     struct world *w = world_new(fail_at);
@@ -372,8 +373,7 @@ static void pause_thread(struct world *w)
     }
 }
 
-/* Request each pause at once after the previous one, when the thread may not yet have left that
- * pause. */
+/* Request each pause while the thread may still be in the previous pause. */
 static void test_a_pause_right_behind_a_pause(void)
 {
     struct world *w = world_new(1);

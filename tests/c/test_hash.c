@@ -27,7 +27,8 @@ static void test_reference_vectors(void)
 }
 
 /* SipHash-1-3 of 00 01 02 ... gives the values of hash(bytes) in CPython 3.11. PYTHONHASHSEED=0
- * sets CPython's secret to zero; for 1 and 42 CPython's documented generator makes the secret. */
+ * sets CPython's secret to zero; from the seeds 1 and 42, CPython's documented generator makes the
+ * secret. */
 static void test_cpython_vectors(void)
 {
     static const size_t lengths[7] = {8, 9, 15, 16, 24, 31, 71};

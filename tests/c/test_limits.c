@@ -17,8 +17,7 @@ static char in_namespace = 'n';
 struct client {
     uint32_t uid;
     uint64_t session, sequence;
-    uint64_t unanswered;          /* number of batches sent since the oldest unanswered batch,
-                                     including it */
+    uint64_t unanswered;          /* batches sent, counted from the oldest unanswered batch */
 };
 
 /* ---- set-up ------------------------------------------------------------------------------ */

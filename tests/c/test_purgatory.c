@@ -109,8 +109,8 @@ static void whole(struct world *w)
     CHECK(!"the arena is whole");
 }
 
-/* Check the payload of an operation's notice, which follows the outcome and the missing keys. All
- * payload bytes are 7. */
+/* Check the operation's payload in its notice. It follows the struct pg_verdict and the bitmap of
+ * missing keys; all its bytes are 7. */
 static void notice_found(const struct world *w, const struct pg_entry *e)
 {
     const uint8_t *at = blob_at(&w->a->blobs, e->blob) + e->key_len;
@@ -130,8 +130,8 @@ static void publish(struct world *w)
 
 /* ---- messages ------------------------------------------------------------------------------ */
 
-/* Handle a copy of the message that ends at the last byte of its allocation; return the size of the
- * reply. */
+/* Copy the message into an allocation of exactly its size, and handle the copy; return the size of
+ * the reply. */
 static uint64_t send(struct world *w, const void *bytes, uint64_t len)
 {
     uint8_t *message = malloc(len + (len == 0));
@@ -311,8 +311,8 @@ static bool holds(const struct world *w, const struct command *c)
     }
 }
 
-/* Return the error of the first failed key if so many keys have failed that the operation fails; 0
- * = it does not fail. */
+/* If the failed keys make the operation fail, return the error of the first of them; otherwise
+ * return 0. */
 static uint32_t failed(const struct world *w, const struct command *c)
 {
     uint32_t count = 0, error = 0, spare = 0;
@@ -382,8 +382,8 @@ static int64_t end(struct world *w, struct operation *op, uint32_t cause)
     return 1;
 }
 
-/* End the operations that wait for this key and whose condition holds or has failed; return their
- * number. */
+/* End the operations that wait for this key and whose condition holds or has failed; return the
+ * number of ended operations. */
 static int64_t look(struct world *w, uint32_t key)
 {
     int64_t ended = 0;
@@ -514,7 +514,7 @@ static const uint8_t *model_apply(struct world *w, uint32_t session, const struc
 
 /* ---- busy keys ------------------------------------------------------------------------------ */
 
-/* Bit sets of the operations and watch keys that BUSY records of the batch use. */
+/* Operations and watch keys of those records of a batch that were answered BUSY, as bit sets. */
 struct busy {
     uint64_t operations, watched;
 };
@@ -529,9 +529,9 @@ static struct busy touched(const struct command *c)
     return b;
 }
 
-/* Track BUSY records. Only a watch may be the first BUSY record of a batch. A later record that
- * uses a key of a BUSY record must be BUSY. Other later records may be BUSY, because keys share
- * bits. */
+/* Return whether a record was answered BUSY, and track its keys. Only a watch may be the first BUSY
+ * record of a batch. A later record that uses a key of a BUSY record must be BUSY. Other later
+ * records may be BUSY, because the daemon hashes keys, so different keys may share bits. */
 static bool is_busy(struct busy *all, const struct command *c, const struct pg_result *r)
 {
     const struct busy mine = touched(c);
@@ -694,7 +694,8 @@ static void step_bye(struct world *w)
     greet(w, session);
 }
 
-/* Change all armed operations into the state that a kill leaves while operations end. */
+/* Bring all armed operations into the state in which a kill leaves an operation that is about to
+ * end. */
 static void ends_begin(struct world *w)
 {
     for (uint32_t slot = 0; slot < w->config.capacity; slot++) {

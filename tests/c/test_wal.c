@@ -1,7 +1,7 @@
 /* Test the WAL buffer, snapshots and redo. Cases: each type of frame in doubt (the last frame
- * before a kill), with and without its effect, and in a ring that was used before; an answer
- * without its effect; a full ring; a snapshot that another thread takes while the arena changes;
- * damaged frames. */
+ * before a kill), with and without its effect, also in a ring that was used before; a stored answer
+ * to a record that was not applied; a full ring; a snapshot that another thread takes while the
+ * arena changes; damaged frames. */
 #include "check.h"
 #include "core/core.h"
 
@@ -781,8 +781,8 @@ static struct pg_frame_head *newest(const struct world *w, unsigned type)
     return found;
 }
 
-/* Remove the optional fields at the end of a frame. An export without a WAL has such frames, so the
- * shorter frame must be readable. */
+/* Remove the optional fields at the end of a frame. An export without a WAL writes frames without
+ * these fields, so the shorter frame must be readable. */
 static void is_read_without_its_tail(const struct pg_frame_head *f, uint64_t count)
 {
     const uint64_t tail = sizeof(struct pg_asked) + count * sizeof(struct pg_timestamps);
@@ -960,7 +960,8 @@ static void owned_operations(struct world *w)
         CHECK_EQUAL(watch(w, key, 1, 9, false), PG_ST_ADDED);
 }
 
-/* Fill the WAL buffer until one more frame of an advance, or a larger frame, makes it full. */
+/* Fill the WAL buffer so far that one more frame of an advance, or a larger frame, makes it
+ * full. */
 static void fill_to_the_limit(struct world *w)
 {
     const struct pg_wal_buffer *s = w->a->wal_buffer;

@@ -1,5 +1,6 @@
-/* Convert WAL records into columns whose memory has exactly the promised size. The records have
- * every type and random fields, with and without timestamps, and some are malformed. */
+/* Convert WAL records into columns whose memory has exactly the size that api.h demands for struct
+ * pg_columns. The records have every type and random fields, with and without timestamps, and some
+ * are malformed. */
 #include "check.h"
 #include "core/core.h"
 

@@ -343,7 +343,7 @@ static void test_445_ms_comes_down_level_by_level(void)
     descend(170445, 3);
 }
 
-/* Reach the bucket of 440..459 ms late: the clock jumps to `late_ms` after the begin of the
+/* Reach the bucket of 440..459 ms late: the clock jumps to `late_ms` after the beginning of the
  * bucket. */
 static void reach_late(int64_t late_ms)
 {
@@ -409,7 +409,8 @@ static void test_huge_jumps(void)
     world_free(x);
 }
 
-/* Rearm each fired timer so that it is due at once, except the timers of 3 ms - 1 ns and 5 ms. */
+/* Rearm each fired timer so that it is due at once. The timers with deadlines 3 ms - 1 ns and 5 ms
+ * are not rearmed. */
 static bool rearm_due(void *context, uint32_t slot)
 {
     struct world *x = context;
@@ -463,7 +464,8 @@ static void test_refused_timer_keeps_its_place(void)
     world_free(x);
 }
 
-/* Sleep and wake up when wheel_next_ns says, until `end_ns`; return the number of wake-ups. */
+/* Until `end_ns`, sleep again and again to the time that wheel_next_ns returns; return the number
+ * of wake-ups. */
 static uint32_t sleep_until(struct world *x, int64_t end_ns)
 {
     uint32_t wakes = 0;
@@ -518,7 +520,8 @@ static void test_gradual_drain_spreads_the_work(void)
         worst = moved > worst ? moved : worst;
     }
     CHECK_EQUAL(x->fired, TIMERS);
-    CHECK(worst < 600);                  /* few, because a coarse bucket has about 2560 timers */
+    CHECK(worst < 600);                  /* most timers moved in one tick; a coarse bucket has about
+                                            2560 */
     verify(x);
     world_free(x);
 }

@@ -1,5 +1,6 @@
-/* tsan.h - declarations of those functions that -fsanitize=thread makes the core call. A program
- * that defines them itself, instead of linking libtsan, sees each memory access. */
+/* tsan.h - declarations of the functions that the core calls if it is compiled with
+ * -fsanitize=thread. A program that defines them itself, instead of linking libtsan, sees each
+ * memory access. */
 #ifndef PURGATORYD_TSAN_H
 #define PURGATORYD_TSAN_H
 

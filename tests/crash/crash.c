@@ -90,7 +90,8 @@ struct trial {
     int64_t recover_ns;
     uint32_t stage_count;
     struct ledger stages[RECORDS_MAX + 1];  /* state before the call and after each record */
-    /* The call published notices to free space, so the stages after single records do not apply. */
+    /* The call published notices to free space, so recovered arenas are not compared with
+     * `stages`. */
     bool whole_only;
     struct ledger after, drained;
     uint64_t fired;
@@ -193,7 +194,8 @@ static bool whole(struct trial *t, const char *when)
     return false;
 }
 
-/* Return true if all notices that were committed before the kill kept their positions. */
+/* Return true if all notices that were committed before the kill kept position, ticket, sequence
+ * and topic. */
 static bool committed_stay(const struct trial *t)
 {
     const struct pg_header *h = t->twin.a->header;
@@ -563,8 +565,8 @@ static int64_t recovered_at(const struct trial *t)
     return t->fx.a->header->now_ns + (later ? 1000000 : 0);
 }
 
-/* Run one trial. Also kill the recovery of one in `every` states at each instruction; 0 = none.
- * Return the set of statuses that the call returned. */
+/* Run one trial. In one of `every` states, also kill the recovery at each instruction; if `every`
+ * is 0, kill no recovery. Return the set of statuses that the call returned. */
 static uint64_t trial(uint32_t operation, enum shape shape, uint64_t seed, uint32_t every,
                       struct counts *counts, struct counts *recoveries)
 {
@@ -636,8 +638,8 @@ static void counts_print(const char *name, const struct counts *c, uint64_t stat
     printf(statuses != 0 ? "]}" : "}");
 }
 
-/* Return true except for most migrations, which run for one seed of 16. A migration does not change
- * the source arena, and takes as long as all other operations together. */
+/* Return whether to run this trial. A migration runs for only one seed of 16, because it does not
+ * change the source arena and takes as long as all other operations together. */
 static bool worth_it(uint32_t operation, uint64_t seed)
 {
     return strcmp(call_name(operation), "migrate") != 0 || seed % 16 == 0;

@@ -143,7 +143,7 @@ void fixture_authoritative(const struct fixture *fx, struct authoritative *t)
 static const uint8_t names[16] = "\1\1nt\1\1nu\1\1mv";
 
 struct draft {
-    /* Rows of the bulk load to which the records belong, if in_bulk_load. */
+    /* Bulk load rows of the records; used only if in_bulk_load. */
     struct pg_rows rows;
     bool in_bulk_load;
     uint32_t count;
@@ -373,8 +373,8 @@ static void cancel_draft(struct fixture *fx, struct draft *d)
     aim(fx, d, record_new(fx, d, PG_OP_CANCEL, false), false);
 }
 
-/* Add a record that unparks a parked timer, if there is one; sometimes with a ticket that was never
- * issued. */
+/* Add an UNPARK record for a parked timer, if there is one. Sometimes the record has a ticket that
+ * was never issued. */
 static void unpark_draft(struct fixture *fx, struct draft *d)
 {
     struct pg_record *r = record_new(fx, d, PG_OP_UNPARK, false);
@@ -709,8 +709,8 @@ static void repeated_make(struct fixture *fx, struct call *call, unsigned unused
     call_run(fx, call, &reply);
 }
 
-/* Restore the state that a kill before one of the batch's records leaves. A batch whose reply uses
- * extra memory stays finished. */
+/* Go back to the state that a kill before one of the newest batch's records would have left. If the
+ * batch's reply uses extra memory, the batch stays finished. */
 static void batch_cut_off(struct fixture *fx, struct client *c)
 {
     struct pg_session *s = session_find(fx->a, c->session);
@@ -763,7 +763,8 @@ static void ack_make(struct fixture *fx, struct call *call, unsigned unused)
     ((struct pg_frame *)call->message)->count = count;
 }
 
-/* Open a new session or a known session, or try to open a session while all rows are in use. */
+/* Open a new session or a known session, or try to open a session while all session rows are in
+ * use. */
 static void hello_make(struct fixture *fx, struct call *call, unsigned unused)
 {
     const struct pg_hello hello = {.nonce = {(uint8_t)(1 + below(fx, CLIENTS + 2))}};
@@ -806,8 +807,8 @@ static void wall_make(struct fixture *fx, struct call *call, unsigned unused)
     fx->offset_ns += (below(fx, 2) ? 1 : -1) * 2000000ll;
 }
 
-/* Make a call while the daemon drains. The arena does not store that it drains; the daemon sets
- * this again after a kill. */
+/* Make a call while the daemon drains. The arena does not store this state; the daemon sets it
+ * again after a kill. */
 static void drain_make(struct fixture *fx, struct call *call, unsigned expire)
 {
     if (expire)
@@ -817,8 +818,8 @@ static void drain_make(struct fixture *fx, struct call *call, unsigned expire)
     call->draining = true;
 }
 
-/* Change settings. The rate limit is too high to be reached, because a restart refills its
- * bucket. */
+/* Change settings. The rate limit is too high to be reached, because a restart refills the limit's
+ * token bucket. */
 static void settings_make(struct fixture *fx, struct call *call, unsigned unused)
 {
     const bool wal = pg_wal_buffer_of(fx->a) != NULL;
@@ -1061,7 +1062,8 @@ void fixture_open(struct fixture *fx, enum shape shape, uint64_t seed)
     CHECK(pg_create(fx->a, fx->arena, fx->secret, &fx->config));
     wal_buffer_place(fx);
     if (below(fx, 3) == 0)
-        pg_set_quotas(fx->a, 6, 700, 0);   /* no rate limit, because a restart refills its bucket */
+        pg_set_quotas(fx->a, 6, 700, 0);   /* no rate limit, because a restart refills its token
+                                              bucket */
     if (below(fx, 3) == 0)
         pg_set_uid_share(fx->a, 30 + below(fx, 60), 0);
     if (pg_wal_buffer_of(fx->a) != NULL && below(fx, 2))

@@ -8,7 +8,7 @@
 
 #define CLIENTS 2
 #define SESSIONS 3
-/* Maximum number of results in the answer pool that these fixtures use. */
+/* These fixtures use at most this number of results in the answer pool. */
 #define ANSWERS_MAX 1024
 
 enum shape { EMPTY, FULL, SHARED_BUCKET, SHARED_KEY, SHAPES };
@@ -65,7 +65,7 @@ struct reply {
     uint8_t body[4096];
 };
 
-/* Make an arena and run random calls on it, which depend on shape and seed. */
+/* Make an arena and run random calls on it; shape and seed determine the calls. */
 void fixture_open(struct fixture *fx, enum shape shape, uint64_t seed);
 void fixture_close(struct fixture *fx);
 /* Make a second fixture of the same sizes, for recoveries. */
@@ -88,8 +88,8 @@ const char *call_name(uint32_t operation);
 void call_make(struct fixture *fx, uint32_t operation, struct call *call);
 /* Copy a batch, but only its first `records` records. */
 void call_prefix(const struct call *whole, uint32_t records, struct call *prefix);
-/* Return true if the call's effect depends on the time, because it has delays or puts that may be
- * parked. */
+/* Return true if the call's effect depends on the time, because the call has delays, or puts that
+ * may be parked. */
 bool call_minds_when(const struct fixture *fx, const struct call *call);
 /* Run a call to its end. Return true if notices had to be published during the call to free
  * space. */

@@ -144,7 +144,7 @@ static uint64_t slot_hash(const struct pg_arena *a, uint32_t slot)
     const unsigned state = ctl_state(h->ctl);
     const bool wall = h->flags & PG_F_WALL;
     uint64_t hash = ledger_mix(state, h->flags);
-    if (state != PG_S_OUTCOME)      /* another topic may use the topic row of an outcome */
+    if (state != PG_S_OUTCOME)      /* an outcome's topic row may already belong to another topic */
         hash = ledger_mix(hash, topic_hash(a, h->topic));
     hash = ledger_mix(hash, (uint64_t)(wall ? ((const struct pg_ext *)blob)->value
                                             : h->deadline_ns));
@@ -152,8 +152,8 @@ static uint64_t slot_hash(const struct pg_arena *a, uint32_t slot)
     return is_operation(a, slot) ? operation_hash(a, slot, hash) : hash;
 }
 
-/* Hash a replay buffer entry. Leave out the elapsed time in the payload of an operation's notice
- * and the time of a publish, because a recovery may run later. */
+/* Hash a replay buffer entry. Leave out the elapsed time in the payload of an operation's notice,
+ * and the time of a publish: both change if a recovery runs later. */
 static uint64_t entry_hash(const struct pg_arena *a, const struct pg_entry *e)
 {
     const uint8_t *blob = blob_at(&a->blobs, e->blob);
@@ -215,8 +215,8 @@ static void entries_note(struct ledger *l, const struct pg_arena *a, uint64_t fr
     }
 }
 
-/* Record the watermarks. Leave out a watermark of 0: an operation that ends first forgets its own
- * watch keys, so until it has ended the key may or may not exist. */
+/* Record the watermarks. Leave out watermarks of 0: an operation forgets its own watch keys before
+ * it has ended, so after a kill such a key may or may not exist. */
 static void watermarks_note(struct ledger *l, const struct pg_arena *a)
 {
     for (uint32_t row = 0; row < a->watermark_rows; row++) {

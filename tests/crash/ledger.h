@@ -25,7 +25,8 @@ struct ledger {
 };
 
 /* Collect all facts. The call under test issued the tickets from `fresh` on. A repeated call may
- * get other tickets, so facts about them are by key and do not include the number. */
+ * get other tickets. Facts about these tickets are therefore stored by key and do not include the
+ * ticket's number. */
 void ledger_take(struct ledger *l, const struct pg_arena *a, uint64_t fresh);
 /* Collect only the facts that the WAL restores: no sessions, hence no outcomes, and only unsent
  * notices. The WAL does not record that an unused topic has lost its row, so include only topics
@@ -34,8 +35,8 @@ void ledger_take_durable(struct ledger *l, const struct pg_arena *a, const struc
 /* Return true if the two ledgers are equal; otherwise describe the difference in *fault. */
 bool ledger_same(const struct ledger *found, const struct ledger *expected,
                  struct pg_fault *fault);
-/* Return true if the state of every fact found is its state in one of the stages, and no fact is
- * missing that all stages have. */
+/* Return true if every fact in `found` has the same state in one of the ledgers `stages`, and every
+ * fact that all `stages` contain is in `found`. */
 bool ledger_between(const struct ledger *found, const struct ledger *stages, uint32_t count,
                     struct pg_fault *fault);
 /* Return the sum of the hashes of the replay buffer entries from position `from` to the tail. */

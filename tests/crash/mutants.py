@@ -290,7 +290,7 @@ def changes(file: str) -> list[Mutant]:
 def located(row: Mapping[str, Any]) -> Mutant | None:
     """Return the mutant of a row, in the line that has its text; None if no line has it.
 
-    If several lines have this text, the line nearest to the listed number counts.
+    If several lines have this text, return the mutant in the line nearest to the listed number.
     """
     same = ("column", "change", "text")
     found = [
@@ -371,7 +371,7 @@ def measure(tier: str) -> None:
 
 
 class Limits(NamedTuple):
-    """Limits of the tests that run against one mutant, for each tier."""
+    """Maximum number and total time of the tests that run against one mutant, for each tier."""
 
     tests: int = 20
     seconds: float = 60.0
@@ -421,8 +421,8 @@ class Coverage:
 
 
 def places(mutant: Mutant) -> list[tuple[str, int]]:
-    """Return the lines whose tests can notice a mutant: the line of the mutant, or the lines that
-    use its names if it runs at import."""
+    """Return the lines whose tests can notice a mutant: the mutant's own line, or for a mutant that
+    runs at import the lines that use the names it assigns."""
     tree = ast.parse((ROOT / mutant.file).read_bytes())
     inside = [node for node in ast.walk(tree) if isinstance(node, ast.stmt)
               and node.lineno <= mutant.line <= (node.end_lineno or 0)]  # fmt: skip
@@ -458,7 +458,7 @@ class Trial(NamedTuple):
 
 
 def run_tests(tree: Path, tests: list[str]) -> Trial:
-    """Run tests in a copy until one fails."""
+    """Run tests in a copy of the tree until one fails."""
     if not tests:
         return Trial(None, 0)
     process = subprocess.Popen(
@@ -503,7 +503,8 @@ def try_one(tree: Path, mutant: Mutant, tiers: dict[str, Coverage]) -> dict[str,
 
 
 def open_tree(folder: Path) -> Path:
-    """Copy the tree, without mutants, to a folder. Its tests use this Python interpreter."""
+    """Copy the tree, without mutants, to a folder. Tests in the copy use this Python
+    interpreter."""
     tree = folder / "tree"
     copy(ROOT, tree, without=())
     (tree / ".venv").symlink_to(ROOT / ".venv")
@@ -584,7 +585,7 @@ def prove_command(place: str, tests: tuple[str, ...]) -> None:
     found = [(number, mutant) for number, row in enumerate(rows) if row["file"] == file
              and (mutant := located(row)) is not None and mutant.line == int(line)]  # fmt: skip
     if len(found) != 1:
-        raise click.ClickException(f"the list has no mutant (or several) in {place}")
+        raise click.ClickException(f"the list has no mutant or several mutants in {place}")
     ((number, mutant),) = found
     with tempfile.TemporaryDirectory(prefix="mutants") as folder:
         tree = open_tree(Path(folder))
@@ -592,7 +593,10 @@ def prove_command(place: str, tests: tuple[str, ...]) -> None:
         (tree / mutant.file).write_bytes(mutant.applied())
         trial = run_tests(tree, [*tests])
     if sound.killed_by or not trial.killed_by:
-        raise click.ClickException(f"without the mutant: {sound}; with it: {trial}")
+        raise click.ClickException(
+            "the tests must pass without the mutant and fail with it; "
+            f"without: {sound}; with: {trial}"
+        )
     row = rows[number]
     before = row.get("before", row["fate"])
     rows[number] = row | listed(mutant) | {

@@ -159,8 +159,8 @@ FEW_ROUNDS = 3
 """Number of rounds in which the harness catches most mutants."""
 SELDOM = "30"
 DOUBLE_EVERY = {"rebuild.c": "3", "in_doubt.c": "3"}
-"""The recovery of one in this number of states is killed as well. Files whose code runs in
-recoveries need a small number."""
+"""In one of N states the recovery is killed as well; this is N. Files whose code runs in recoveries
+need a small N."""
 
 
 @dataclass(frozen=True)
@@ -246,7 +246,7 @@ def noise(store: str) -> str:
 
 
 def path_of(file: str) -> Path:
-    """Return the path of a C file of the core. Their names are unique."""
+    """Return the path of a C file of the core. Each file name occurs once in the core."""
     (path,) = CORE.glob(f"*/{file}")
     return path
 
@@ -264,7 +264,8 @@ def place_of(text: str) -> str:
 
 
 def is_store(text: str) -> bool:
-    """Return whether a complete statement stores into a field of authoritative state, or copies."""
+    """Return whether a complete statement stores into a field or row of authoritative state, or
+    copies bytes there."""
     if PRIVATE.fullmatch(text):
         return False
     if text.startswith(COPIES):
@@ -316,9 +317,10 @@ def replaced(file: str, texts: dict[Statement, str]) -> str:
 
 
 def woven(file: str, numbers: dict[Mutant, int]) -> str:
-    """Return the file with all its mutants. The active mutant decides what runs at each store.
+    """Return the file with all its mutants. The number of the active mutant decides what runs at
+    each store.
 
-    A negative number also checks the mutant's reason.
+    The negative of a mutant's number also checks the mutant's reason.
     """
     cases: dict[Statement, str] = {}
     for mutant, number in numbers.items():
@@ -350,7 +352,7 @@ class Bench:
         self.tests: list[Path] = []
 
     def core(self, prefix: str, *flags: str) -> list[Path]:
-        """Compile the objects, with all mutants."""
+        """Compile the core with all mutants, and return the object files."""
         objects = [self.compile(self.written("choose", CHOOSE), "choose")]
         for file in sorted(CORE.glob("*/*.c")):
             source = file
@@ -392,18 +394,19 @@ class Bench:
         return program
 
     def whole_s(self, program: Path) -> float:
-        """Run a program with the unchanged core, which must have no fault. Return the CPU time in
-        seconds."""
+        """Run a program with the unchanged core, and assert that the program does not fail. Return
+        the CPU time in seconds."""
         before = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
         rounds = [str(self.rounds), "1", SELDOM] if program.name == HARNESS else []
         assert not self.fails(0, program, *rounds), f"{program.name} fails without a mutant"
         return resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime - before
 
     def caught_by(self, mutant: Mutant) -> str:
-        """Return the name of the program that catches the mutant, ALIVE, or the fate of a mutant
-        without effect.
+        """Return the name of the program that catches the mutant. If none does, return SAME_EFFECT
+        or UNFOUNDED for a mutant with a reason, SAME_CODE for one that compiles to the original
+        machine code, otherwise ALIVE.
 
-        A mutant with a reason is only tried with the harness, and for a short time.
+        A mutant with a reason is tried only with the harness, for FEW_ROUNDS rounds.
         """
         number = self.numbers[mutant]
         few, more = range(1, 1 + FEW_ROUNDS), range(1 + FEW_ROUNDS, 1 + self.rounds)
@@ -473,8 +476,8 @@ def reasons() -> dict[str, Reason]:
 
 
 def judge(bench: Bench, chosen: list[Mutant], jobs: int) -> dict[str, list[str]]:
-    """Try each mutant; return the names by fate, except changes that compile to the original
-    machine code."""
+    """Try each mutant; return the mutants' names by fate, except changes that compile to the
+    original machine code."""
     fates: dict[str, list[str]] = {}
     with ThreadPoolExecutor(jobs) as pool:
         found = pool.map(bench.caught_by, chosen)

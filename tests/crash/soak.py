@@ -53,7 +53,7 @@ def ledger() -> Ledger | None:
 
 
 def leave() -> Path:
-    """Return the path of a file. When the file is created, the owners of operations stop."""
+    """Return the path of the file whose creation makes the owners of operations stop."""
     return Path(os.environ["PURGATORYD_DIR"], "leave")
 
 

@@ -20,7 +20,7 @@ static void before_store(void)
 {
     if (!stepping)
         return;
-    stepping = false;             /* `each` may run code that is compiled for stepping */
+    stepping = false;             /* `each` may run code that calls before_store() */
     steps++;
     each(each_context);
     stepping = true;

@@ -21,8 +21,8 @@ void frames_appended(struct frames *f, const struct fixture *fx);
  * timer name the record that armed it, and that all frames name the requesting uid. */
 bool frames_tell(const struct frames *appended, const struct fixture *fx, uint32_t uid,
                  struct pg_fault *why);
-/* Redo as a daemon does that starts without an arena. `to` must have the same sizes, and no WAL
- * buffer. */
+/* Redo the snapshot and the frames, as a daemon without an arena does when it starts. `to` must
+ * have the same sizes, and no WAL buffer. */
 bool frames_redo(const struct frames *snapshot, const struct frames *appended,
                  const struct fixture *from, struct fixture *to, struct pg_fault *why);
 

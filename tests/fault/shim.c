@@ -8,10 +8,10 @@
  *               and then succeeds; FAULT_ERRNO is not used
  * FAULT_WALK    "OUT IN EVERY", two descriptors and a number: the first of every EVERY calls fails
  *               in a forked child. When the child has ended, "NTH STATUS" is written to OUT, with
- *               the status of waitpid(2). A byte from IN lets this process continue, in which no
- *               call fails
+ *               the status of waitpid(2). No call fails in this process, which waits for a byte
+ *               from IN before it continues
  * FAULT_UNTIL   a path: when it exists, no more children are forked
- * FAULT_AFTER   a path: calls are counted from when it exists; unset = from the beginning
+ * FAULT_AFTER   a path: calls are counted as soon as it exists; unset = from the beginning
  * FAULT_LOG     a file: "NAME NTH" is written to it when the call fails. Without FAULT_CALL,
  *               "NAME CALLS" is written for each function when the process ends
  *
@@ -226,7 +226,7 @@ WRAP(void *, mmap64, MAP_FAILED,
 FALLOCATE(posix_fallocate, off_t)
 FALLOCATE(posix_fallocate64, off64_t)
 
-/* Read the mode even if the caller did not pass it, because the kernel then ignores it. */
+/* Always read a mode. If the caller did not pass one, the kernel ignores the value. */
 #define OPEN(name)                                                                               \
     int name(const char *path, int flags, ...)                                                   \
     {                                                                                            \
@@ -309,7 +309,7 @@ WRAP(int, timerfd_settime, -1,
 WRAP(int, epoll_wait, -1, (int epoll, struct epoll_event *events, int most, int timeout),
      (epoll, events, most, timeout))
 
-/* This function returns its error. */
+/* This function returns its error and does not set errno. */
 int pthread_create(pthread_t *thread, const pthread_attr_t *attributes, void *(*run)(void *),
                    void *argument)
 {

@@ -85,7 +85,7 @@ def _take_all(stream: Stream) -> None:
 
 
 def raw(data: bytes) -> None:
-    """Decode whole messages."""
+    """Decode the input as one reply, and its two halves as the two parts of a notice message."""
     Session(bytes).receive(data)
     half = len(data) // 2
     Stream("n", None, lambda: None, HOST.boot_ns).take([data[:half], data[half:]])

@@ -5,8 +5,8 @@
 #include "fuzz.h"
 
 enum { FILE_MAX = 1 << 16, ARENA_MAX = 1 << 22, FRAMES_MAX = 64, BODY_MAX = 600 };
-enum flag { F_HEAD = 1, F_LAST = 2 };  /* the input may damage these frames; without the flag they
-                                          are valid */
+enum flag { F_HEAD = 1, F_LAST = 2 };  /* with its flag, the input may damage the HEAD or LAST
+                                          frame; without it, the frame is valid */
 
 static struct file {
     _Alignas(8) uint8_t bytes[FILE_MAX];

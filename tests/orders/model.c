@@ -12,14 +12,14 @@
 #include "tsan.h"
 
 enum {
-    CELLS_MAX = 1 << 15,          /* a power of two; cells (units of memory) that the threads
-                                     access */
+    CELLS_MAX = 1 << 15,          /* a power of two; number of cells (units of memory) that the
+                                     threads may access */
     SHARED_MAX = 256,             /* cells that one thread writes and another thread accesses */
     MESSAGES_MAX = 64,            /* stores to one shared cell in an execution */
     RANGES_MAX = 8,
     SITES_MAX = 512,
     DEPTH_MAX = 4096,
-    EXECUTIONS_MAX = 100000,      /* a scenario without mutation needs fewer */
+    EXECUTIONS_MAX = 100000,      /* a scenario without mutation needs fewer executions */
     STATES_MAX = 1 << 22,         /* a power of two; size of the hash set of visited states */
     STACK = 1 << 18,
     EVENTS = 4096                 /* the counter of eventfd n is modelled as a word at address 8 *
@@ -52,7 +52,7 @@ struct shared {
     struct cell *cell;
     uint32_t plain_read[MODEL_THREADS], plain_write[MODEL_THREADS];
     uint32_t atomic_read[MODEL_THREADS], atomic_write[MODEL_THREADS];
-    uint64_t last_value[MODEL_THREADS];      /* value that each thread's last load gave */
+    uint64_t last_value[MODEL_THREADS];      /* value of each thread's last load */
     uint32_t loaded[MODEL_THREADS];          /* 1 + number of the thread's fences before its last
                                                 load; 0 = no load yet */
     uint16_t count;
@@ -199,8 +199,8 @@ static struct cell *cell_of(uintptr_t at)
 }
 
 /* Records an access of the running thread. If one thread writes a cell and another thread accesses
- * it, the cell is shared: all its accesses have to be modelled, so the search restarts. It also
- * restarts for a further writer. */
+ * it, the cell is shared: all its accesses have to be modelled, so the search restarts. The search
+ * also restarts if a further thread writes the cell. */
 static struct shared *use(struct cell *c, bool write)
 {
     const uint8_t before = c->writers;
@@ -504,7 +504,7 @@ static void first_run(void)
         resume(0);
 }
 
-/* Runs only the second thread, on the messages that the first thread left. */
+/* Runs only the second thread, with the messages that the first thread left. */
 static void run_second(void)
 {
     thread_reset(1);
@@ -628,7 +628,7 @@ uint32_t model_mutations(struct mutation *out, uint32_t most)
 
 static bool skipped(const void *at) { return !watching || !watched((uintptr_t)at); }
 
-/* Completes the announced plain store, whose value is in memory now, as messages. */
+/* Makes messages of the announced plain store, whose value is in memory now. */
 static void flush(void)
 {
     if (stored_bytes == 0)
@@ -657,8 +657,8 @@ static void plain_store(const void *to, uint64_t bytes)
         struct shared *w = use(c, true);
         if (w != NULL) {
             race_check(w, true, false);
-            memory_put(c, w->messages[w->count - 1].value);  /* other threads may have read older
-                                                                values */
+            memory_put(c, w->messages[w->count - 1].value);  /* memory may have an older value that
+                                                                another thread has read */
         }
         at = c->at + c->bytes;
     }

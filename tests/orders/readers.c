@@ -219,7 +219,7 @@ static void notices_make(uint32_t count)
     }
 }
 
-/* RING notices, which have all been sent, and a timer that is about to fire. */
+/* Makes RING notices, marks them as sent, and arms a timer that is about to fire. */
 static void replay_setup(void)
 {
     arena_make(false);
@@ -231,7 +231,8 @@ static void replay_setup(void)
     last = 1;
 }
 
-/* The last notice takes the entry of the first notice, whose blob becomes free. */
+/* The last notice takes the entry of the first notice; the blob of the first notice becomes
+ * free. */
 static void replay_daemon(void) { advance(DUE_NS); }
 
 static void replay_reader(void)
@@ -614,7 +615,7 @@ static void acknowledged_setup(void)
     made();
 }
 
-/* The owner acknowledges, and a new timer takes the memory of the operation. */
+/* The owner acknowledges the outcome, and a new timer takes the memory of the operation. */
 static void acknowledged_daemon(void)
 {
     static const uint8_t payload[31] = {0};

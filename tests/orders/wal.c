@@ -1,6 +1,6 @@
-/* wal.c - scenarios with the loop and the group-commit thread, which share the WAL buffer. The
- * group-commit thread runs the product's function, which a replaced pthread_create only records.
- * Storage is in memory. */
+/* wal.c - scenarios with the loop and the group-commit thread, which share the WAL buffer. A
+ * replaced pthread_create only records the function of the product's group-commit thread; the
+ * second thread of the model runs this function. Storage is in memory. */
 #include "scenarios.h"
 
 #include <errno.h>
@@ -10,7 +10,7 @@
 #include "check.h"
 #include "core/core.h"
 
-enum { LAYOUT = 4711, FRAMES = 2, EXTRA = 8 };    /* with EXTRA, a frame has 40 bytes */
+enum { LAYOUT = 4711, FRAMES = 2, EXTRA = 8 };    /* EXTRA bytes make a frame 40 bytes long */
 
 static struct pg_arena *a;
 static struct pg_group_commit *commit;
@@ -143,7 +143,7 @@ static void again(void)
 
 /* ---- the threads ----------------------------------------------------------------------------- */
 
-/* Waits as the daemon does, which waits for this eventfd with epoll. */
+/* Waits for the eventfd of the group commit, on which the daemon waits with epoll. */
 static void wait_for_news(void)
 {
     eventfd_t news;

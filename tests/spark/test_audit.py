@@ -94,7 +94,7 @@ def bulk_load_rows(*between: Record) -> Iterator[Record]:
 
 
 class Planted(NamedTuple):
-    """The story of a WAL, and the kinds of violation that the audit must report. `ticket`: ticket
+    """The records of a WAL, and the kinds of violation that the audit must report. `ticket`: ticket
     of the first violation."""
 
     story: Story
@@ -179,7 +179,7 @@ PLANTED = [
 
 
 def row(number: int) -> Line:
-    """Return the ledger line of a bulk load's row that was done earlier. Its timer is gone."""
+    """Return the ledger line of a bulk load's row that took effect earlier. Its timer is gone."""
     place = {"bulk_load": b"sixteen bytes id".hex(), "row": number}
     return call("row", 0, "x", "bulk_loaded", 21 * S) | place
 
@@ -209,7 +209,7 @@ LOST = {"op": "lost", "namespace": "shop", "stream": "0" * 15 + "1", "subscriber
         "topic": "late", "sequence": 4, "upto": 4}  # fmt: skip
 
 
-# ---- one audit of all stories ----------------------------------------------------------------
+# ---- one audit of all WALs -------------------------------------------------------------------
 
 CLEAN_FROM, LEDGER_FROM, PAIR, PAIR_LACKS, HOLED, STRANGER = 200, 300, 400, 402, 250, 260
 HOLED_LINES = [
@@ -403,7 +403,8 @@ def test_a_hole_hides_nothing_else_of_a_ledger(found: Found) -> None:
 
 
 def test_unknown_ledger_lines_are_named(found: Found) -> None:
-    """The lines name two final states in the hole, and reports after the last record before it."""
+    """The unknown lines of HOLED name two final states in the hole of missing records, or they are
+    reports from after the last record before the hole."""
     assert [one for one in found.verdict.unjudged if one.daemon != found.soaked.hex()] == [
         Unjudged(uuid(HOLED).hex(), 6, "beyond"),
         Unjudged(uuid(STRANGER).hex(), len(NOTED), "absent"),

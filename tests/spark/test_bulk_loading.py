@@ -105,7 +105,7 @@ def test_a_task_that_dies_after_its_timers_fired_adds_nothing_twice(daemon: Star
     writer.commit([done])
     has_expired(demo, 5010)
     assert sorted(fired(demo)) == sorted(f"k{i}" for i in range(5010))
-    late = writer.write(iter([batch(0, 5011)]))  # a speculative copy of the task, which ends late
+    late = writer.write(iter([batch(0, 5011)]))  # a speculative copy of the task ends late
     assert late.answers.counts == {"BULK_LOADED": 5010, "CLOSED": 1}
 
 
@@ -156,7 +156,7 @@ def test_columns_and_options_are_checked(daemon_dir: Path) -> None:
         writer_of(good | {"bulk_load": "x"}, StructType([*SCHEMA.fields]).add("row", "long"))
     with pytest.raises(InvalidRows, match="not there"):
         writer_of(good | {"topic": "nothing"}, SCHEMA)
-    with pytest.raises(InvalidRows, match="must have key"):
+    with pytest.raises(InvalidRows, match="need key"):
         writer_of(good, StructType().add("key", "string"))
     with pytest.raises(InvalidRows, match="for payload is double"):
         writer_of(good | {"payload": "delay"}, SCHEMA)
@@ -353,8 +353,8 @@ def test_a_bad_file_is_set_aside_and_the_others_go_on(daemon: StartDaemon, tmp_p
 
 
 class Failing:
-    """Stand-in for a BulkLoader. It raises an error for some keys. `times` has, by key, how often
-    it raises which error."""
+    """Stand-in for a BulkLoader. It raises an error for some keys. `times`: by key, how often the
+    error is raised, and the error."""
 
     name = "one"
 

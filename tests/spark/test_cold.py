@@ -309,7 +309,7 @@ def test_a_cancel_of_an_invalid_key_changes_nothing(
 def test_a_cancel_refuses_a_damaged_state(
     tmp_path: Path, daemon: TableDaemon, file: str, field: str, value: object
 ) -> None:
-    """By the damaged state, no daemon has the timer, so the cancel would not reach the daemon."""
+    """According to the damaged state, no daemon has the timer, so none would get the cancel."""
     cold.bulk_load(Tier(tmp_path), table(0, 10), "one", daemon)
     promote(NO_SPARK, Tier(tmp_path), due(5), daemon)
     newest = max(tmp_path.glob(file))
@@ -414,7 +414,7 @@ def test_a_bulk_load_that_is_killed_is_there_whole_or_not_at_all(
 
     def after(last: int) -> None:
         assert len(waiting(tiers[last])) in (0, 70)
-        if last == 1:  # a window promoted before the repetition gets no rows of it
+        if last == 1:  # the repeated bulk load adds no rows to a promoted window
             promote(NO_SPARK, tiers[last], due(10), daemon)
         cold.bulk_load(tiers[last], rows, "one", daemon)
         assert len(waiting(tiers[last])) == 70
@@ -495,7 +495,7 @@ def test_nothing_is_armed_after_its_cancel(
     def pace(
         rows: int,
     ) -> None:
-        # between two pieces, other processes cancel a promoted and a waiting timer
+        # between two pieces of the promotion, others cancel a promoted and a waiting timer
         for i in (len(cancelled) // 2, 11 - len(cancelled) // 2):
             cold.cancel(tier, keys(i), daemon)
             cancelled.append(i)
@@ -522,7 +522,7 @@ def test_a_cancel_that_is_killed_takes_effect_with_the_next_command(
     def after(last: int) -> None:
         cold.cancel(tier, keys(99), daemon)
         hot, cool = key(last) in daemon.armed, key(50 + last) in waiting(tier)
-        assert hot == cool  # both are cancelled, or none
+        assert hot == cool  # either both timers are cancelled, or neither
         left.append(hot)
 
     assert every_death(mortal, step, after) >= 4
@@ -622,7 +622,7 @@ def test_windows_and_cancels_go_to_one_daemon(
 ) -> None:
     other = TableDaemon("other")
     cold.bulk_load(tier, table(0, 10), "one", other)
-    assert cold.cancel(tier, keys(9), other) == {}  # not sent: no window was promoted yet
+    assert cold.cancel(tier, keys(9), other) == {}  # not sent: the tier has promoted no window
     mortal = Mortal(monkeypatch, daemon)
     assert mortal.run(lambda: promote(NO_SPARK, tier, due(5), daemon), last=2)
     before = tier.version()

@@ -188,7 +188,10 @@ def test_a_promotion_keeps_to_its_rate(lake: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_windows_go_to_the_daemon_one_ahead(lake: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """If the promoter's lock is held, the iteration is repeated. A signal ends the command."""
+    """If another process has the promoter's lock, the step is repeated.
+
+    A signal ends the command.
+    """
     minute_ns, noon_ns = 60 * 10**9, 1_893_499_200 * 10**9
     now_ns = [noon_ns + 7 * minute_ns]
     asked: list[int] = []

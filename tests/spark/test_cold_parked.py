@@ -140,7 +140,7 @@ def test_parked_timers_come_back_in_time_unless_they_ended(
         world.seal()
         some.add("new", minutes(5), topic="t", payload=b"not sealed")
         found = collect(spark, tier, lake, hot, [world.wal])
-        # rows: k5 again, and `new`; ended: k4, the old k5, and k6
+        # rows: the extended k5, and `new`; ended: k4, the old k5, and the old k6
         assert (found.rows, found.ended) == (2, 3)
         again = collect(spark, tier, lake, hot, [world.wal])
         assert (again.rows, again.ended) == (0, 0)
@@ -164,7 +164,7 @@ def test_parked_timers_come_back_in_time_unless_they_ended(
         early = {f"k{n}": b"p%d" % n for n in range(8, 20)}
         early |= {"k2": b"near", "k6": b"soon", "new": b"not sealed", "k20": b"p20"}
         assert set(world.fired()) <= set(early.items())
-        assert len(world.fired()) == 15  # without k20, which is due but in the next window
+        assert len(world.fired()) == 15  # without k20: it is due, but in the next window
         world.seal()
         assert collect(spark, tier, lake, hot).ended == 1  # k32 was cancelled
         promote(spark, tier, ORIGIN_NS + 12 * HOUR_NS, hot)
@@ -270,7 +270,7 @@ def test_a_collection_that_is_killed_counts_whole_or_not_at_all(
     mortal, seen = Mortal(monkeypatch, daemon), set[int]()
 
     def step() -> object:
-        """Collect ten parked timers, after one of the ten timers before them was cancelled."""
+        """Collect ten parked timers, and the cancel of the last one of the ten before them."""
         found: Any = Wal([row(last * 10 + n, last * 10 + n + 1) for n in range(10)])
         found.ended = [row(last * 10 - 1, last * 10)] if last else []
         return collect(NO_SPARK, tier, found, daemon)

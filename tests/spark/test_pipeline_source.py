@@ -152,8 +152,8 @@ def test_raw_ingest_takes_what_is_whole_and_names_the_damage(
 
 
 def test_a_segment_without_its_end_is_not_read_short(tmp_path: Path) -> None:
-    """The middle segment has lost its trailer, but not its size. The newest one has no trailer
-    yet."""
+    """The middle segment has its full size, but has lost its trailer. The newest segment has no
+    trailer yet."""
     wal = tmp_path / "wal" / "demo"
     sw.write(wal, sw.segment([*sw.names(), sw.arm(3)]))
     sw.write(wal, sw.segment([sw.arm(4)], 4, first_group=2, seal=False), 4)
@@ -292,7 +292,7 @@ def test_the_page_s_examples_run(
 ) -> None:
     ship(wal, lake)
     lake.root.rename(lake.root.with_name("lake"))  # the page calls it "lake"
-    # absolute, because the JVM keeps the working directory of its start
+    # an absolute path, because the JVM keeps the working directory of its start
     folder = f"{lake.root.parent}/"
     shared: dict[str, object] = {}
     for block in re.findall(r"^```pyspark\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL):
@@ -364,7 +364,7 @@ def test_a_damaged_segment_does_not_affect_a_reader_that_skips_it(tmp_path: Path
 
 @pytest.fixture
 def reads(monkeypatch: pytest.MonkeyPatch) -> Counter[Path]:
-    """Return a counter of complete reads by file. Reads of a header only do not count."""
+    """Return a counter of complete reads by file. Reads of a header alone are not counted."""
     found: Counter[Path] = Counter()
     real = cache.read
 

@@ -328,7 +328,7 @@ def batch(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Lake
 
 @pytest.fixture(scope="module")
 def expected(spark: SparkSession, batch: Lake) -> dict[str, list[str]]:
-    """The contents of all tables of the lake `batch`."""
+    """The contents of all tables in the lake of the fixture `batch`."""
     return contents(spark, batch)
 
 
@@ -439,7 +439,7 @@ def dying_at(patch: pytest.MonkeyPatch, step: int) -> None:
 
 
 class WrittenBefore:
-    """Stand-in for a DataFrame. It writes a copy of the files that Spark wrote into `folder`."""
+    """Stand-in for a DataFrame. It writes a copy of `folder`, whose files Spark wrote before."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.write = folder, self
@@ -469,7 +469,7 @@ def test_until_its_last_step_a_commit_has_done_nothing(
             layer.commit(again, {one: ("new",)})
         step += 1
     assert layer.sources() == {one: ("new",)}
-    # at least one step per table and one for the commit: some tables have no files
+    # at least four steps per table, even without files, and one for the commit
     assert step - 2 >= len(layer.tables) * 4 + 1
     monkeypatch.setattr(parts, "KEPT_S", 0)
     with layer.writing():
@@ -589,7 +589,7 @@ def test_a_batch_may_be_handed_over_much_later(spark: SparkSession, tmp_path: Pa
 
 
 def test_an_answer_is_looked_for_in_all_segments_that_may_have_it() -> None:
-    """Many segments may be between a final state and its answer, all of one start of the daemon."""
+    """Many segments of one start of the daemon may be between a final state and its answer."""
     plain, _ = segments_of(SMALL)[0]
     reported = [  # (epoch, time of the last final state, time at which the first answer was built)
         (1, 10 * S, None), (1, 20 * S, None), (1, 30 * S, 10 * S + MS), (1, 40 * S, 35 * S),
@@ -785,7 +785,7 @@ conf.type = "log-log") of R's survival package."""
 
 
 def ended(spans: dict[int, tuple[int, int]]) -> Iterator[tuple[str, str, str, int, int, str, int]]:
-    """Yield a lifecycle in one topic for each patient. Relapses settled; all others expired."""
+    """Yield one lifecycle per patient, all in one topic. Relapses settled; all others expired."""
     for span, counts in spans.items():
         for final_state, count in zip(("cancelled", "expired"), counts, strict=True):
             yield from [("live", "shop", "t", span, 0, final_state, 40)] * count

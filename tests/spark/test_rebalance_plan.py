@@ -118,8 +118,8 @@ def test_nothing_goes_where_there_is_no_free_capacity() -> None:
 
 
 def test_namespaces_of_one_name_are_moved_by_themselves() -> None:
-    """Two daemons may have namespaces of the same name. Each counts at its own daemon, in any order
-    of rows, and none moves to a daemon that already has its name."""
+    """Two daemons may have namespaces of the same name. The plan counts each for its own daemon,
+    whatever the order of the rows. It moves none to a daemon that already has that name."""
     spaces = [
         Space("default", "a1", 900, 1.0), Space("default", "a2", 10, 1.0),
         Space("x", "a1", 50, 1.0), Space("_purgatoryd", "a1", 40, 1.0),
@@ -137,7 +137,7 @@ def test_namespaces_of_one_name_are_moved_by_themselves() -> None:
 
 
 def test_bad_input_is_refused() -> None:
-    with pytest.raises(InvalidSetting, match="once on a daemon"):
+    with pytest.raises(InvalidSetting, match="once per daemon"):
         plan_rebalance(HOSTS, [Space("x", "a1", 1, 1.0), Space("x", "a1", 2, 1.0)])
     with pytest.raises(InvalidSetting):
         plan_rebalance(HOSTS, [Space("x", "nowhere", 1, 1.0)])

@@ -225,7 +225,7 @@ def test_figures_keep_apart_what_gold_keeps_apart(spark: SparkSession, lake: Lak
 
 @pytest.mark.tier("all")
 def test_a_node_is_judged_by_all_of_its_daemons(spark: SparkSession, lake: Lake) -> None:
-    """Neither of two shards has a thousand values, but their node has, as in `pipeline slow`."""
+    """Neither of two shards has a thousand values, but their node has. `pipeline slow` agrees."""
     ids = (F.lit(uuid(number).hex()) for number in (1, 2))
     bronze = (
         read_events(spark, lake)

@@ -60,7 +60,7 @@ def twice_resharded(begin: Callable[..., Deployment], tmp_path: Path) -> Shipped
         ledger.arm(shards, b"a", b"far", FAR_NS)
     for count in (2, 3, 1):
         if count == 1:
-            # then the arenas that are resharded to one shard have written no record themselves
+            # after a reboot, the arenas that are merged into one shard have written no records
             one.reboot()
         one.start(count)
         with one.opened(commit=True) as shards:

@@ -6,8 +6,9 @@ If root starts it with a UID, the program becomes that user but keeps its primar
 the daemon's group.
 
 It implements ZMTP 3 itself, so that it can send frames that no ZeroMQ library sends. A blow is one
-step of an attack. The program prints "ready" after its first blow, or after an earlier disconnect.
-It connects again after each disconnect. At SIGTERM it prints the number of blows, and ends.
+step of an attack. The program prints "ready" after its first blow, or after its first disconnect if
+that comes earlier. It connects again after each disconnect. At SIGTERM it prints the number of
+blows, and ends.
 """
 
 from __future__ import annotations

@@ -85,12 +85,13 @@ def uuid(number: int) -> bytes:
 
 
 def by(number: int, story: Story) -> Story:
-    """Return the story as if the daemon with this number had written it."""
+    """Return a copy of the story: the same WAL, but of daemon `number`."""
     return story.having(wal=replace(story.wal, uuid=uuid(number)))
 
 
 def restarted(number: int, living: tuple[Record, ...]) -> Story:
-    """Return the story of the arena that replaced the arena of CLEAN after a recovery."""
+    """Return the WAL, as a Story, of the arena that replaced the arena of CLEAN after a
+    recovery."""
     later = {"shop": RECORDS["shop"], "late": topic(0, 0, "late", sequence=5),
              "fire_d": fire(5, 80 * S, 80 * S, position=5, sequence=6)}  # fmt: skip
     return by(number, Story(later, first_lsn=len(RECORDS) + 1, first=living, published=5))

@@ -1,5 +1,5 @@
-"""Driver program of an application on a Spark cluster: it runs commands of the pipeline, and both
-writers.
+"""Driver program of an application on a Spark cluster: it runs commands of the pipeline, and writes
+timers both to files and to a daemon.
 
 python cluster_driver.py MASTER
 
@@ -84,7 +84,7 @@ def main(master: str) -> None:
     writer.options(name="demo", to="files").save("spool")
     writer = timers(spark, "added").write.format("purgatoryd").mode("append")
     writer.options(name="demo", directory=os.environ["PURGATORYD_DIR"]).save()
-    # so far, Spark has compiled the plans, which is its default
+    # before these settings, Spark has compiled all plans, as it does by default
     for setting, value in INTERPRETED.items():
         spark.conf.set(setting, value)
     commands = {name: reported(master, name) for name in COMMANDS}

@@ -1,4 +1,5 @@
-"""A simulated daemon that keeps a table, and a process that dies after its n-th effect."""
+"""A simulated daemon that keeps its timers in a dict, and a simulated process that dies after its
+n-th effect."""
 
 from __future__ import annotations
 
@@ -137,7 +138,7 @@ class Mortal:
         return False
 
 
-# ---- what Spark does, without it ---------------------------------------------------------------
+# ---- replacements for Spark --------------------------------------------------------------------
 
 
 def spark_of_python(patch: pytest.MonkeyPatch) -> None:

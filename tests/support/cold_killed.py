@@ -1,5 +1,5 @@
 """Promote windows of timers. Kill each promotion one step later than the previous promotion, then
-finish it.
+start the killed promotion again and finish it.
 
 python cold_killed.py LAKE NAME
 

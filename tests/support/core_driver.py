@@ -232,7 +232,8 @@ class Core:
         lib.pg_set_quotas(self.a, timers, bytes_, ops)
 
     def set_uid_share(self, percent: int, own_uid: int = 0) -> None:
-        """Set the share of topics, namespaces, sessions, watch keys and watch records of a uid."""
+        """Set the percentage of topics, namespaces, sessions, watch keys and watch records that one
+        uid may have."""
         lib.pg_set_uid_share(self.a, percent, own_uid)
 
     # ---- commands ----

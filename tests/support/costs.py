@@ -91,7 +91,7 @@ class Meter:
         before, earlier = (time.monotonic(), cpu_s()), len(self.shared)
         made = yield
         used = time.monotonic() - before[0], cpu_s() - before[1]
-        inner = self.shared[earlier:]  # fixtures that it requested have rows of their own
+        inner = self.shared[earlier:]  # fixtures that this fixture requested have their own rows
         own = [used[n] - sum(row[n + 1] for row in inner) for n in (0, 1)]  # type: ignore[misc]
         self.shared.append((f"fixture {fixturedef.argname}", own[0], own[1]))
         return made

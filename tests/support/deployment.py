@@ -58,8 +58,8 @@ def killed(act: Callable[[], None]) -> bool:
 
 
 def kill_before(nth: int, counts: Callable[[], bool] = lambda: True) -> None:
-    """Kill this process before its nth change of a file. A change counts only if `counts()` is
-    true."""
+    """Kill this process before its nth change of a file. Changes are counted only while `counts()`
+    returns True."""
     left = nth
 
     def hear(event: str, _: object) -> None:

@@ -1,4 +1,4 @@
-"""A daemon whose Nth call of a libc function fails, waits, or kills the daemon: see
+"""A daemon in which the Nth call of a libc function fails, waits, or kills the daemon: see
 tests/fault/shim.c."""
 
 from __future__ import annotations
@@ -41,8 +41,9 @@ class Fault:
     code: str
 
     def environment(self, shim: Path, nth: int, after: Path | None, log: Path) -> dict[str, str]:
-        """Return the environment of a process whose `nth` call fails. Calls count only once the
-        file `after` exists. 0 = no call fails."""
+        """Return the environment of a process whose `nth` call fails; 0 = no call fails. Calls are
+        counted from the start of the process, or, with `after`, from the moment that file
+        exists."""
         number = 0 if self.code == "KILL" else getattr(errno, self.code)
         found = {"LD_PRELOAD": str(shim), "FAULT_LOG": str(log)}
         if after:
@@ -132,8 +133,8 @@ class Victim:
         return self._stderr.read_text()
 
     def end(self) -> int:
-        """Return the exit code; negative = number of a signal. A daemon that still runs receives
-        SIGTERM."""
+        """Return the exit code, or -N if signal N ended the daemon. A daemon that still runs
+        receives SIGTERM."""
         if self.running:
             self.process.send_signal(signal.SIGTERM)
         try:
@@ -146,8 +147,7 @@ class Victim:
 
 
 class End(NamedTuple):
-    """The end of a daemon whose `nth` call failed. A negative exit code is the number of a
-    signal."""
+    """The end of a daemon whose `nth` call failed. Exit code -N: signal N ended the daemon."""
 
     nth: int
     code: int
@@ -159,8 +159,8 @@ class Walk:
     """A daemon that stops at each call of a function, and forks a child process in which that call
     fails.
 
-    So the work before the call is done only once. The daemon itself ends without a fault. `every`:
-    of each group of this many calls, only the first call is tried.
+    So the work before the call is done only once. The daemon itself ends without a fault. If
+    `every` is N, only the first of each N calls is tried.
     """
 
     def __init__(

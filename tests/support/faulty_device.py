@@ -45,7 +45,7 @@ class Medium:
 
     def __init__(self) -> None:
         self.data = bytearray(BYTES)
-        self._unsynced: list[tuple[int, bytes]] = []  # positions and overwritten bytes
+        self._unsynced: list[tuple[int, bytes]] = []  # position and overwritten bytes of each write
         self._marker, self._call, self._armed = b"", "", False
         self.failed = 0
 

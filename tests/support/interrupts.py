@@ -102,7 +102,7 @@ ADDS: dict[str, Step] = {
 
 
 class Effect(NamedTuple):
-    """A call, and how a test checks that it was done."""
+    """A call, and how a test checks whether the call took effect."""
 
     before: list[Step]
     """Calls that prepare the call."""
@@ -110,7 +110,8 @@ class Effect(NamedTuple):
     returns: Callable[[Any], bool]
     """Function that tells whether a completed call may return this value."""
     look: list[Step]
-    """Calls that query the effect; the last query shows it. Empty for a call that only reads."""
+    """Calls that query the effect; the result of the last call shows it. Empty for a call that only
+    reads."""
     seen: Callable[[Any], bool]
     """Function that tells whether the last query shows the effect."""
 

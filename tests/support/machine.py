@@ -38,7 +38,7 @@ BROWSERS = ("chromium", "chromium-headless-shell")
 
 
 def _runs(*command: str) -> Callable[[], bool]:
-    """Return a probe that is true if the command exists and ends with exit code 0."""
+    """Return a probe, which returns True if the command exists and ends with exit code 0."""
 
     def probe() -> bool:
         try:

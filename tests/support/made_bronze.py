@@ -122,7 +122,7 @@ def _adds(plan: Plan, rng: np.random.Generator) -> Rows:
 
 
 def _final_states(plan: Plan, adds: Rows, rng: np.random.Generator) -> Rows:
-    """Return one row for each final state, except for replaced timers: the row of a replacement is
+    """Return one row for each final state. A replaced timer has none: the row of its replacement is
     an add."""
     ended = np.isin(adds["fate"], (CANCELLED, EXPIRED, SATISFIED, FAILED))
     rows = {name: column[ended] for name, column in adds.items()}
@@ -320,8 +320,8 @@ def _known(rows: Rows, name: str) -> list[int]:
 
 
 def opening_of(plan: Plan, start_lsn: int, taken_lsn: int) -> tuple[Manifest, pa.Table]:
-    """Return a snapshot with the timers that were armed at `taken_lsn`; a redo after it begins at
-    `start_lsn`."""
+    """Return a snapshot with the timers that were armed at `taken_lsn`. A redo that follows the
+    snapshot begins at `start_lsn`."""
     rows = rows_of(plan)
     before = rows["lsn"] <= taken_lsn
     final_states = np.isin(rows["kind"], (END, FIRE, OUTCOME)) & (rows["armed_ns"] != NIL)

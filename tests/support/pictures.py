@@ -63,7 +63,7 @@ def work(namespace: str, done: threading.Event) -> None:
 
 @contextmanager
 def at_work(daemon: Daemon) -> Iterator[threading.Event]:
-    """Let clients work with a daemon, and one more client that does not acknowledge outcomes."""
+    """Let clients work with a daemon. One more client does not acknowledge its outcomes."""
     done = threading.Event()
     threads = [threading.Thread(target=work, args=(name, done)) for name in LOADS]
     with Raw(daemon) as slow:

@@ -17,7 +17,7 @@ from purgatoryd.shm_layout.layout import MESSAGE_MAX, Message, struct_format
 ALL, ANY, SUM, CLIENT = lib.PG_C_ALL, lib.PG_C_ANY, lib.PG_C_SUM, lib.PG_C_CLIENT
 QUORUM = lib.PG_C_QUORUM
 BASE_NOW = 2**64 - 1
-"""Value for the base of a SUM's key: use the watermark at the time of arming."""
+"""As `target` of a SUM's key: count from the watermark at the time of arming."""
 
 NAMES = [(b"n", b"t"), (b"other", b"t")]
 UID = 1000
@@ -41,7 +41,8 @@ DEFAULTS: dict[str, Any] = {
 
 
 class Key(NamedTuple):
-    """A watch key of an operation. `target`: for a SUM, the base. `cap`: only for a SUM."""
+    """A watch key of an operation. `target`: for a SUM, the watermark from which the key's share is
+    counted. `cap`: for a SUM, the limit of that share."""
 
     name: bytes
     target: int

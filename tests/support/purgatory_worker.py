@@ -21,7 +21,7 @@ KEYS = [f"shared:{n}" for n in range(8)]
 
 
 def start(job: str, *args: object) -> subprocess.Popen[str]:
-    """Start a worker process. Its stdout is a pipe that gives text."""
+    """Start a worker process. Its stdout is a text pipe."""
     command = [sys.executable, str(Path(__file__)), job, *map(str, args)]
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
 
@@ -69,8 +69,8 @@ def churn(seed: str) -> None:
 
 
 def arm(p: Purgatory, rng: random.Random, keys: list[str]) -> None:
-    """Arm an operation, and print its ticket. The parent process relies on the end of each printed
-    operation."""
+    """Arm an operation, and print its ticket. The parent process expects that each operation with a
+    printed ticket ends."""
     targets = {key: rng.randint(1, 1000) for key in keys}
     conditions: list[Callable[[], AnyCondition]] = [
         lambda: AllOf(targets),

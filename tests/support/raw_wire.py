@@ -56,7 +56,7 @@ class Answer(NamedTuple):
 
     @property
     def newest_sequences(self) -> dict[tuple[bytes, bytes], int]:
-        """Return the newest sequences in the answer to an ADVANCE, by (namespace, topic)."""
+        """Return, from the answer to an ADVANCE, the newest sequence of each (namespace, topic)."""
         newest, at = {}, 0
         for _ in range(self.records):
             sequence, _, n, t = _TAIL.unpack_from(self.body, at)

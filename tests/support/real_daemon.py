@@ -31,7 +31,8 @@ that long."""
 
 
 class DaemonFailed(Exception):
-    """The daemon ended before it was ready, or reported nothing in time. `stderr`: its output."""
+    """The daemon ended before it was ready, or reported nothing in time. `stderr`: the daemon's
+    output."""
 
     def __init__(self, code: int | None, stderr: str) -> None:
         super().__init__(f"exit code {code}; stderr:\n{stderr}")
@@ -146,7 +147,7 @@ def clean_environment(directory: Path) -> dict[str, str]:
 
 
 def remove_arena_files(paths: Paths) -> None:
-    """Remove the arena files of a daemon that exist, including unfinished files."""
+    """Remove all existing arena files of a daemon, including unfinished files."""
     births = (f"{paths.arena}.new", f"{paths.arena}.next", f"{paths.private}.new")
     for arena_file in (paths.arena, paths.private, *births):
         with contextlib.suppress(posix_ipc.ExistentialError):

@@ -1,7 +1,7 @@
 """Steps of test_service.py that run inside its container and check the units.
 
-It writes a JSON object to the given file: for each step null, or the reason of its failure. Each
-step depends on the steps before it.
+The program writes a JSON object to the given file: for each step null, or the reason of its
+failure. Each step depends on the steps before it.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""The shards of a deployment, and a ledger of what they must still do. Resharding must not change
-this ledger."""
+"""The shards of a deployment, and a ledger of the timers and operations that must still end.
+Resharding must not change this ledger."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Shards:
         return self.cores[shards[partition]]
 
     def routes(self, to: Mapping[bytes, tuple[int, ...]], shard: int) -> dict[str, Route]:
-        """Return the routes from one shard to the new placement, by namespace."""
+        """Return by namespace the routes from one shard to the shards of the new placement."""
         mine = (name for name, shards in self.placements.items() if shard in shards)
         return {name.decode(): Route(to[name], fresh_topics=len(to[name]) > 1) for name in mine}
 
@@ -126,7 +126,7 @@ class Ledger:
             core.advance(25 * MS)
 
     def operate(self, shards: Shards) -> None:
-        """Create an owner with two armed operations, which are partly satisfied, and with an
+        """Create an owner that has two armed, partly satisfied operations and an unacknowledged
         outcome."""
         core = shards.of(OWNED, b"")
         core.set_quotas(timers=50)

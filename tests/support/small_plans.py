@@ -15,8 +15,8 @@ JAVA = f"-XX:TieredStopAtLevel=1 -XX:+UseSerialGC {QUIET}"
 """Options of Java. No code runs long enough for the optimizing compiler to pay off."""
 SMALL_PLANS = INTERPRETED | {
     "spark.driver.extraJavaOptions": JAVA,
-    # Each task costs more than its few rows, and each open file has memory for a whole batch of
-    # rows.
+    # A task itself costs more than its few rows, and each open file reserves memory for a whole
+    # batch of rows.
     "spark.sql.shuffle.partitions": "2",
     "spark.sql.files.minPartitionNum": "2",
     "spark.sql.parquet.columnarReaderBatchSize": "256",

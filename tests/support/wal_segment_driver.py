@@ -37,8 +37,8 @@ class Walk:
         self._why = ffi.new("struct pg_fault *")
 
     def read(self, segments: Iterable[Any]) -> Walked:
-        """Read whole files, given as writable buffers. Stop at a file that the reader cannot
-        continue with."""
+        """Read whole files, given as writable buffers. Stop at the first file that the reader
+        refuses."""
         refused, groups = False, []
         for segment in segments:
             view = memoryview(segment)

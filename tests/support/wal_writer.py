@@ -2,8 +2,8 @@
 daemon writes.
 
 Frames, groups, segments and snapshots have format 1.0, as in layout.h. A `Story` consists of
-records, each with a type and a body. A test changes the story where the WAL should be wrong. LSNs,
-groups and checksums are added when the files are written.
+records, each with a type and a body. To make a WAL wrong, a test changes its story. LSNs, groups
+and checksums are added when the files are written.
 """
 
 from __future__ import annotations
@@ -286,10 +286,10 @@ class Story:
     """A WAL: named records in order, cut into segments, and its snapshots.
 
     `cuts`: names of the records that begin a further segment, each with (number of LSNs that are
-    missing before the segment, epoch of the segment). `first`, `closing`: records in the snapshots
-    at the beginning and at the end, of all that is armed then; None = no such snapshot. `copied`:
-    number of records that were written while the first snapshot was written. `published`: number of
-    earlier notices.
+    missing before the segment, epoch of the segment). `first`, `closing`: records in the snapshot
+    at the beginning and in the snapshot at the end: all that is armed at that time; None = no such
+    snapshot. `copied`: number of records that were written while the first snapshot was written.
+    `published`: number of earlier notices.
     """
 
     records: dict[str, Record]
@@ -333,7 +333,7 @@ class Story:
             (directory / f"{lsn:016x}.wal").write_bytes(data)
             lsn += len(records)
         empty = self.wal.segment(lsn, [], first_group=len(self.cuts) + 2, sealed=False)
-        (directory / f"{lsn:016x}.wal").write_bytes(empty)  # the segment after these records
+        (directory / f"{lsn:016x}.wal").write_bytes(empty)  # a new segment without records
         if self.closing is not None:
             self._snapshot(directory, lsn, self.closing)
 

@@ -315,7 +315,7 @@ class Cell:
         deliveries.received(item.topic, item.seq, sent)
 
     def end_client(self, number: int) -> None:
-        """End a client's process without BYE. The outcomes of its open calls are then in doubt."""
+        """End a client's process without BYE. The effects of its open calls are then in doubt."""
         one = self.clients[number]
         one.die()
         for call, report in one.unsettled:
@@ -331,7 +331,7 @@ class Cell:
         self.operations[number] = []
 
     def guest(self, uid: int) -> SimulatedClient:
-        """Start a client that opens a session and makes no calls."""
+        """Start a guest: a client that opens a session and makes no calls."""
         world = self.world
         partition = self.number if self._shards > 1 else None
         guest = SimulatedClient(
@@ -370,8 +370,8 @@ class Cell:
         self._failed_calls = self.world.disk.failed
 
     def started(self, arena: Any) -> None:
-        """Record that a daemon process has opened its arena. If the stream is new, check that there
-        is a reason."""
+        """Record that a daemon process has opened its arena. If the arena has a new stream, check
+        that there is a reason."""
         self._refused = 0
         self._arena = arena
         self._tap()
@@ -410,8 +410,8 @@ class Cell:
         return (*paused, disk.failed, troubled or self.daemon.frozen)
 
     def named_again(self, steadiness: tuple[object, ...]) -> None:
-        """Expect that the daemon, unless it has paused, has restored the names of its arena
-        files."""
+        """Unless the daemon has paused or failed since `steadiness` was read, expect that the
+        daemon has restored the names of its arena files."""
         if steadiness == self.steadiness() and not steadiness[-1]:
             self.may_lose_arena = False
 
@@ -437,8 +437,8 @@ class Cell:
             self.oracle.committed()
 
     def ending(self, arena: Any) -> None:
-        """Record the virtual time at which an ending process last worked. Its arena has this
-        time."""
+        """Record the virtual time in the arena of an ending process: the time at which the process
+        last worked."""
         self._virtual_ns = int(arena.header.now_ns) if self.virtual else 0
 
     def ended(self) -> None:
@@ -550,14 +550,14 @@ class Cell:
     # ---- answers -------------------------------------------------------------------------------
 
     def answered(self, call: Call, pending: Any) -> None:
-        """Record the outcome of a single call."""
+        """Record the result of a single call."""
         word = int(pending.word)
         self.world.note(type(pending.why()).__name__)
         status = IN_DOUBT if pending.error is not None or word == 0 else word & 0xFF
         self.judge(call, status, word >> 8, int(pending.deadline_ns))
 
     def judge(self, call: Call, status: int, ticket: int, deadline_boot_ns: int) -> None:
-        """Pass the outcome of a call to the oracle."""
+        """Pass the result of a call to the oracle."""
         self.world.note(call.kind, call.key, status, ticket)
         deadline_ns = deadline_boot_ns + self.begun_ns
         self.oracle.answer(call, status, ticket, deadline_ns, self.now_ns())
@@ -763,7 +763,8 @@ class Cell:
         self._check_deserted()
         for number in range(CLIENTS):
             self.end_client(number)
-        # A session ends only after its grace period if the daemon does not watch its process.
+        # If the daemon does not watch a client's process, the session ends only after its grace
+        # period.
         self.world.pass_time(70 * S)
         for one in self.deliveries:
             one.finish()
@@ -777,8 +778,8 @@ class Cell:
     def _check_sessions(self) -> None:
         """Check that connected clients kept their sessions.
 
-        A client that has lost a frame is not checked, because without operations it sends nothing
-        again.
+        A client that has lost a frame is not checked, because a client without operations does not
+        repeat lost frames.
         """
         for number, client in enumerate(self.clients):
             lossy = any(end.lossy for end in client.ends)

@@ -74,8 +74,8 @@ _UNASKED = _Unasked()
 
 
 class Begun(Started[Any]):
-    """A started job of a client. It only counts errors, because the pending calls report the
-    results."""
+    """A started job of a client. It reports no results, because the pending calls do; it only
+    counts errors."""
 
     def __init__(self, job: Job[Any], client: SimulatedClient) -> None:
         super().__init__(job)
@@ -148,7 +148,7 @@ class SimulatedClient:
         after = nothing if self.owner is None else self.owner.speak
         self.jobs = Jobs(self.core, after, listens=owns)
         self.unsettled: list[tuple[Pending | BulkResult, Callable[[], None]]] = []
-        """Calls without an outcome, each with the callback that will report the outcome."""
+        """Calls without a result, each with the callback that will report the result."""
         self._unpacked: set[Pending | BulkResult] = set()
         """Calls that were abandoned before they were packed."""
         self._iterations = 0
@@ -172,7 +172,8 @@ class SimulatedClient:
         return self.session.id if self.core.connections else 0
 
     def _connected(self, connection: Connection) -> None:
-        """Prepare a new connection. Report it if the daemon later says that the session is gone."""
+        """Prepare a new connection. Report when the daemon says that the connection's session is
+        gone."""
         connection.admit = lambda: None  # type: ignore[method-assign]  # `usable` checks instead
         if self.owner is not None:
             self.owner.own(connection)
@@ -194,7 +195,7 @@ class SimulatedClient:
     # ---- the shell -----------------------------------------------------------------------------
 
     def wake(self) -> None:
-        """Schedule an iteration soon."""
+        """Schedule the client's next iteration in ITERATION_NS at the latest."""
         self._iterate_in(ITERATION_NS)
 
     def _iterate_in(self, delay_ns: int) -> None:
@@ -247,7 +248,7 @@ class SimulatedClient:
         self, key: str, report: Callable[[Pending], None], *, topic: str, payload: bytes,
         mode: str, wait: bool, delay_ns: int | None = None, deadline: datetime | None = None,
     ) -> None:  # fmt: skip
-        """Add a timer. `report` receives the call as soon as its outcome is known."""
+        """Add a timer. `report` receives the call as soon as its result is known."""
         entry = self.core.put(
             key, None, delay_ns, deadline, None, topic, payload, mode, collect=not wait
         )
@@ -417,7 +418,7 @@ class SimulatedClient:
 
     @property
     def usable(self) -> bool:
-        """True once calls can be made. The constructor of a real client returns only with a
+        """True once calls can be made. The constructor of a real client returns only when it has a
         session."""
         if not self.alive or self.leaving or not self.core.connections:
             return False
@@ -437,8 +438,8 @@ class SimulatedClient:
 
     @property
     def repeated_greetings(self) -> int:
-        """Number of copies of its HELLOs that have arrived: each may have opened an additional
-        session."""
+        """Number of repeated HELLOs of this client that have arrived: each may have opened an
+        additional session."""
         return sum(sum(end.greetings.values()) - len(end.greetings) for end in self.ends)
 
     def want_durable(self, wanted: bool) -> None:

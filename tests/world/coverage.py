@@ -73,7 +73,8 @@ class Listed:
         self._unused = {*self.shell, *self.missed, *self.moved}
 
     def is_shell(self, name: str) -> bool:
-        """Return whether a function belongs to the shell. `name`: "file function"."""
+        """Return whether a function belongs to the shell. `name`: the file and the function,
+        separated by a space."""
         self._unused.discard(name)
         return name in self.shell
 

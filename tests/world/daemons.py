@@ -72,7 +72,7 @@ def _let_go(file: ArenaFile) -> None:
 def _close_commit(commit: GroupCommit) -> None:
     """Close the descriptors of a dead process's group commit.
 
-    A group commit that has opened no descriptor has zeroed memory; otherwise its descriptor is
+    If a group commit has opened no descriptor, its memory is zeroed; otherwise the descriptor is
     above 0.
     """
     state = vars(commit).get("_c")
@@ -216,7 +216,7 @@ class SimulatedDaemon:
 
     @property
     def alive(self) -> bool:
-        """True while a process of this name serves."""
+        """True while a started process of this name has not ended."""
         return self.reaper is not None and not self.fuse.dead
 
     # ---- start and end -------------------------------------------------------------------------
@@ -529,7 +529,7 @@ class SimulatedDaemon:
         self._commit_later()
 
     def _watch_table(self) -> None:
-        """Prepare to save the state of the WAL buffer at a kill. The state is restored afterwards,
+        """Prepare to save the state of the WAL buffer at a kill. This state is restored afterwards,
         because a killed process does not record why its WAL stopped."""
         self._saved: tuple[int, ...] | None = None
         self.machine.disk.table.killed = partial(self.seam.run, None, self._save_state)
@@ -551,7 +551,7 @@ class SimulatedDaemon:
         return self.snapshot
 
     def dooms_snapshot(self) -> bool:
-        """Return whether the snapshot process that begins will be killed. Each True reduces
+        """Return whether the snapshot process that begins will be killed. If so, reduce
         `doomed_snapshots` by one."""
         self.doomed_snapshots -= (doomed := self.doomed_snapshots > 0)
         return doomed

@@ -69,7 +69,7 @@ class Deliveries:
             has_it, fired = self.replay(topic, last)
             if has_it:
                 raise Violation(
-                    f"{topic}: reported as lost up to {last}, which the replay buffer has"
+                    f"{topic}: reported as lost up to {last}, but the replay buffer has this notice"
                 )
             self.oracle.judge_loss((stream, topic), range(first, last + 1), fired)
         at.next = last + 1

@@ -215,7 +215,7 @@ class SimulatedDisk(Disk):
 
     @contextmanager
     def mistaken(self, folder: Path, other: Path) -> Iterator[None]:
-        """Give a folder the files of another folder inside of the block."""
+        """Inside of the block, let a folder contain the files of another folder."""
         right, self._folders[folder] = self.folder(folder), self.folder(other)
         yield
         self._folders[folder] = right

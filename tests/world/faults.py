@@ -249,7 +249,7 @@ def ask_durably(cell: Cell, client: int, span_ns: int, lost: int) -> None:
 
 
 def lose_answer(cell: Cell, client: int) -> None:
-    """Lose the next message, break the connection, and end the session.
+    """Lose a client's next message, break its connections, and end its session.
 
     When the client repeats the message, the session is gone, and the message may already have been
     applied.
@@ -353,7 +353,7 @@ def _drop_guest(cell: Cell, guest: SimulatedClient) -> None:
 
 def wrong_start(cell: Cell, kind: str) -> None:
     """Stop the daemon, and start it with a wrong setting or on another machine. Check that the
-    start is refused. Nothing else changes."""
+    start is refused. The fault changes nothing else."""
     where, wrong = WRONG_STARTS[kind]
     if not where(cell) or not _stop_at_ease(cell):
         return
@@ -366,7 +366,7 @@ def _start_refused(cell: Cell, kind: str, expected: Errors) -> None:
     cell.expected = expected
     started = cell.daemon.start()
     cell.expected = ()
-    if started and kind != "too small":  # a smaller arena fits if few rows are in use
+    if started and kind != "too small":  # a smaller arena is enough if few rows are in use
         raise Violation(f"a wrong start ({kind}) was not refused")
     cell.daemon.stop()
 
@@ -772,7 +772,8 @@ def power_cut(cell: Cell, span_ns: int, answered: bool) -> None:
 
 def cut_at_copy(cell: Cell, client: int, span_ns: int) -> None:
     """Let messages of a client arrive twice while the disk is slow. Cut the power at the next
-    durable answer. The change must be on disk even if the answer is to the second copy."""
+    durable answer. The change must be on disk even if the daemon has answered the second copy of a
+    message."""
     disturb(cell, client, "double", 3, 0)
     slow_disk(cell, COPY_COMMIT_NS, span_ns)
     power_cut(cell, AGAIN_NS, answered=True)

@@ -2,8 +2,8 @@
 
 Each file in bugs/ is a patch that brings one bug into the product. Its first line describes the
 bug. The patch is applied to a copy of the tree. From each of START_SEEDS on, worlds run in that
-copy, seed after seed, until a world fails. A failure counts only if the same seed passes without
-the bug.
+copy, seed after seed, until a world fails. A failure shows the bug only if the same seed passes
+without the bug.
 """
 
 from __future__ import annotations
@@ -178,7 +178,7 @@ def run_in(tree: Path, seed: int, limit_s: float) -> Found:
 
 
 def search(pristine: Path, tree: Path, start_seed: int, limit_s: float) -> Found:
-    """Hunt for one bug from one start seed. A seed that fails without the bug does not count."""
+    """Hunt for one bug from one start seed. Skip seeds that fail even without the bug."""
     seed, used_s = start_seed, 0.0
     while True:
         one = run_in(tree, seed, limit_s - used_s)

@@ -2,9 +2,9 @@
 
 It imports only constants of the product. Times are world time, or the daemon's virtual time. Each
 timer key belongs to one client, and the daemon applies the client's calls on the key in order. So
-the state of a key is known after each answer, unless an outcome is in doubt; then several states
-are possible. Each add has its own payload and each operation has its own key, so that every notice
-shows what caused it.
+the state of a key is known after each answer, unless the effect of a call is in doubt; then several
+states are possible. Each add has its own payload and each operation has its own key, so that every
+notice shows what caused it.
 
     state of a key     None, or the timer that is armed under it
     due                a timer whose deadline has passed: it may have fired
@@ -59,14 +59,15 @@ class Timer:
     ticket: int = 0
     """Ticket of the timer; 0: no answer has named it."""
     earliest_ns: int = FOREVER_NS
-    """Deadline before its first extension."""
+    """Deadline before the timer's first extension."""
     durable_ns: int = FOREVER_NS
     """Deadline before the first extension that is not durable."""
     latest_ns: int = 0
     """The latest deadline that an extension may have given the timer."""
     wall_ns: int | None = None
     reached: bool = False
-    """True once the wall clock has reached its deadline, even if the clock is set back later."""
+    """True once the wall clock has reached the timer's deadline, even if the clock is set back
+    later."""
     slack_ns: int = 0
     """Maximum time by which reboots may have moved the deadline, because the wall clock was
     wrong."""
@@ -79,7 +80,7 @@ class Timer:
     shaky: bool = False
     """True if a power cut may have undone the add; the ticket may then belong to another timer."""
     exact: bool = False
-    """True if an answer named its deadline."""
+    """True if an answer named the timer's deadline."""
     parked: bool = False
     """True if the timer is parked: it fires only after it has been unparked."""
     awaits_notice: bool = False
@@ -127,7 +128,7 @@ class Call:
     issued: int = 0
     """Moment at which the call was made."""
     answer: tuple[int, int, int, int] | None = None
-    """Outcome as (status, ticket, deadline, time). It is kept until all earlier calls are
+    """Result as (status, ticket, deadline, time). The result is kept until all earlier calls are
     judged."""
     before: list[Timer] = field(default_factory=list)
     """Timers that may have been armed when the call was made."""
@@ -375,12 +376,12 @@ class Oracle:
         return call
 
     def doubt(self, name: str, now_ns: int) -> None:
-        """Judge the unanswered calls on a key as in doubt, because their caller has ended."""
+        """Judge the unanswered calls on a key as calls in doubt, because their caller has ended."""
         for call in list(self.key(name).calls):
             self.answer(call, IN_DOUBT, 0, 0, now_ns)
 
     def answer(self, call: Call, status: int, ticket: int, deadline_ns: int, now_ns: int) -> None:
-        """Judge the outcome of a call; IN_DOUBT: the outcome is unknown."""
+        """Judge the result of a call. `status` IN_DOUBT: the result is unknown."""
         key = self.key(call.key)
         if call not in key.calls or call.answer is not None:
             return  # the caller of this call is gone
@@ -541,8 +542,9 @@ class Oracle:
             timer.ticket, timer.parked = ticket, True
 
     def _named(self, call: Call, key: Key, ticket: int) -> list[Timer]:
-        """Return the timers that a ticket may identify; they may have fired since the answer. A
-        shaky timer's ticket may belong to a later timer, which no answer has named."""
+        """Return the timers that a ticket may identify; they may have fired since the answer. The
+        ticket of a timer whose add a power cut may have undone may belong to a later timer, which
+        no answer has named."""
         known = list(dict.fromkeys((*key.armed, *call.before)))
         named = [timer for timer in known if timer.ticket == ticket]
         if all(timer.shaky for timer in named):
@@ -578,8 +580,8 @@ class Oracle:
         key.become(left)
 
     def _await(self, key: Key) -> None:
-        """Record that an answer implies that the timer of a key has fired, if it is certain which
-        timer."""
+        """Record that a notice must arrive, because an answer implies that a key's timer has fired.
+        Do nothing unless it is certain which timer that is."""
         if len(key.states) == 1 and key.armed:
             key.armed[0].awaits_notice = True
 
@@ -655,7 +657,8 @@ class Oracle:
             self._require(not early, timer, "fired at wall time {}", wall_ns)
 
     def wall_steps(self, wall_ns: int) -> None:
-        """Record the time that the wall clock has reached, before the clock may be set back."""
+        """Record which deadlines the wall clock has reached by now, because the clock may be set
+        back next."""
         for timer in self.timers.values():
             timer.reached |= timer.wall_ns is not None and timer.wall_ns <= wall_ns + LATE_NS
 
@@ -896,7 +899,7 @@ class Oracle:
             bulk_load.done = {key: bulk_load.done[key] for key in bulk_load.durable}
 
     def recovered(self, slack_ns: int) -> None:
-        """Record that deadlines were converted with a wall clock that may be wrong by
+        """Record that a recovery has converted deadlines with a wall clock that may be wrong by
         `slack_ns`."""
         for timer in self.timers.values():
             timer.slack_ns += slack_ns

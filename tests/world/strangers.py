@@ -31,7 +31,7 @@ MESSAGES: dict[str, bytes] = {
     "bulk_load": wire.encode_bulk_load(1, 0, b"\x7f" * 16, BulkLoadAction.STATUS),
 }
 MAY = {PLAIN_UID: {"sessions"}, ADMIN_UID: {"sessions", "bulk_load", "ping"}}
-"""For each uid, the messages that it receives an answer to."""
+"""For each uid, the messages to which it receives an answer."""
 WITHOUT_SESSION = {"ping", "long"}
 """Messages to which the command socket replies, for every uid that may connect."""
 

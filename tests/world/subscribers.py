@@ -32,7 +32,7 @@ class SimulatedSubscriber:
         opened: Callable[[], None] = lambda: None,
     ) -> None:
         """Start a subscriber. `whole`: it receives all notices in the arena, not only later
-        notices. `opened` is called when it is accepted."""
+        notices. `opened` is called when the daemon accepts the subscription."""
         self.machine = machine
         self.schedule = machine.schedule
         self.alive, self.frozen = True, False

@@ -37,7 +37,8 @@ WADE_OPERATIONS, WADE_ADVANCES, WADE_NEED = 60, 81, 10**7
 CROWD, PADDING = 25, "-" * 235
 """Number of operations of each client, and a text that makes their keys long."""
 OVERFULL, CANCELS = 80, 4
-"""Number of operations that exceeds an inbox, and number of these operations that are cancelled."""
+"""A number of operations that exceeds the space of an inbox, and the number of these operations to
+cancel."""
 FAR = 10**9
 """A watermark that is never reached."""
 PARK_BEYOND_NS = 60 * S
@@ -111,7 +112,7 @@ def add_at(cell: Cell, client: int, key: int, by_ns: int, delay_ns: int) -> None
 
 def rush(cell: Cell, client: int, key: int, calls: int, delay_ns: int, size: int) -> None:
     """Replace a timer several times, and perhaps cancel it, without waiting for an answer: the last
-    call decides. Later calls are small: they may fit if the first call does not."""
+    call decides. Later calls are small: they may find space when the first call does not."""
     name = free(cell, client, key)
     if name is None:
         return
@@ -475,7 +476,8 @@ def wade(cell: Cell, client: int, key: int, timeout_ns: int) -> None:
 def overfill(cell: Cell, client: int, key: int) -> None:
     """Arm more operations than the inbox of a session has space for, and cancel some soon after.
 
-    A call that the daemon refuses each time ends with a timeout. The other operations expire.
+    A call that the daemon refuses at every attempt ends with a timeout. The other operations
+    expire.
     """
     one = cell.clients[client]
     if not one.usable or cell.virtual:
@@ -501,8 +503,8 @@ def cancel_crowd(cell: Cell, key: int) -> None:
 
 
 def late_check(cell: Cell, client: int, key: int, span_ns: int) -> None:
-    """Ask a client for its own condition while it is frozen. Its operation expires in the
-    meantime."""
+    """Let the daemon ask a frozen client for its own condition. The client's operation expires in
+    the meantime."""
     watch(cell, client, "client", {key: 1}, 1, 10 * MS, None, ahead=True)
     cell.world.schedule.after(5 * MS, cell.clients[client].freeze)
     cell.world.schedule.after(6 * MS, partial(let_hold, cell, (client + 1) % CLIENTS, key))

@@ -192,7 +192,7 @@ class World:
             cell.oracle.wall_moved = True
 
     def wrong_ns(self, cell: Cell) -> int:
-        """Return the error that the wall clock may have gained since the last call for this
+        """Return by how much the wall clock may have become wrong since the last call for this
         cell."""
         drifts_ns = FAR_NS // 1000 if self.machine.drift_ppm else 0
         return self._wrong_ns.pop(cell.number, 0) + drifts_ns

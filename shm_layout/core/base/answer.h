@@ -5,8 +5,8 @@
 #include "core/base/common.h"
 
 /* Write a result. An answer with a ticket is stored before the effect that it reports. If the
- * process is killed in between, the rebuild compares tickets to find out whether the effect exists
- * (session.c). */
+ * process is killed between the two, the rebuild compares tickets to find out whether the effect
+ * exists (session.c). */
 static inline void answer(struct pg_result *r, uint64_t ticket, unsigned status,
                           int64_t deadline_ns)
 {

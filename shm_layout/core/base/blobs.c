@@ -12,8 +12,9 @@
 
 /* blobs_take examines this many blocks of the request's own size class if all larger classes are
  * empty. A class holds the sizes from its lower bound up to the lower bound of the next class.
- * Below 64 granules (1 KiB) a class has a single size, so every block fits. A larger request can
- * fail although a block in the list is large enough, if that block is not among those examined. */
+ * Below 64 granules (1 KiB) a class has a single size, so every block in it is large enough. A
+ * larger request can fail although a block in the list is large enough, if that block is not among
+ * those examined. */
 #define OWN_CLASS_BLOCKS 32
 
 #define WORD 64
@@ -63,7 +64,8 @@ static inline uint64_t word_bits(uint32_t from, uint32_t count)
     return ~(uint64_t)0 >> (WORD - count) << from;
 }
 
-/* Return how many of `granules` granules, from `at` on, have their bits in one word of the map. */
+/* Return how many of the `granules` granules from `at` on have their bits in the same word of the
+ * map as granule `at`. */
 static inline uint32_t in_word(uint32_t at, uint32_t granules)
 {
     uint32_t space = WORD - at % WORD;

@@ -11,9 +11,9 @@ struct sink {
     bool full;
 };
 
-/* Reserve bytes. If they do not fit, set `full` and return NULL. */
+/* Reserve bytes. If the buffer has no space for them, set `full` and return NULL. */
 void *sink_take(struct sink *s, uint64_t bytes);
-/* Append bytes. If they do not fit, set `full` and write nothing. */
+/* Append bytes. If the buffer has no space for them, set `full` and write nothing. */
 void sink_put(struct sink *s, const void *bytes, uint64_t len);
 
 #endif

@@ -248,8 +248,8 @@ static uint32_t bucket_grow(struct wheel *w, uint32_t bucket)
     return chunk * CELLS + 1;
 }
 
-/* Append a slot to a bucket. One test finds a full chunk and an empty chain, because `tail` modulo
- * 16 is 15 for the last cell of a chunk and for PG_NIL. */
+/* Append a slot to a bucket. One test finds both a full chunk and an empty chain, because `tail`
+ * modulo 16 is 15 for the last cell of a chunk and for PG_NIL. */
 static inline void bucket_push(struct wheel *w, uint32_t bucket, uint32_t slot)
 {
     struct pg_bucket *b = &w->buckets[bucket];
@@ -310,7 +310,7 @@ void wheel_place(struct wheel *w, uint32_t slot)
 }
 
 /* If the wheel lags behind real time, timers still have to fire in the order of their ticks. A
- * timer of a later tick is therefore placed normally. */
+ * timer whose tick is more than one after the clock is therefore placed normally. */
 void wheel_place_due(struct wheel *w, uint32_t slot)
 {
     const struct pg_wheel *s = w->state;
@@ -331,7 +331,8 @@ bool wheel_holds(const struct wheel *w)
     return w->buckets[bucket_waiting(w->state)].tail != PG_NIL;
 }
 
-/* Move the bucket's newest member into the free cell. The newest member may be the removed slot. */
+/* Move the bucket's newest member into the cell of the removed slot. The newest member may be the
+ * removed slot itself. */
 void wheel_remove(struct wheel *w, uint32_t slot)
 {
     const uint32_t hole = w->hot[slot].where;
@@ -348,7 +349,7 @@ void wheel_fetch_last(const struct wheel *w, const uint32_t *slots, uint32_t cou
         if (tail != PG_NIL)
             __builtin_prefetch(&w->hot[*cell_at(w, tail)], 1);
     }
-    __asm__ volatile("");         /* without an effect, compilers drop the call */
+    __asm__ volatile("");         /* an effect: without one, compilers drop the call */
 }
 
 /* ---- advance ------------------------------------------------------------------------- */
@@ -531,7 +532,7 @@ static uint64_t next_tick(const struct wheel *w)
     return due ? s->clock : next_event(s);
 }
 
-/* Tick at which a wake-up is needed to move further members of a coming bucket of `count`
+/* Tick of the next wake-up that moves members out of the level's next bucket, which has `count`
  * members. */
 static uint64_t drain_tick(const struct pg_wheel *s, const struct pg_level *v, uint32_t count)
 {

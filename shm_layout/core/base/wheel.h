@@ -42,8 +42,8 @@ void wheel_place(struct wheel *w, uint32_t slot);
 void wheel_place_due(struct wheel *w, uint32_t slot);
 /* Unlink a slot. It must be linked. */
 void wheel_remove(struct wheel *w, uint32_t slot);
-/* Link a due slot that has to wait. on_due callbacks call this. wheel_advance skips the slot;
- * wheel_release fires it. */
+/* Link a due slot that has to wait until wheel_release fires it. on_due callbacks call this.
+ * wheel_advance skips the slot. */
 void wheel_hold(struct wheel *w, uint32_t slot);
 /* True if any slot waits for wheel_release. */
 bool wheel_holds(const struct wheel *w);

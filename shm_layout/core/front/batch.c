@@ -251,7 +251,7 @@ static bool failure_apply(struct pg_arena *a, const struct step *s, uint32_t row
 {
     uint64_t *value = &s->session->intent[1];
     /* After a kill, the rebuild may have ended operations for this record, and forgotten the key
-     * together with its last operation. */
+     * together with the key's last operation. */
     const bool goes_on = (*value & FAILURE_SET) != 0 || result->deadline_ns != 0;
     const bool done = s->record->op == PG_OP_CLEAR
                           ? operations_clear(a, row, goes_on, result)
@@ -268,7 +268,7 @@ static bool watermark_apply(struct pg_arena *a, const struct step *s, struct pg_
     if (!goes_on && !watermark_begin(a, s, result))
         return true;
     const uint32_t row = (uint32_t)intent[3];
-    /* The key may have been forgotten when this record ended its last watcher in an earlier
+    /* The key may have been forgotten when this record ended the key's last watcher in an earlier
      * call. */
     const bool gone = goes_on && !watermark_has_key(a, row, &s->put.key);
     if (s->record->op == PG_OP_CANCEL_FOR_KEY) {
@@ -304,7 +304,7 @@ static void timer_apply(struct pg_arena *a, const struct step *s, struct pg_resu
         timers_put(a, &s->put, result);
 }
 
-/* Apply a row of a bulk load unless it was applied before, and record that it is done. */
+/* Apply a row of a bulk load unless it was applied before, and mark the row as done. */
 static void row_apply(struct pg_arena *a, const struct step *s, struct pg_result *result)
 {
     if (!bulk_load_admits(a, &s->put.key, s->session->bulk_load_first + s->n, result))
@@ -436,10 +436,10 @@ static bool busy_keys(const struct pg_arena *a, const struct step *s, bool add)
     return found;
 }
 
-/* The store of busy_last makes the set valid. A kill before that store, or before the record counts
- * as applied, leaves at most the bits of one record that will be answered BUSY again. The keys of a
- * namespace have other hashes once the namespace exists. If the record's namespace does not exist
- * yet, every key therefore counts as busy. */
+/* The store of busy_last makes the set valid. A kill may come before that store, or before the
+ * record counts as applied. Such a kill leaves at most the bits of this record, which will be
+ * answered BUSY again. The keys of a namespace have other hashes once the namespace exists. If the
+ * record's namespace does not exist yet, every key therefore counts as busy. */
 RARE static void busy_add(const struct pg_arena *a, const struct step *s)
 {
     struct pg_session *session = s->session;
@@ -454,8 +454,9 @@ RARE static void busy_add(const struct pg_arena *a, const struct step *s)
     STORE_RELEASE(&session->busy_last, s->q->frame.sequence);
 }
 
-/* A record is also refused if its namespace does not exist. The namespace may be created, with
- * other hashes for its keys, before the record that caused the set is sent again. */
+/* Answer the record BUSY if the set contains one of its keys, or if its namespace does not exist.
+ * The namespace may be created, with other hashes for its keys, before the client sends the earlier
+ * busy records again. */
 RARE static bool busy_refuses(const struct pg_arena *a, const struct step *s,
                               struct pg_result *result)
 {
@@ -494,7 +495,7 @@ static bool refuses(const struct pg_result *r)
     return status >= PG_ST_FULL || status == PG_ST_EXISTS;
 }
 
-/* Count a refusal. The reason for BUSY is the inbox, the WAL or an earlier record. */
+/* Count a refusal by its reason. The reason for BUSY is the inbox, the WAL or an earlier record. */
 RARE static void refusal_note(struct pg_arena *a, const struct step *s, const struct pg_result *r)
 {
     const unsigned status = r->ticket & 0xff;
@@ -534,8 +535,8 @@ static bool records_apply(struct pg_arena *a, const struct request *q, struct pg
 /* ---- names --------------------------------------------------------------------------------- */
 
 /* Find or create the names in an entry of the name table. Only records that arm or advance create
- * names. The function holds the rows, so that a later name of the table cannot reuse the row of an
- * earlier name. */
+ * names. names_hold keeps each topic row, so that a later name of the table cannot reuse the row of
+ * an earlier name. */
 static void name_resolve(struct pg_arena *a, uint32_t i, struct name ns, struct name topic,
                          uint32_t uid)
 {
@@ -659,8 +660,8 @@ bool batch_begin(struct pg_arena *a, struct pg_session *s, const struct request 
     return true;
 }
 
-/* Set the timestamps of the batch. After a kill, a batch continues when it is received again; then
- * the time of that receipt counts as the start of its application. */
+/* Set the timestamps of the batch. After a kill, a batch continues when it is received again. The
+ * start of its application is then the time of that receipt. */
 static void timestamps_learn(struct pg_arena *a, const struct request *q,
                              const struct pg_session *s)
 {

@@ -52,7 +52,8 @@ static bool rows_sound(const struct request *q)
            q->frame.count <= PG_BULK_LOAD_ROW_MAX - q->rows.first_row;
 }
 
-/* If the batch has the flag PG_W_BULK_LOAD, read which rows of the bulk load its records are. */
+/* If the batch has the flag PG_W_BULK_LOAD, read the bulk load and the row number of the first
+ * record. */
 static bool rows_read(struct request *q, struct refusal *why)
 {
     q->in_bulk_load = (q->frame.flags & PG_W_BULK_LOAD) != 0;

@@ -170,8 +170,8 @@ static bool wrong_shard(const struct pg_arena *a, struct refusal *why)
     return refused(why, PG_ERR_WRONG_SHARD, a->header->shard, a->header->shards);
 }
 
-/* A message for another shard is refused as a whole. The client's later messages wait for it, so
- * the order is kept. */
+/* A message for another shard is refused as a whole. The client then sends it and all later
+ * messages again, so the order is kept. */
 static bool names_here(const struct pg_arena *a, const struct request *q, struct refusal *why)
 {
     const uint8_t *at = q->names;
@@ -491,7 +491,7 @@ static bool dispatch(struct pg_arena *a, struct request *q, struct sink *out,
     }
 }
 
-#define VISITS_PER_CALL 1024      /* most watchers that one call visits; takes less than 1 ms */
+#define VISITS_PER_CALL 1024      /* maximum number of watchers that one call visits (< 1 ms) */
 
 int pg_handle(struct pg_arena *a, const void *message, uint64_t message_bytes, uint32_t uid,
               uint32_t pid, int64_t received_boot_ns, int64_t real_boot_ns, void *reply,

@@ -7,8 +7,8 @@
 #include "core/base/sink.h"
 #include "core/arena.h"
 
-/* Write one struct pg_info with names, key and payload. Write nothing and return false if it does
- * not fit or the slot has changed. */
+/* Write one struct pg_info with names, key and payload. Write nothing and return false if there is
+ * no space for this or the slot has changed. */
 bool info_write(const struct pg_arena *a, uint32_t slot, uint64_t ctl, struct sink *out);
 
 #endif

@@ -64,8 +64,8 @@ static bool watch_visible(const struct pg_arena *a, const void *body)
     return slot_is(a, j->slot, j->ticket, PG_S_ARMED);
 }
 
-/* For a wall timer, compare the wall-clock deadline, because its other deadline is derived from
- * it. */
+/* For a wall timer, the wall-clock deadline decides, because the deadline on the arena's clock is
+ * derived from the wall-clock deadline. */
 static bool move_visible(const struct pg_arena *a, const void *body)
 {
     const struct pg_wal_move *j = body;
@@ -171,8 +171,8 @@ static const visible_fn visible[PG_WAL_TYPES] = {
     [PG_WAL_UNPARK] = unpark_visible, [PG_WAL_METRICS] = always_visible,
 };
 
-/* Store all settings in the frame again. The settings were stored one by one, so a kill may have
- * interrupted them. */
+/* Store all settings of the frame again. They were stored one by one, so a kill may have left some
+ * of them unchanged. */
 static void settings_finish(struct pg_arena *a, const struct pg_wal_namespace *j)
 {
     if (j->row >= a->namespace_rows || namespace_at(a, j->row)->name_len == 0)

@@ -23,8 +23,8 @@
 /* First replay buffer position in use. Position 0 stays empty, so that a topic can refer to it if
  * its newest notice is no longer in the replay buffer. */
 #define FIRST_POSITION 1
-/* A session that has been silent for longer is not merged, unless it owns an operation: a new
- * session could take its row anyway. */
+/* A session that has sent nothing for longer than this is not merged, unless it owns an operation:
+ * a new session could take its row anyway. */
 #define RECENT_NS 60000000000
 /* Placeholder for a row number: the session owns a wanted operation, but has no row yet. */
 #define OWNS (PG_NIL - 1)
@@ -216,7 +216,7 @@ static bool watermark_merge(struct merge *g, uint32_t i, uint32_t row)
     l->hash = key_hash(g->to, l->namespace_row, f->key_type, key, f->key_len);
     if (!account_merge(g, &l->account))
         return false;
-    /* Count the key, so that the account does not look idle and is not reused. */
+    /* Count the key in its account, so that the account does not look idle and is not reused. */
     account_watch_key_counted(g->to, l->account, 1);
     if (granules == 0)
         return true;
@@ -338,8 +338,8 @@ static bool is_further(const struct pg_session *f, const struct pg_session *than
     return (f->current != 0 ? f->applied + 1 : 0) > (than->current != 0 ? than->applied + 1 : 0);
 }
 
-/* True if two shards began different batches with the same number. No answer would be right for
- * both batches. A client that sends one of them again learns that the outcome of the batch is in
+/* True if two shards began different batches with the same sequence. No answer would be right for
+ * both batches. A client that sends one of them again learns that the result of the batch is in
  * doubt. */
 static bool are_at_odds(const struct merge *g, const struct pg_session *f,
                         const struct pg_session *s)
@@ -364,7 +364,8 @@ static bool session_merge(struct merge *g, uint32_t i, uint32_t row)
     s->id = (f->id & ~0xffffull) | row;
     s->first_id = f->first_id != 0 ? f->first_id : f->id;
     session_rename(g, s);
-    /* Key hashes differ in this arena. Until busy_last, every key therefore counts as busy. */
+    /* Key hashes differ in this arena. Every key therefore counts as busy until the client has seen
+     * the answer to batch busy_last. */
     if (s->busy_last != 0)
         memset(s->busy_keys, 0xff, sizeof s->busy_keys);
     memcpy(session_reply(g->to, s, 0), session_reply(g->from, f, 0),
@@ -430,7 +431,8 @@ static bool slot_account_merge(struct merge *g, uint32_t slot)
     if (!account_merge(g, &c->account))
         return false;
     if (c->account != 0)
-        /* Count the slot, so that the account does not look idle and is not reused. */
+        /* Count the slot in its account, so that the account does not look idle and is not
+         * reused. */
         account_counted(g->to, c->account, 1, 0);
     return true;
 }

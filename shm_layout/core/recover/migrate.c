@@ -229,8 +229,8 @@ static bool slots_migrate(struct pg_arena *to, const struct pg_arena *from, stru
 
 /* ---- replay buffer ------------------------------------------------------------------------- */
 
-/* Position of the oldest entry that is copied. The newest entries are copied, as many as fit, and
- * keep their positions. Older entries are dropped. If an unsent entry would be dropped,
+/* Position of the oldest entry that is copied. The newest entries are copied, as many as fit into
+ * `to`, and keep their positions. Older entries are dropped. If an unsent entry would be dropped,
  * replay_migrate fails. */
 static uint64_t oldest_retained(const struct pg_arena *to, const struct pg_arena *from)
 {
@@ -239,7 +239,8 @@ static uint64_t oldest_retained(const struct pg_arena *to, const struct pg_arena
            from->header->replay_tail - p < to->header->replay_capacity) {
         bytes += (uint64_t)entry_granules(replay_at(from, p - 1)) * PG_GRANULE;
         if (bytes > to->header->replay_bytes_max && p < from->header->replay_tail)
-            /* The newest entry is copied even if it is larger, as in replay_make_space. */
+            /* The newest entry is copied even if it alone exceeds replay_bytes_max, as in
+             * replay_make_space. */
             break;
         p--;
     }

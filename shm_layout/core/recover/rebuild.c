@@ -143,7 +143,8 @@ static bool key_rebuild(struct pg_arena *a, uint32_t slot, struct pg_fault *why)
  * the end of a page. */
 enum { NEAR = 24, FAR = 64 };
 
-/* Prefetch a slot that is FAR slots away, and the memory to which a slot NEAR slots away refers. */
+/* Prefetch the slot that is FAR slots ahead, and the memory to which the slot that is NEAR slots
+ * ahead refers. */
 static inline void key_fetch(const struct pg_arena *a, uint32_t slot)
 {
     if (UNLIKELY(slot + FAR >= a->slots.capacity))
@@ -202,7 +203,7 @@ static int64_t slots_scan(struct pg_arena *a)
 }
 
 /* Set the wheel's clock before the earliest deadline. Timers that became due while no daemon was
- * running are then in their own ticks and fire in order. */
+ * running are then in the buckets of their own ticks and fire in order. */
 static void wheel_rebuild(struct pg_arena *a, int64_t earliest_ns)
 {
     const struct wheel_shape shape = {(int64_t)a->header->tick_ns, a->header->fanout,

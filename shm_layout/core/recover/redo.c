@@ -70,7 +70,7 @@ static bool key_sound(const struct redo *r, unsigned type, unsigned len, uint32_
            below(r, "length of a payload", PG_PAYLOAD_MAX + 1, payload_len);
 }
 
-/* A later version would store its extensions here, and this one would take them for the key. */
+/* A later version would store its extensions here, and this version would take them for the key. */
 static bool ext_absent(const struct redo *r, uint32_t ext_len)
 {
     return below(r, "bytes of extensions that this version does not know", 1, ext_len);
@@ -125,8 +125,8 @@ static void slot_ended(struct pg_arena *a, uint32_t slot, uint64_t ticket)
     slot_hot(a, slot)->ctl = ctl_of(ticket, PG_S_FREE);
 }
 
-/* Store the frame's timestamps, or `known` if the frame has none. Frames of an export without a WAL
- * have no timestamps. */
+/* Store the frame's timestamps, or `known` if the frame has none. Frames of an export of an arena
+ * without a WAL have no timestamps. */
 static void timestamps_write(const struct redo *r, uint32_t slot, const struct pg_timestamps *known)
 {
     const struct pg_timestamps *replaced, *timestamps = pg_frame_timestamps(r->frame, &replaced);
@@ -505,7 +505,7 @@ static bool watermark_key_write(const struct redo *r, const struct pg_wal_waterm
     }
     memcpy(at, j + 1, j->key_len);
     l->key_len = j->key_len;
-    /* Count the key, so that the account does not look idle and is not reused. */
+    /* Count the key in its account, so that the account does not look idle and is not reused. */
     account_watch_key_counted(r->a, l->account, 1);
     return true;
 }

@@ -25,8 +25,8 @@
  * fires in the meantime is found as a slot or as an entry. */
 enum phase { HEAD, NAMESPACES, TOPICS, SLOTS, WATERMARKS, ENTRIES, BULK_LOADS, BLOCKS, LAST };
 
-/* Begin a frame and return its body; NULL if the frame does not fit. If `timestamps` is not NULL,
- * copy them to the end of the frame. */
+/* Begin a frame and return its body; NULL if there is no space for the frame. If `timestamps` is
+ * not NULL, copy them to the end of the frame. */
 static void *frame_begin_with(const struct pg_snapshot *s, struct sink *out,
                               enum pg_wal_type type, uint64_t extra,
                               const struct pg_timestamps *timestamps)
@@ -58,8 +58,8 @@ static bool frame_end(struct pg_snapshot *s)
 
 /* ---- head and last ------------------------------------------------------------------------- */
 
-/* Set the start LSN. Unless the arena is quiet, redo includes the newest frame, because its effect
- * may not have happened yet. */
+/* Set the start LSN. If the arena may change during the snapshot, redo includes the newest frame,
+ * because its effect may not have happened yet. */
 static void lsns_begin(const struct pg_arena *a, struct pg_snapshot *s)
 {
     if (!has_wal(a))

@@ -1,5 +1,5 @@
-/* bulk_loads.c - bulk loads. A bulk load remembers which of its rows are done, longer than the
- * timers of these rows exist.
+/* bulk_loads.c - bulk loads. A bulk load remembers which of its rows are done, even after the
+ * timers of these rows are gone.
  *
  * A row's bit is set right after the row's effect. If a kill interrupts this, the session still has
  * the number of the current row, and recovery sets the bit if it finds the effect

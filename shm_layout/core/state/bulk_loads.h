@@ -1,5 +1,5 @@
-/* bulk_loads.h - bulk loads. A bulk load remembers which of its rows are done, longer than the
- * timers of these rows exist. */
+/* bulk_loads.h - bulk loads. A bulk load remembers which of its rows are done, even after the
+ * timers of these rows are gone. */
 #ifndef PURGATORYD_STATE_BULK_LOADS_H
 #define PURGATORYD_STATE_BULK_LOADS_H
 
@@ -30,26 +30,27 @@ bool bulk_load_row_visible(const struct pg_arena *a, const struct pg_wal_row *ro
  * bulk load, do not begin it. */
 void bulk_load_begin(struct pg_arena *a, struct pg_session *s, const struct pg_rows *rows,
                      uint32_t namespace_row);
-/* Return true if a PUT may do this row. Call this before the PUT is applied. False: the record has
- * been answered. */
+/* Return true if a PUT may be applied as this row. Call this before the PUT is applied. False: the
+ * record has been answered. */
 bool bulk_load_admits(struct pg_arena *a, const struct key *key, uint64_t row, struct pg_result *r);
-/* Return whether a PUT or UNPARK that was answered with this status has done its row. Its frame
- * then names the row. */
+/* Return whether this answer to a PUT or UNPARK means that its row is done and that its frame names
+ * the row. */
 static inline bool bulk_load_counts(unsigned status)
 {
     return (status != PG_ST_NONE && status <= PG_ST_EXTENDED) || status == PG_ST_PARKED ||
            status == PG_ST_UNPARKED;
 }
-/* Mark the current row as done if the PUT or UNPARK with result `r` has done it. */
+/* Mark the current row as done if `r`, the result of its PUT or UNPARK, means that the row is
+ * done. */
 void bulk_load_settle(struct pg_arena *a, const struct pg_result *r);
-/* Mark a row as done before its CANCEL is applied, so that no later PUT does it. Return false if
- * the record has been answered. */
+/* Mark a row as done before its CANCEL is applied, so that no later PUT applies the row. Return
+ * false if the record has been answered. */
 bool bulk_load_void(struct pg_arena *a, const struct key *key, uint64_t row, struct pg_result *r);
 /* Return whether the current row of a session is marked as done. */
 bool bulk_load_has_row(const struct pg_arena *a, const struct pg_session *s);
 /* Mark the current row of a session as done. */
 void bulk_load_recover(struct pg_arena *a, const struct pg_session *s);
-#define BULK_LOAD_PARTS 64        /* most blocks in one reply to STATUS */
+#define BULK_LOAD_PARTS 64        /* maximum number of blocks in one reply to STATUS */
 /* Pick blocks with numbers from `from` on, at most BULK_LOAD_PARTS, in order. Return how many were
  * picked. Set *next to the number of the block to continue from; UINT64_MAX = no blocks are
  * left. */

@@ -97,16 +97,16 @@ void inbox_add(struct pg_arena *a, uint32_t slot)
     struct pg_operation *op = operation_at(a, slot);
     struct pg_session *s = session_find(a, op->session);
     if (s != NULL && op->in_inbox)
-        unlink_from(a, s, slot);  /* this CHECK became an outcome; it has to be sent again */
+        unlink_from(a, s, slot);  /* this CHECK became an outcome, which has to be sent again */
     if (s != NULL)
         link_last(a, s, slot);
     else if (ctl_state(slot_hot(a, slot)->ctl) == PG_S_OUTCOME && !op->in_inbox)
-        orphan_add(a, slot);      /* an outcome that is in a list already is an orphan */
+        orphan_add(a, slot);      /* an outcome that is already in a list is an orphan */
 }
 
 /* ---- when a session ends ----------------------------------------------------------------- */
 
-#define ORPHANS_PER_CALL 1024     /* number freed per call, which takes about 30 us */
+#define ORPHANS_PER_CALL 1024     /* orphans freed per call, in about 30 us */
 
 bool orphans_free(struct pg_arena *a)
 {
@@ -268,8 +268,8 @@ uint64_t pg_inbox(struct pg_arena *a, uint64_t *session, void *bytes, uint64_t s
     return 0;
 }
 
-#define AGAIN_NS 1000000000       /* first wait for an acknowledgement; later doubled */
-#define REPEATS_DOUBLING 6        /* doublings; the longest wait is about a minute */
+#define AGAIN_NS 1000000000       /* time until outcomes are sent again; then doubled */
+#define REPEATS_DOUBLING 6        /* number of doublings; the longest time is about a minute */
 
 static void inbox_repeat(struct pg_arena *a, struct pg_session *s)
 {

@@ -148,9 +148,9 @@ static bool topic_reusable(const struct pg_arena *a, const struct pg_topic *t)
 static uint64_t ends_so_far(const struct pg_arena *a)
 {
     const struct pg_metrics *m = a->metrics;
-    /* Number of operations that have ended, plus a constant. Recovery restores the number of
-     * operations, but not the count of watches. The constant keeps the difference positive, so that
-     * the sum stays below UINT64_MAX, which means "never". */
+    /* Number of operations that have ended, plus a constant. Recovery restores `operations`, but
+     * not the counter `watches`, so their difference may be negative. The constant makes it
+     * positive. The sum then stays below UINT64_MAX, which means "never". */
     const uint64_t operations = m->watches + UINT32_MAX - m->operations;
     return m->cancels + m->replaces + operations + a->header->replay_head;
 }
@@ -209,8 +209,8 @@ static uint32_t topic_free_row(const struct pg_arena *a)
 }
 
 /* Return a free row. If there is none, return the row of a topic without timers and notices; that
- * topic loses its name. A failed search is repeated only after something has ended, so that
- * requests with hostile names are cheap. */
+ * topic loses its name. A failed search is repeated only after some timer, operation or notice has
+ * ended, so that requests with hostile names are cheap. */
 static uint32_t topic_row_for(struct pg_arena *a)
 {
     const uint64_t ends = ends_so_far(a);
@@ -222,13 +222,13 @@ static uint32_t topic_row_for(struct pg_arena *a)
         return row;
     row = topic_reusable_row(a, own);
     if (row == PG_NIL) {
-        /* A uid at its share does not reach this line: topic_admitted has found a topic of its own
-         * to reuse. */
+        /* A uid at its share does not reach this line: topic_admitted has found one of the uid's
+         * topics to reuse. */
         a->topics_stuck_at = ends;
         return PG_NIL;
     }
     STORE_RELEASE(&topic_at(a, row)->name_len, 0u);
-    atomic_thread_fence(memory_order_release);   /* the fence precedes the next name of the row */
+    atomic_thread_fence(memory_order_release);   /* comes before the stores of the next name */
     names_rebuild(a);
     return row;
 }
@@ -341,8 +341,8 @@ void names_release(struct pg_arena *a, uint32_t topic)
 
 /* ---- readers ------------------------------------------------------------------------------ */
 
-/* Count a used row of namespace `ns`. A row of a reserved namespace counts neither as a row nor as
- * used. */
+/* Count a used row of namespace `ns`. If the namespace is reserved, do not count the row as used,
+ * and subtract it from the number of rows. */
 static void row_counted(const struct pg_arena *a, struct pg_fill *fill, uint32_t ns)
 {
     if (ns < a->namespace_rows && name_reserved(namespace_name(a, ns)))
@@ -378,7 +378,8 @@ uint32_t pg_find_namespace(const struct pg_arena *a, const char *name, uint32_t 
     return PG_NIL;
 }
 
-/* During this function the row may be reused for another name. It then has another incarnation. */
+/* The row may be reused for another name while this function runs. The row then has another
+ * incarnation. */
 static bool topic_named(const struct pg_topic *t, uint32_t namespace_row, const char *name,
                         uint32_t len)
 {

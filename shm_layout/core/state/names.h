@@ -24,7 +24,7 @@ uint32_t names_find_namespace(const struct pg_arena *a, struct name ns);
  * may not create it. */
 bool names_elsewhere(const struct pg_arena *a, struct name ns);
 bool name_reserved(struct name name);
-/* Until it is released, the topic's row is not reused, as if the topic had a timer. */
+/* Until names_release is called, the topic's row is not reused, as if the topic had a timer. */
 void names_hold(struct pg_arena *a, uint32_t topic);
 void names_release(struct pg_arena *a, uint32_t topic);
 /* Set those settings of a namespace that set->fields selects. */

@@ -58,7 +58,7 @@ uint64_t notice_granules(const struct pg_arena *a, uint32_t slot)
 
 /* ---- bounded work ------------------------------------------------------------------------ */
 
-#define KEYS_PER_VISIT 8          /* number of keys that cost as much as a visit */
+#define KEYS_PER_VISIT 8          /* examining this many keys counts as one visit */
 
 static void work_done(struct pg_arena *a, uint32_t visits)
 {
@@ -463,7 +463,7 @@ bool operations_complete(struct pg_arena *a, const struct key *key, uint64_t ses
 /* ---- arming ------------------------------------------------------------------------------- */
 
 #define BORN 0x80000000u          /* flag in a->call.rows[]: this call created the row */
-#define FEW 8                     /* up to so many rows are compared; more are hashed */
+#define FEW 8                     /* up to this many rows are compared in pairs; more are hashed */
 
 static uint32_t row_at(const struct pg_arena *a, uint32_t n) { return a->call.rows[n] & ~BORN; }
 
@@ -672,7 +672,8 @@ static uint32_t operation_write(struct pg_arena *a, struct watch *w, int64_t dea
     return slot;
 }
 
-/* End a new operation immediately if it does not have to wait. Its notice has space. */
+/* End a new operation immediately if it does not have to wait. The caller has checked that there is
+ * space for its notice. */
 static void settle(struct pg_arena *a, uint32_t slot)
 {
     struct pg_operation *op = operation_at(a, slot);
@@ -769,8 +770,8 @@ bool operations_watch(struct pg_arena *a, struct watch *w, struct pg_result *r)
 /* ---- triggers ------------------------------------------------------------------------------ */
 
 /* End an operation and count it in the trigger's answer. Until the operation is counted, the upper
- * half of the count contains its slot + 1. If a kill interrupts this, the rebuild can therefore
- * decide whether to count the operation. */
+ * half of the count contains the operation's slot + 1. If a kill interrupts this, the rebuild can
+ * therefore decide whether to count the operation. */
 static void end_counted(struct pg_arena *a, uint32_t slot, enum pg_cause cause, uint32_t error,
                         struct pg_result *r)
 {
@@ -818,9 +819,9 @@ static void waits_on(struct pg_arena *a, uint32_t x)
     }
 }
 
-/* Return whether a visit fits into this call, and charge the visit. Only a visit that ends the
- * operation needs space in the WAL buffer and the replay buffer. A visit examines all keys of the
- * operation, except if an ALL or QUORUM continues to wait. */
+/* Return whether this call may make another visit, and if so, count the visit as work of the call.
+ * Space in the WAL buffer and the replay buffer is needed only for a visit that ends the operation.
+ * A visit examines all keys of the operation, except if an ALL or QUORUM continues to wait. */
 static bool visit_allowed(struct pg_arena *a, uint32_t x, bool ends)
 {
     const uint32_t slot = watch_at(a, x)->slot;
@@ -845,7 +846,7 @@ static uint32_t reached_first(const struct pg_arena *a, const struct pg_watermar
 }
 
 /* Visit every watcher whose target is reached. If the key is forgotten, its row may be freed with
- * the last watcher; then its `first` is PG_NIL. */
+ * the last watcher; the row's `first` is then PG_NIL. */
 static bool walk(struct pg_arena *a, uint32_t row, struct pg_result *r)
 {
     const struct pg_watermark *l = watermark_at(a, row);
@@ -870,7 +871,7 @@ bool operations_advance(struct pg_arena *a, uint32_t row, uint64_t watermark, st
     return walk(a, row, r);
 }
 
-/* Another record that advances a key may be unfinished. Watchers whose target is reached are
+/* Another record that advances this key may be unfinished. Watchers whose target is reached are
  * therefore visited first, and an operation whose condition holds does not fail. */
 bool operations_fail(struct pg_arena *a, uint32_t row, uint32_t error, bool goes_on,
                      struct pg_result *r)
@@ -1038,10 +1039,10 @@ static bool chain_claim(struct pg_arena *a, uint32_t slot, struct pg_fault *why)
                      operation_ext_bytes(op), slot_cold(a, slot)->ext_len);
 }
 
-/* A kill interrupted the end of this operation, and its frame or notice has no space yet. Place its
- * watchers so that the next failure of any of its keys ends it. If the condition holds, the next
- * advance also ends it, however small: in a SUM an advance of any key, otherwise of a key that has
- * reached its target. */
+/* A kill interrupted the end of this operation, and there is no space yet for its frame or notice.
+ * Place its watchers so that the next failure of any of its keys ends it. If the condition holds,
+ * the next advance also ends it, however small: in a SUM an advance of any key, otherwise of a key
+ * that has reached its target. */
 static void stand_ready(struct pg_arena *a, struct pg_operation *op, bool holds)
 {
     for (uint32_t x = op->first_watch; x != PG_NIL; x = watch_at(a, x)->sibling) {

@@ -67,13 +67,13 @@ struct pg_entry operation_notice(struct pg_arena *a, uint32_t slot, unsigned fla
 /* Free an operation's watch records and the blob of its notice. Redo calls this before derived
  * state exists. */
 void operation_release(struct pg_arena *a, uint32_t slot);
-/* Arm an operation. If its notice has no space in the replay buffer, or the work limit of this call
- * is reached, change nothing and return false; the caller then has to call again. */
+/* Arm an operation. If the replay buffer has no space for its notice, or the work limit of this
+ * call is reached, change nothing and return false; the caller then has to call again. */
 bool operations_watch(struct pg_arena *a, struct watch *w, struct pg_result *result);
-/* Return whether the end of the operation has space in the WAL buffer and the replay buffer. */
+/* Return whether the WAL buffer and the replay buffer have space for the end of the operation. */
 bool operation_may_end(struct pg_arena *a, uint32_t slot);
-/* Cancel the timer or operation of a key. If the WAL buffer is full, or the operation's notice has
- * no space in the replay buffer, change nothing and return false; the caller then has to call
+/* Cancel the timer or operation of a key. If the WAL buffer is full, or the replay buffer has no
+ * space for the operation's notice, change nothing and return false; the caller then has to call
  * again. */
 bool key_cancel(struct pg_arena *a, const struct key *key, uint64_t ticket,
                 struct pg_result *result);
@@ -82,7 +82,7 @@ bool key_cancel(struct pg_arena *a, const struct key *key, uint64_t ticket,
 void operation_answered_no(struct pg_arena *a, uint32_t slot);
 /* End an armed operation that is in the wheel. */
 void operation_end(struct pg_arena *a, uint32_t slot, enum pg_cause cause, uint32_t error);
-/* Return whether the operation has to wait because the current outage affects it. */
+/* Return whether the operation may not expire yet because the current outage affects it. */
 bool operation_waits(const struct pg_arena *a, uint32_t slot);
 /* Called by the wheel: check the condition a last time, then end the operation. Return false if the
  * WAL buffer or the replay buffer has no space now, or if the work limit of this call is
@@ -104,8 +104,8 @@ void operations_cancel_for_key(struct pg_arena *a, uint32_t row, struct sink *ou
 /* Complete the count in the answer of a trigger that a kill interrupted. */
 void trigger_recover(const struct pg_arena *a, struct pg_result *result);
 /* Answer a CHECK with "true": end the operation as satisfied if `version` is the version of its
- * last CHECK. If the end has no space now, change nothing and return false; the caller then has to
- * call again. */
+ * last CHECK. If there is no space now for the end of the operation, change nothing and return
+ * false; the caller then has to call again. */
 bool operations_complete(struct pg_arena *a, const struct key *key, uint64_t session,
                          uint64_t version, struct pg_result *result);
 /* For a rebuild, after all watch records exist. operations_link links a set of armed operations and

@@ -7,8 +7,9 @@
 
 #define PG_PREFETCH_MAX 32        /* maximum number of ids in one of these calls */
 
-/* Fetch what records on watch keys will access. The i-th key has hash hashes[places[i]] and visits
- * watchers up to watermark reach[i]. Set rows[places[i]] to the row that the key probably has. */
+/* Fetch what records on watch keys will access. The key of the i-th record has hash
+ * hashes[places[i]]; the record visits watchers up to watermark reach[i]. Set rows[places[i]] to
+ * the row that the key probably has. */
 void prefetch_watermarks(const struct pg_arena *a, const uint32_t *hashes, const uint32_t *places,
                          const uint64_t *reach, uint32_t count, uint32_t *rows);
 /* Fetch what the end of these timers and operations will access. */

@@ -166,7 +166,7 @@ void account_session_opened(struct pg_arena *a, uint32_t uid)
     const uint32_t row = account_find(a, uid);
     if (row != PG_NIL)
         account_at(a, row)->sessions++;
-    account_of(a, uid);           /* if it creates the account, it counts open sessions */
+    account_of(a, uid);           /* a new account counts the uid's open sessions */
 }
 
 void account_session_ended(struct pg_arena *a, const struct pg_session *s)
@@ -197,7 +197,7 @@ struct payer {
     uint64_t timers, bytes, ops;  /* quotas; 0 = none */
     uint64_t live, used_bytes;
     struct pg_tokens *tokens;
-    unsigned first;               /* enum pg_quota of the timer quota; others follow */
+    unsigned first;               /* enum pg_quota of the quota `timers`; bytes and ops follow */
 };
 
 static struct payer payer_namespace(const struct pg_arena *a, uint32_t row)

@@ -210,7 +210,7 @@ bool replay_settle(struct pg_arena *a, struct pg_fault *why)
                          h->replay_tail, h->replay_head);
     while (h->replay_head < h->published &&
            replay_at(a, h->replay_head)->commit != h->replay_head + 1)
-        h->replay_head++;         /* the entry was withdrawn; only sent entries can be */
+        h->replay_head++;         /* a withdrawn entry; only sent entries are withdrawn */
     return true;
 }
 

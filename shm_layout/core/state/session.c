@@ -101,8 +101,8 @@ void reply_forget(struct pg_arena *a, struct pg_reply_memory *m)
     STORE_RELEASE(&m->count, 0u);
 }
 
-/* A client sends a batch again within seconds. Sessions that were silent for longer than RECENT_NS
- * need no results. */
+/* A client sends a batch again within seconds. Sessions that have sent nothing for longer than
+ * RECENT_NS need no results. */
 #define RECENT_NS 60000000000
 
 static uint32_t session_answers(const struct pg_arena *a, const struct pg_session *s)
@@ -113,8 +113,8 @@ static uint32_t session_answers(const struct pg_arena *a, const struct pg_sessio
     return granules;
 }
 
-/* Return the session that has been silent longest, among the sessions that have results and no
- * running batch. NULL = each of them was active within the last minute. */
+/* Return the session that has sent nothing for longest, among the sessions with results and without
+ * a running batch. NULL = each of these sessions sent something within the last minute. */
 static struct pg_session *silent_with_answers(const struct pg_arena *a,
                                               const struct pg_session *but)
 {
@@ -168,7 +168,7 @@ struct pg_session *session_open(struct pg_arena *a, const uint8_t nonce[16], uin
 {
     struct pg_session *s = session_of_nonce(a, nonce, uid);
     *why = (struct pg_result){0, 0};
-    if (s != NULL) {              /* another process may open it now */
+    if (s != NULL) {              /* the client may be another process than before */
         s->pid = pid;
         s->grace_ns = grace_ns;
         return s;

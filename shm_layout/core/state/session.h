@@ -20,10 +20,10 @@ static inline struct pg_session *session_find(const struct pg_arena *a, uint64_t
 struct pg_session *session_open(struct pg_arena *a, const uint8_t nonce[16], uint32_t uid,
                                 uint32_t pid, int64_t grace_ns, struct name worker,
                                 struct pg_result *why);
-/* Return for how long the most silent session has been silent, in ns. */
+/* Return the time in ns since the last message of the session that has sent nothing for longest. */
 int64_t sessions_silence_ns(const struct pg_arena *a);
-/* Return whether a session may end now: its WAL record has space, or the WAL has stopped and
- * receives no record. */
+/* Return whether a session may end now: there is space for its WAL record, or the WAL has stopped
+ * and receives no record. */
 bool session_may_end(const struct pg_arena *a);
 /* End a session and free its inbox and replies. Its armed operations stay armed. */
 void session_end(struct pg_arena *a, struct pg_session *s);

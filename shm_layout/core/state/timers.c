@@ -529,7 +529,7 @@ bool timer_expire(struct pg_arena *a, uint32_t slot)
 
 /* ---- steps of the wall clock --------------------------------------------------------------- */
 
-#define STEP_NS 1000000           /* a smaller step counts as drift; timers check it when due */
+#define STEP_NS 1000000           /* a smaller step counts as drift, checked when a timer is due */
 
 static void wall_replace(struct pg_arena *a, uint32_t slot)
 {

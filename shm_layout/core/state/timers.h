@@ -79,7 +79,8 @@ static inline bool is_parked(const struct pg_arena *a, uint32_t slot)
 {
     return ctl_state(slot_hot(a, slot)->ctl) == PG_S_PARKED;
 }
-/* Return when a timer was armed. The stored wait is exact to 2^-24 of its length. */
+/* Return when a timer was armed. This is the deadline minus the stored wait, which is exact to
+ * 2^-24 of its length. */
 static inline int64_t armed_ns_of(const struct pg_hot *h, const struct pg_cold *c)
 {
     const uint32_t bits = (uint32_t)c->wait_high << 16 | h->wait_low;
@@ -120,8 +121,8 @@ static inline unsigned slots_status(const struct pg_arena *a, bool replacing)
         return PG_ST_FULL;
     return UNLIKELY(next_number(a->header) == PG_TICKET_SHARD) ? PG_ST_FULL_TICKETS : PG_ST_ADDED;
 }
-/* Return the namespace of a used slot, even of an outcome; PG_NIL = the slot's key fits no
- * namespace. */
+/* Return the namespace of a used slot, even of an outcome; PG_NIL = no namespace matches the hash
+ * of the slot's key. */
 uint32_t slot_home(const struct pg_arena *a, uint32_t slot);
 /* Return a reader's copy of the cold half of a slot. `ctl` is the control word that the reader
  * found. */

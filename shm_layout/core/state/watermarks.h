@@ -26,7 +26,7 @@ static inline uint32_t row_of_watermark(const struct pg_arena *a, const struct p
 }
 uint32_t watermark_find(const struct pg_arena *a, const struct key *key); /* PG_NIL = none */
 /* Write `watch` with the watermark of a watch key, followed by the key. Return false if the row or
- * the blob is out of bounds, because a reader of a changing arena may see such values. */
+ * the blob is out of bounds: a reader of a changing arena may see such values. */
 bool watermark_info(const struct pg_arena *a, uint32_t row, struct pg_info_watch *watch,
                     struct sink *out);
 bool watermark_has_key(const struct pg_arena *a, uint32_t row, const struct key *key);

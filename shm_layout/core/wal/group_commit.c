@@ -44,8 +44,8 @@ struct pg_group_commit {
     int error;
     int wake, moved;                 /* eventfds: wakes the thread; reports commits to the daemon */
     atomic_bool kicked, stopping;
-    /* Number of requested changes (odd = a pause is requested), and the last number that the thread
-     * has seen. */
+    /* Number of requests to pause or to go on (odd = the last one is a pause), and the number of
+     * the last pause that the thread has begun. */
     atomic_uint pauses, paused;
     bool threaded;
     pthread_t thread;
@@ -301,8 +301,8 @@ static bool segment_ready(struct pg_group_commit *c)
 
 /* ---- groups ---------------------------------------------------------------------------------- */
 
-/* Remove the frames that were in the WAL files before a restart. Return the number of bytes
- * left. */
+/* Remove the frames that the WAL files already contained before a restart. Return the number of
+ * bytes left. */
 static uint64_t drop_known(const struct pg_group_commit *c, uint8_t *frames, uint64_t bytes)
 {
     uint64_t known = 0;
@@ -319,8 +319,8 @@ static uint64_t drop_known(const struct pg_group_commit *c, uint8_t *frames, uin
 }
 
 /* Copy the appended frames as one sealed group into c->buffer. Set *upto to the position up to
- * which frames were read, and *bytes to the size of the group. *bytes is 0 if all frames read were
- * on disk before. */
+ * which frames were read, and *bytes to the size of the group. *bytes is 0 if all these frames are
+ * already on disk. */
 static bool group_collect(struct pg_group_commit *c, uint64_t *bytes, uint64_t *upto, uint64_t *lsn)
 {
     uint8_t *frames = c->buffer + PG_GROUP_HEAD;
@@ -360,8 +360,8 @@ static bool group_write(struct pg_group_commit *c, uint64_t bytes)
     return true;
 }
 
-/* Publish a commit. Then its frames may be acknowledged, and the daemon may overwrite them in the
- * ring. The release order puts both stores after the sync. */
+/* Publish a commit. From then on its frames may be acknowledged, and the daemon may overwrite them
+ * in the ring. The release order puts both stores after the sync. */
 static void committed(struct pg_group_commit *c, uint64_t position, uint64_t lsn)
 {
     c->position = position;
@@ -410,8 +410,8 @@ static const char *const call_names[] = {
     [PG_CALL_WRITE] = "pwrite", [PG_CALL_SYNC] = "fdatasync", [PG_CALL_RENAME] = "rename",
     [PG_CALL_SYNC_DIR] = "fsync of the directory"};
 
-/* Check that the WAL files can belong to this arena. `end` is the state after all of them were
- * read. */
+/* Check that the WAL files can belong to this arena. `end` is the reader's state after all files
+ * were read. */
 static bool fits(const struct pg_group_commit *c, const struct pg_walk *end, struct pg_fault *why)
 {
     const struct pg_wal_buffer *s = c->wal_buffer;

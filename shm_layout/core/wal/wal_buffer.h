@@ -28,7 +28,7 @@ void wal_buffer_number(struct pg_arena *a, uint64_t next_lsn);
 /* Let `to` continue the LSNs of `from`, if both arenas have a WAL buffer. The frames are not
  * copied. */
 void wal_buffer_migrate(struct pg_arena *to, const struct pg_arena *from);
-/* Decide the frame in doubt of `a` in the same way as in `decided`, a copy of the arena. */
+/* Decide the frame in doubt of `a` as it was decided in `decided`, a copy of the arena. */
 void wal_buffer_decide_as(struct pg_arena *a, const struct pg_arena *decided);
 /* True if a frame is in doubt, that is, if it is unknown whether its effect happened. */
 bool wal_buffer_doubts(const struct pg_arena *a);
