@@ -44,12 +44,12 @@ struct disk {
     unsigned newest;
     bool clean_directory;         /* a directory sync failed, and the directory has not changed
                                      since then */
-    uint64_t calls;               /* number of calls so far */
-    uint64_t fail_at;             /* number of the call that fails; 0 = none */
+    uint64_t calls;               /* count of all calls so far */
+    uint64_t fail_at;             /* the call fails with which `calls` becomes this; 0 = none */
     int fail_errno;               /* errno of the failing call; 0 = the call writes only a third of
                                      its bytes */
     bool full;                    /* disk_fallocate fails with ENOSPC */
-    uint64_t dead_at;             /* all calls from this number on fail; 0 = none */
+    uint64_t dead_at;             /* calls fail once `calls` is at least this; 0 = never */
 };
 
 /* ---- failures ------------------------------------------------------------------------------- */

@@ -20,7 +20,7 @@ struct world {
     _Alignas(8) uint8_t ring[RING];
     struct pg_frame_head *log[LSNS];   /* newest frame appended with each LSN */
     uint64_t acknowledged;        /* LSN of the last acknowledged frame */
-    /* Give all frames the same length, so that stale frames fit at any place. */
+    /* Give all frames the same length, so that a stale frame fits wherever a new frame ends. */
     bool uniform;
     struct pg_group_commit *c;
 };
@@ -332,8 +332,8 @@ static void test_every_call_fails(void)
     printf("%u failing calls, %u of them stopped the WAL\n", tried, stopped);
 }
 
-/* A full disk does not stop the WAL until the open segment is full. If space is freed before that,
- * the WAL continues. */
+/* A full disk does not stop the WAL until the open segment is full. If space is freed before the
+ * segment is full, the WAL continues. */
 static void test_full_disk(void)
 {
     for (unsigned in_time = 0; in_time < 2; in_time++) {

@@ -542,8 +542,8 @@ static void a_busy_record_of_an_unknown_namespace_makes_every_key_busy(void)
     arena_close();
 }
 
-/* After the results, the reply has the record's number, the size of the list of keys, and the type,
- * length and bytes of each key. */
+/* After the results, the reply has the index of the record in its batch, the size of the list of
+ * keys, and the type, length and bytes of each key. */
 static void keys_that_are_cancelled_for_a_key_are_reported(void)
 {
     static const uint8_t expected[] = {0, 0, 0, 0, 3, 0, 0, 0, PG_KEY_STR, 1, 'o'};

@@ -12,7 +12,7 @@ enum {
 struct command {
     uint8_t op, condition, count;
     bool notice;
-    uint32_t key;                 /* number of an operation or of a watch key */
+    uint32_t key;                 /* index of an operation or of a watch key */
     uint32_t keys[MOST_KEYS];
     uint32_t own;                 /* bit n: when the operation ends, it forgets key n */
     uint64_t targets[MOST_KEYS], caps[MOST_KEYS];

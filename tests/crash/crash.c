@@ -14,7 +14,7 @@
  * - The repeated call returns the same statuses.
  * - The state afterwards and all notices that are fired later equal those without a kill.
  *
- * Some of the recoveries are killed at any instruction themselves. A daemon runs the two passes of
+ * Some of the recoveries are themselves killed, at any instruction. A daemon runs the two passes of
  * a rebuild in two threads; here they run one after the other, in either order. */
 #define _GNU_SOURCE                /* for setenv */
 #include <stdio.h>
@@ -556,7 +556,7 @@ static void trial_run(struct trial *t, struct counts *recoveries)
 }
 
 /* Return the time of the recovery. In every other trial it is 1 ms after the kill, unless the
- * result of the call depends on the time. */
+ * result of the call depends on the time. Otherwise it is the time of the kill. */
 static int64_t recovered_at(const struct trial *t)
 {
     if (t->call.kind == BY_ADVANCE)

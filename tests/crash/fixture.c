@@ -248,7 +248,7 @@ static uint8_t key_write(const struct fixture *fx, uint8_t *at, uint32_t key)
     return len;
 }
 
-/* Write a watch key. Keys with an odd number are too long to be stored in their row. */
+/* Write a watch key. Keys with an odd index are too long to be stored in their row. */
 static uint8_t watch_key_write(const struct fixture *fx, uint8_t *at, uint32_t key)
 {
     const uint8_t len = key % 2 ? 20 : (uint8_t)(1 + fx->lengths % 16);

@@ -26,7 +26,7 @@ struct ledger {
 
 /* Collect all facts. The call under test issued the tickets from `fresh` on. A repeated call may
  * get other tickets. Facts about these tickets are therefore stored by key and do not include the
- * ticket's number. */
+ * ticket. */
 void ledger_take(struct ledger *l, const struct pg_arena *a, uint64_t fresh);
 /* Collect only the facts that the WAL restores: no sessions, hence no outcomes, and only unsent
  * notices. The WAL does not record that an unused topic has lost its row, so include only topics

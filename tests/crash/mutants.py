@@ -290,7 +290,8 @@ def changes(file: str) -> list[Mutant]:
 def located(row: Mapping[str, Any]) -> Mutant | None:
     """Return the mutant of a row, in the line that has its text; None if no line has it.
 
-    If several lines have this text, return the mutant in the line nearest to the listed number.
+    If several lines have this text, return the mutant in the line nearest to the listed line
+    number.
     """
     same = ("column", "change", "text")
     found = [

@@ -188,8 +188,8 @@ class Reason:
 
     text: str
     unseen: tuple[int, ...] = ()
-    """Numbers (from 1) of stores of the mutant. No code reads their targets before all stores of
-    the mutant are done."""
+    """Indexes (from 1) of those of the mutant's stores whose targets no code reads before all
+    stores of the mutant are done."""
     holds: str = "1"
     """A condition in C that is true whenever execution reaches the mutant."""
 
@@ -256,7 +256,7 @@ def lines_of(file: str) -> list[str]:
 
 
 def place_of(text: str) -> str:
-    """Return the place that a statement stores into; "" = the statement is not a store."""
+    """Return the target into which a statement stores; "" = the statement is not a store."""
     if text.startswith(("STORE_RELEASE(", "STORE_RELAXED(")):
         return arguments(text)[0].removeprefix("&")
     store = STORE.fullmatch(text)

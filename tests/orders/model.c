@@ -126,7 +126,7 @@ static uint64_t mix(uint64_t x)
 
 /* ---- cells --------------------------------------------------------------------------------- */
 
-/* Returns the index of an address in a hash set, or of the empty place where it belongs. */
+/* Returns the index of an address in a hash set, or of the empty entry where it belongs. */
 static uint32_t set_place(const uintptr_t *set, uintptr_t at)
 {
     uint64_t i = mix(at);
@@ -628,7 +628,8 @@ uint32_t model_mutations(struct mutation *out, uint32_t most)
 
 static bool skipped(const void *at) { return !watching || !watched((uintptr_t)at); }
 
-/* Makes messages of the announced plain store, whose value is in memory now. */
+/* Adds a message to each shared cell that the announced plain store changed. The caller runs after
+ * the store, so memory contains the stored value. */
 static void flush(void)
 {
     if (stored_bytes == 0)

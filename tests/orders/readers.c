@@ -314,8 +314,8 @@ static void snapshot_reader(void)
     snapshot_bytes = pg_snapshot(reader_side, &snapshot, out, OUT);
 }
 
-/* Checks whether the snapshot and the WAL agree. `there` is true if the snapshot contains the
- * effect of the daemon's frame with LSN `frame`. */
+/* Checks that the LSN range of the snapshot fits its content. `there` is true if the snapshot
+ * contains the effect of the daemon's frame with LSN `frame`. */
 static void snapshot_judge(bool there, uint64_t frame)
 {
     if (there && snapshot.end_lsn < frame)

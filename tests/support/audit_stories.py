@@ -85,7 +85,7 @@ def uuid(number: int) -> bytes:
 
 
 def by(number: int, story: Story) -> Story:
-    """Return a copy of the story: the same WAL, but of daemon `number`."""
+    """Return a copy of the story in which daemon `number` wrote the WAL."""
     return story.having(wal=replace(story.wal, uuid=uuid(number)))
 
 

@@ -84,7 +84,7 @@ def main(master: str) -> None:
     writer.options(name="demo", to="files").save("spool")
     writer = timers(spark, "added").write.format("purgatoryd").mode("append")
     writer.options(name="demo", directory=os.environ["PURGATORYD_DIR"]).save()
-    # before these settings, Spark has compiled all plans, as it does by default
+    # Up to this point Spark compiles all plans, which is its default.
     for setting, value in INTERPRETED.items():
         spark.conf.set(setting, value)
     commands = {name: reported(master, name) for name in COMMANDS}

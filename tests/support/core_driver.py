@@ -221,8 +221,8 @@ class Core:
         return wire.decode_namespace_set(now)
 
     def set_namespace_raw(self, body: bytes, uid: int = 0) -> tuple[int, tuple[int, int], bytes]:
-        """Call pg_set_namespace with any bytes as the body. Return (error, its two figures,
-        settings)."""
+        """Call pg_set_namespace with any bytes as the body. Return (error, the two numbers that
+        explain the error, settings)."""
         now, detail = ffi.new("struct pg_namespace_set *"), ffi.new("uint64_t[2]")
         error = lib.pg_set_namespace(self.a, ffi.from_buffer(body), len(body), uid, now, detail)
         return error, (detail[0], detail[1]), bytes(ffi.buffer(now))
@@ -378,7 +378,7 @@ class Core:
         )  # fmt: skip
 
     def topic_rows(self) -> dict[int, Row]:
-        """Return the used rows of the topic table, by row number."""
+        """Return the used rows of the topic table, by row index."""
         table = self.rows(lib.PG_R_TOPICS, "pg_topic")
         used = (i for i in range(self.config["topics"]) if table[i].name_len)
         return {i: self.topic_row(i) for i in used}
@@ -421,7 +421,8 @@ class Core:
     def replay(
         self, namespace: bytes, topic: bytes, first: int, last: int, out_bytes: int = 1 << 20
     ) -> tuple[int, int, list[wire.RawNotice]]:
-        """Replay a range of sequences with one call. Return (lost, got, notices)."""
+        """Replay a range of sequences with one call. Return (highest sequence that has left the
+        buffer, highest sequence among the notices, notices)."""
         ns = lib.pg_find_namespace(self.a, namespace, len(namespace))
         row = lib.pg_find_topic(self.a, ns, topic, len(topic))
         assert row != NIL

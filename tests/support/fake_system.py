@@ -85,5 +85,6 @@ def write(root: Path, path: str, text: str) -> None:
 
 
 def smt(count: int, first: int = 0, apart: int = 0) -> list[tuple[int, int]]:
-    """Return `count` cores of two CPUs each. The two numbers differ by `apart`; 0: by `count`."""
+    """Return `count` cores of two CPUs each. The ids of a core's two CPUs differ by `apart`; if
+    `apart` is 0, by `count`."""
     return [(cpu, cpu + (apart or count)) for cpu in range(first, first + count)]

@@ -41,9 +41,9 @@ class Fault:
     code: str
 
     def environment(self, shim: Path, nth: int, after: Path | None, log: Path) -> dict[str, str]:
-        """Return the environment of a process whose `nth` call fails; 0 = no call fails. Calls are
-        counted from the start of the process, or, with `after`, from the moment that file
-        exists."""
+        """Return the environment of a process in which the `nth` call of the function fails; 0 = no
+        call fails. Calls are counted from the start of the process. If `after` is given, they are
+        counted from the moment at which the file `after` exists."""
         number = 0 if self.code == "KILL" else getattr(errno, self.code)
         found = {"LD_PRELOAD": str(shim), "FAULT_LOG": str(log)}
         if after:
@@ -216,8 +216,8 @@ class Walk:
 
 
 def numbers(calls: int, complete: bool) -> Iterator[int]:
-    """Yield the numbers of the calls that have to fail: all calls, or calls at growing
-    distances."""
+    """Yield the values of `nth` to try, one for each daemon to start. If `complete`, every one of
+    the `calls` calls fails once; otherwise the distances between the failing calls grow."""
     nth = 1
     while nth <= calls:
         yield nth

@@ -104,7 +104,7 @@ def _adds(plan: Plan, rng: np.random.Generator) -> Rows:
     applied = armed + plan.real_offset_ns - rng.integers(100, 5_000, n)
     fate = rng.choice(FATES, n)
     fate[-1] = OPEN
-    replacing = np.flatnonzero(fate[:-1] == REPLACED) + 1  # the timer after each replaced one
+    replacing = np.flatnonzero(fate[:-1] == REPLACED) + 1  # each replaces the timer before it
     replaced = np.full(n, NIL)
     replaced[replacing] = replacing
     operation = np.isin(fate, (SATISFIED, FAILED)) | ((fate == EXPIRED) & (np.arange(n) % 10 == 0))

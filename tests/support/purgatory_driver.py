@@ -175,7 +175,7 @@ def extend(key: bytes, delay_ns: int, ticket: int) -> Command:
 
 class Reply(NamedTuple):
     answers: list[Answer]
-    ended: dict[int, list[bytes]]  # keys ended by CANCEL_FOR_KEY, by record number
+    ended: dict[int, list[bytes]]  # by record index: operations that a CANCEL_FOR_KEY ended
     data: bytes
 
 
@@ -245,8 +245,8 @@ class Purgatory(Core):
         lib.pg_sweep(self.a, self.now_ns, self._cursor, self.config["watermarks"])
 
     def mail(self, size: int = 1 << 20) -> dict[int, list[Mail]]:
-        """Return all outcomes that the core has not sent yet, by session. mail_again() makes it
-        send them again."""
+        """Return all outcomes that the core has not sent yet, by session. mail_again() makes the
+        core send them again."""
         found: dict[int, list[Mail]] = {}
         session = ffi.new("uint64_t *")
         while used := lib.pg_inbox(self.a, session, self._mail, size):
@@ -429,7 +429,7 @@ class Owner:
 
 
 def handle(core: Purgatory, message: bytes, now_ns: int, received_ns: int | None = None) -> int:
-    """Handle a message as the daemon does. Return the core's state after it."""
+    """Handle a message as the daemon does. Return the core's state after the message."""
     reply, used, wait = bytearray(MESSAGE_MAX), ffi.new("uint64_t *"), ffi.new("int64_t *")
     times_ns = (now_ns if received_ns is None else received_ns, now_ns)
     bytes_in, bytes_out = ffi.from_buffer(message), ffi.from_buffer(reply)

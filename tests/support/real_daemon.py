@@ -169,7 +169,7 @@ def boot_ns() -> int:
 
 
 def stats(daemon: Daemon) -> dict[str, int]:
-    """Return the figures in the daemon's arena."""
+    """Return the statistics that the daemon's arena contains, by name."""
     reader = Reader.attach(daemon.paths)
     try:
         return reader.stats()

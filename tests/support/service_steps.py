@@ -348,7 +348,7 @@ def the_endpoint_tells_whether_the_daemon_is_up() -> None:
     assert reported('purgatoryd_adds_total{daemon="web"}') == 1
     assert shown("ActiveState", "purgatoryd-metrics@web") == "active"
     assert shown("User", "purgatoryd-metrics@web") == "purgatoryd"
-    systemctl("start", "purgatoryd-metrics@other", check=False)  # its address is in use
+    systemctl("start", "purgatoryd-metrics@other", check=False)  # "web" uses the address
     eventually(lambda: shown("ActiveState", "purgatoryd-metrics@other") == "failed")
     assert shown("ExecMainStatus", "purgatoryd-metrics@other") == "7"
     assert shown("NRestarts", "purgatoryd-metrics@other") == "0"

@@ -36,7 +36,7 @@ class Stored:
             self.private[at : at + 4] = os.geteuid().to_bytes(4, "little")
 
     def of_boot(self, boot: bytes) -> None:
-        """Set the boot id: the deadlines are times on the clock of this boot."""
+        """Set the boot id. The deadlines then count as times on the clock of this boot."""
         at = self.contents["boot_id_offset"]
         self.arena[at : at + 16] = boot
 

@@ -239,7 +239,7 @@ def _operation(core: Purgatory, slot: int) -> Any:
     records = core.rows(lib.PG_R_WATCHES, "pg_watch")
     keys, x = [], op.first_watch
     while x != NIL:
-        asked = op.condition == lib.PG_C_CLIENT  # its place in the tree depends on the session
+        asked = op.condition == lib.PG_C_CLIENT  # then `target` is made from the session
         keys.append((0 if asked else records[x].target, records[x].key_row))
         x = records[x].sibling
     space = core.rows(lib.PG_R_COLD, "pg_cold")[slot].ext_len - ffi.sizeof("struct pg_operation")

@@ -20,8 +20,8 @@ WAL_BUFFER_BYTES: int = lib.PG_WAL_BUFFER_MIN
 class Walked(NamedTuple):
     """Result of reading segments."""
 
-    refused: bool  # the last file was refused; `damaged`: records are missing
-    damaged: bool
+    refused: bool  # the reader refused the last file
+    damaged: bool  # records are missing
     torn: bool
     lsn: int
     lost: tuple[int, int]  # first and last lost LSN

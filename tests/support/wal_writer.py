@@ -285,11 +285,11 @@ class Wal:
 class Story:
     """A WAL: named records in order, cut into segments, and its snapshots.
 
-    `cuts`: names of the records that begin a further segment, each with (number of LSNs that are
-    missing before the segment, epoch of the segment). `first`, `closing`: records in the snapshot
-    at the beginning and in the snapshot at the end: all that is armed at that time; None = no such
-    snapshot. `copied`: number of records that were written while the first snapshot was written.
-    `published`: number of earlier notices.
+    `cuts`: by the name of the record that begins a further segment, (number of LSNs that are
+    missing before the segment, epoch of the segment). `first`: records of the snapshot at the
+    beginning, which are all that is armed then; None = no snapshot. `closing`: the same for the
+    snapshot at the end. `copied`: number of records that were appended to the WAL while the first
+    snapshot was written. `published`: number of notices before the story begins.
     """
 
     records: dict[str, Record]

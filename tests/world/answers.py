@@ -37,5 +37,5 @@ REFUSALS: dict[str, frozenset[Status]] = {
     "watch": KEEPS,
     **dict.fromkeys(("ADVANCE_KEY", "BUMP", "FAIL"), ANY_CHANGE | {Status.QUOTA, Status.WAL}),
     **dict.fromkeys(("CLEAR", "FORGET"), ANY_CHANGE),
-    "CANCEL_FOR_KEY": ANY_CHANGE | {Status.FULL_PAYLOAD},  # its answer lists keys, which need space
+    "CANCEL_FOR_KEY": ANY_CHANGE | {Status.FULL_PAYLOAD},  # the keys in its reply need space
 }

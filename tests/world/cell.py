@@ -147,7 +147,7 @@ class Cell:
         self.at_durable_answer: Callable[[], None] | None = None
         """Function that causes a fault at the next durable answer to a client."""
         self.dropped: set[int] = set()
-        """Numbers of the clients whose session an operator has dropped."""
+        """Indexes of the clients whose session an operator has dropped."""
         self.finishing = False
         """True once all disturbances are over."""
         self._calm = 0
@@ -156,7 +156,7 @@ class Cell:
         self.restarts = True
         """True if a daemon that has ended is started again."""
         self.barred: int | None = None
-        """Number of the client whose uid may not connect; None if every uid may connect."""
+        """Index of the client whose uid may not connect; None if every uid may connect."""
         self.rots: list[tuple[File, int]] = []
         """Each damaged file of the WAL, with the position of the damage."""
         self.may_lose_arena = self.rotten = self.draining = False
@@ -437,8 +437,8 @@ class Cell:
             self.oracle.committed()
 
     def ending(self, arena: Any) -> None:
-        """Record the virtual time in the arena of an ending process: the time at which the process
-        last worked."""
+        """Remember the virtual time that the arena of an ending process contains. At this time the
+        process last worked."""
         self._virtual_ns = int(arena.header.now_ns) if self.virtual else 0
 
     def ended(self) -> None:
@@ -666,7 +666,7 @@ class Cell:
     def let_in(self) -> None:
         """Let every uid connect again.
 
-        A refused client does not connect again, so a new process of this client starts.
+        A client that was refused does not try again, so a new process of this client starts.
         """
         client, self.barred = self.barred, None
         if client is None:

@@ -74,8 +74,8 @@ _UNASKED = _Unasked()
 
 
 class Begun(Started[Any]):
-    """A started job of a client. It reports no results, because the pending calls do; it only
-    counts errors."""
+    """A started job of a client. It only counts errors, because the pending calls report the
+    results."""
 
     def __init__(self, job: Job[Any], client: SimulatedClient) -> None:
         super().__init__(job)
@@ -168,7 +168,7 @@ class SimulatedClient:
 
     @property
     def session_id(self) -> int:
-        """Number of the client's session; 0 before the first session."""
+        """Id of the client's session; 0 before the first session."""
         return self.session.id if self.core.connections else 0
 
     def _connected(self, connection: Connection) -> None:
@@ -289,7 +289,7 @@ class SimulatedClient:
     def watch_many(
         self, rows: list[Watch], report: Callable[[int, Pending], None]
     ) -> list[Operation]:
-        """Arm many operations. `report` receives (row number, call) for each row."""
+        """Arm many operations. `report` receives (row index, call) for each row."""
         assert self.owner is not None
         armed = watch_rows(self.core, self.owner, rows)
         for number, one in enumerate(armed):
@@ -300,7 +300,7 @@ class SimulatedClient:
     def advance_many(
         self, watermarks: list[tuple[str, int]], report: Callable[[int, Pending], None]
     ) -> None:
-        """Advance many watch keys, in order. `report` receives (row number, call) for each row."""
+        """Advance many watch keys, in order. `report` receives (row index, call) for each row."""
         entries = [
             prepare_trigger(self.core, PendingCount, Op.ADVANCE_KEY, key, watermark)
             for key, watermark in each_watermark(watermarks)
@@ -438,8 +438,8 @@ class SimulatedClient:
 
     @property
     def repeated_greetings(self) -> int:
-        """Number of repeated HELLOs of this client that have arrived: each may have opened an
-        additional session."""
+        """Number of HELLOs of this client that arrived as a second or later copy. Each such copy
+        may have opened an additional session."""
         return sum(sum(end.greetings.values()) - len(end.greetings) for end in self.ends)
 
     def want_durable(self, wanted: bool) -> None:

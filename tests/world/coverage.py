@@ -101,13 +101,14 @@ def _reasons(tables: list[dict[str, Any]], names: str) -> dict[str, str]:
 
 
 class Figures:
-    """Numbers of lines and branches of a group."""
+    """The sums of a group: how many lines and branches it has, and how many of them worlds
+    reached."""
 
     def __init__(self) -> None:
         self.lines = self.lines_reached = self.branches = self.branches_taken = 0
 
     def add(self, summary: dict[str, int]) -> None:
-        """Add the numbers of a function."""
+        """Add the line and branch counts of a function."""
         self.lines += summary["num_statements"]
         self.lines_reached += summary["covered_lines"]
         self.branches += summary["num_branches"]
@@ -143,7 +144,7 @@ def measure(seeds: range) -> tuple[dict[str, Any], dict[int, str]]:
 
 
 class Result:
-    """Figures of each group, and the branches that no world took."""
+    """The line and branch counts of each group, and the branches that no world took."""
 
     def __init__(self, listed: Listed, report: dict[str, Any]) -> None:
         self.figures = {group: Figures() for group in GROUPS}

@@ -56,7 +56,7 @@ def bind(path: Path) -> None:
 
 
 def _let_go(file: ArenaFile) -> None:
-    """Release the lock of a dead process's arena file, and close its descriptor.
+    """Release a dead process's lock on an arena file, and close the file's descriptor.
 
     A traceback may still refer to the mapping. The mapping then stays until the traceback is gone.
     """
@@ -72,8 +72,8 @@ def _let_go(file: ArenaFile) -> None:
 def _close_commit(commit: GroupCommit) -> None:
     """Close the descriptors of a dead process's group commit.
 
-    If a group commit has opened no descriptor, its memory is zeroed; otherwise the descriptor is
-    above 0.
+    If pg_group_commit_fd returns 0, the group commit has opened no descriptor, because its memory
+    was zeroed at the start.
     """
     state = vars(commit).get("_c")
     if state is not None and lib.pg_group_commit_fd(state) > 0:
@@ -193,7 +193,7 @@ class SimulatedDaemon:
         """Number of starts after a kill."""
         self._recovers = False
         self.force = False
-        """True if the next start accepts a damaged WAL up to its damage."""
+        """True if the next start accepts the part of a damaged WAL that precedes the damage."""
         self.as_restored = False
         """True if the next start accepts a copy of a WAL."""
         self.rivalled = False
@@ -529,8 +529,9 @@ class SimulatedDaemon:
         self._commit_later()
 
     def _watch_table(self) -> None:
-        """Prepare to save the state of the WAL buffer at a kill. This state is restored afterwards,
-        because a killed process does not record why its WAL stopped."""
+        """Prepare to save the state of the WAL buffer when the process is killed. After the kill
+        this state is restored, because a killed process could not have recorded why its WAL
+        stopped."""
         self._saved: tuple[int, ...] | None = None
         self.machine.disk.table.killed = partial(self.seam.run, None, self._save_state)
 

@@ -83,8 +83,9 @@ def _count(cell: Cell, kind: str) -> None:
 
 
 def disturb(cell: Cell, client: int, kind: str, frames: int, delay_ns: int) -> None:
-    """Lose, double, delay or swap the next frames of a client's connections, or let the client
-    receive them late."""
+    """Disturb the next frames of a client's connections. They are lost, doubled, delayed or
+    swapped, or (`kind` "late") the client's socket has received them but is not readable at
+    once."""
     for end in cell.clients[client].ends:
         end.disturbances.append(Disturbance(kind, frames, delay_ns))
 
@@ -710,8 +711,9 @@ def _costs(cell: Cell) -> bool:
 
 
 def _arena_of(cell: Cell, file: File) -> bytes:
-    """Return the uuid of the arena that a WAL file describes, as it was before any damage.
-    Snapshots of an earlier arena do not replace snapshots of a later arena."""
+    """Return the uuid of the arena that a WAL file describes. Damage to the uuid is reverted first.
+    The caller needs the uuid because snapshots of an earlier arena do not replace snapshots of a
+    later arena."""
     head = bytearray(file.medium[:PAGE])
     for damaged, at in cell.rots:
         if damaged is file and at < len(head):

@@ -48,8 +48,8 @@ class Disturbance:
 
 @dataclass(eq=False)
 class End:
-    """A peer's end of a connection, with the process of the peer and the disturbances of its
-    frames."""
+    """A peer's end of a connection, with the peer's process and the disturbances of the frames at
+    this end."""
 
     host: SimulatedHost
     uid: int
@@ -340,7 +340,7 @@ class SimulatedTransport:
         """Functions that deliver the messages that the kernel has received but the socket has not
         read."""
         self._unread_of: set[int] = set()
-        """Numbers of the connections that have unread messages."""
+        """The `number` of each connection that has unread messages."""
         self.alive = True
         self.watch_due_ns = FOREVER_NS
 

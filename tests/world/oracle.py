@@ -74,7 +74,7 @@ class Timer:
     rounding_ns: int = 0
     """Maximum time by which reboots may have moved the deadline later, because of rounding."""
     ended: str = ""
-    """Reason why no notice may arrive: "cancelled", "replaced"."""
+    """Reason why the daemon must not send a notice: "cancelled", "replaced"."""
     ended_durably: bool = False
     durable: bool = False
     shaky: bool = False
@@ -332,8 +332,8 @@ class Oracle:
         self.stream_id = 0
         """Stream id of the arena in use."""
         self.outages: list[tuple[int, int]] = []
-        """Outages as (begin, end) times: the daemon's loop did not run. Empty if the product does
-        not delay expiry after outages."""
+        """Outages, each as the times (begin, end) between which the daemon's loop did not run.
+        Empty if the product does not delay expiry after outages."""
         self._moment = 0
         self.cut = 0
         """Moment of the last loss of an arena."""
@@ -542,9 +542,9 @@ class Oracle:
             timer.ticket, timer.parked = ticket, True
 
     def _named(self, call: Call, key: Key, ticket: int) -> list[Timer]:
-        """Return the timers that a ticket may identify; they may have fired since the answer. The
-        ticket of a timer whose add a power cut may have undone may belong to a later timer, which
-        no answer has named."""
+        """Return the timers that the ticket of an answer may identify. They may have fired since
+        the answer was sent. If a power cut may have undone a timer's add, a later timer may have
+        got the same ticket. That later timer is one whose ticket no answer has named."""
         known = list(dict.fromkeys((*key.armed, *call.before)))
         named = [timer for timer in known if timer.ticket == ticket]
         if all(timer.shaky for timer in named):
@@ -563,8 +563,8 @@ class Oracle:
         key.become([None])
 
     def _gone(self, call: Call, key: Key, status: int, now_ns: int) -> None:
-        """Judge the answer FIRED or UNKNOWN: no timer is armed, or the armed timer is not the timer
-        that the call names."""
+        """Judge the answer FIRED or UNKNOWN. It means that no timer is armed, or that the armed
+        timer is not the timer that the call names."""
         if call.ticket in (0, *(timer.ticket for timer in key.armed)):
             self._await(key)
         left: list[State] = []
@@ -684,8 +684,8 @@ class Oracle:
     def added_row(self, payload: bytes, issued: int, *, durable: bool) -> None:
         """Judge the answer ADDED to a row that was sent at the moment `issued`.
 
-        No other copy of the row may have been added, unless an arena was lost or the bulk load was
-        forgotten.
+        Another copy of the row must not have been added, unless an arena was lost or the bulk load
+        was forgotten.
         """
         row = self.rows[payload]
         bulk_load = self.bulk_loads.setdefault(row.bulk_load, BulkLoad())
@@ -700,7 +700,8 @@ class Oracle:
         """Record a change of a bulk load before it is sent. Return a function to call when the
         answer arrives.
 
-        If the change is FORGET, the daemon may forget the bulk load at any time until then.
+        If the change is FORGET, the daemon may forget the bulk load at any time before the answer
+        arrives.
         """
         one = self.bulk_loads.setdefault(number, BulkLoad())
         forgets = action == "forget"
@@ -739,7 +740,7 @@ class Oracle:
         if one.forgets or issued < one.forgotten:
             return  # the daemon may have forgotten the watch key
         if watermark <= one.before_forget:
-            return  # not a new value: the key is still forgotten when its last watcher ends
+            return  # an old value does not save the key from being forgotten with its last watcher
         if watermark > one.sure:
             one.sure = watermark
             one.history.append((sent_ns, now_ns, watermark))

@@ -44,7 +44,7 @@ class Run(NamedTuple):
 
     @property
     def kind(self) -> str:
-        """Class of the exception: failures of the same class count as the same failure."""
+        """Class of the exception. Failures with the same class count as the same failure."""
         return (self.failure or "").partition(":")[0]
 
 
@@ -143,8 +143,8 @@ def part(the_script: Script, numbers: list[int]) -> Script:
 
 
 def smallest(the_script: Script, failed: Callable[[Script], bool]) -> list[int]:
-    """Return the numbers of steps that still fail together, but no longer fail without any one of
-    them.
+    """Return the indexes of steps that still fail together. If any one of these steps is left out,
+    the others do not fail.
 
     The algorithm is the minimizing delta debugging of Zeller and Hildebrandt ("Simplifying and
     isolating failure-inducing input", 2002). It tests only complements of subsets, not the subsets.

@@ -41,7 +41,8 @@ Draw = Callable[[random.Random], Arguments]
 
 
 class Step(NamedTuple):
-    """One step. `wait_ns`: time that passes before the step. `cell`: number of its cell."""
+    """One step. `wait_ns`: time that passes before the step. `cell`: index of the cell on which it
+    acts."""
 
     wait_ns: int
     kind: str

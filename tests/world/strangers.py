@@ -43,8 +43,8 @@ class Stranger:
         self._kind, self._uid = kind, uid
         self._may = kind in MAY.get(uid, ())
         self._may |= not admin and uid != UNKNOWN_UID and kind in WITHOUT_SESSION
-        # A virtual clock may be at 0, where an advance to 0 is allowed: it was never advanced, or
-        # its arena was lost.
+        # A virtual clock may be at 0, because it was never advanced or because its arena was lost.
+        # Then the daemon accepts an advance to 0.
         self._may |= kind == "advance" and uid == ADMIN_UID and cell.virtual
         self._foreign = session
         self._end = End(cell.world.host(), uid, ADMIN if admin else COMMANDS)

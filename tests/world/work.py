@@ -112,7 +112,8 @@ def add_at(cell: Cell, client: int, key: int, by_ns: int, delay_ns: int) -> None
 
 def rush(cell: Cell, client: int, key: int, calls: int, delay_ns: int, size: int) -> None:
     """Replace a timer several times, and perhaps cancel it, without waiting for an answer: the last
-    call decides. Later calls are small: they may find space when the first call does not."""
+    call decides. Later calls are small, so that they may find space even if the first call finds
+    none."""
     name = free(cell, client, key)
     if name is None:
         return
