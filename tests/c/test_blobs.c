@@ -154,8 +154,8 @@ static void test_random_tiny_pools(void)
     }
 }
 
-/* A request fits into an empty pool of exactly its size, no matter how its size class is
- * rounded. */
+/* A request fits into an empty pool that is exactly as large as the request, no matter how the size
+ * class of the request is rounded. */
 static void test_exact_fit(void)
 {
     for (uint32_t granules = 1; granules <= LARGEST; granules += granules < 300 ? 1 : 37) {

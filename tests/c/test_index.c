@@ -66,7 +66,8 @@ static bool is_candidate(const struct model *m, uint32_t id)
     return found == 1;
 }
 
-/* Check that all ids are found, and that every overflow count agrees with the cells of the ids. */
+/* Check that all ids are found, and that every bucket's overflow count is the number of ids that
+ * were stored in a later bucket because this one was full. */
 static void model_check(const struct model *m)
 {
     struct pg_fault fault = {0};

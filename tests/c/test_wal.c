@@ -884,8 +884,8 @@ struct photographer {
     struct pg_snapshot cursor;
 };
 
-/* Take the snapshot in small pieces, so that the arena changes often in the meantime. A piece has
- * space for any single frame of this test. */
+/* Take the snapshot in small pieces, so that the arena changes often between the pieces. A piece
+ * has space for any single frame of this test. */
 static void *photograph(void *context)
 {
     struct photographer *p = context;

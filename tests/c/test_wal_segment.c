@@ -274,8 +274,9 @@ static void test_every_cut(void)
 
     segment_write(&old, &r, FIRST_LSN - 500, FIRST_GROUP - 100, true);
     segment_write(&s, &r, FIRST_LSN, FIRST_GROUP, true);
-    for (uint64_t cut = 0; cut <= s.used; cut++)     /* no stale header: it would be the valid
-                                                        header of another segment */
+    for (uint64_t cut = 0; cut <= s.used; cut++)     /* a cut header gets no stale bytes, because
+                                                        these would be the valid header of another
+                                                        segment */
         for (enum behind b = NOTHING; b < (cut < PG_WAL_SEGMENT_HEAD ? STALE : BEHINDS); b++,
              tried++)
             cut_one(&s, &old, cut, b);

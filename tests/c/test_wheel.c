@@ -343,8 +343,8 @@ static void test_445_ms_comes_down_level_by_level(void)
     descend(170445, 3);
 }
 
-/* Reach the bucket of 440..459 ms late: the clock jumps to `late_ms` after the beginning of the
- * bucket. */
+/* Reach the bucket of 440..459 ms late, because the clock jumps to `late_ms` after the beginning of
+ * the bucket. */
 static void reach_late(int64_t late_ms)
 {
     static const int64_t deadlines_ms[] = {440, 441, 444, 448, 449, 455, 459};

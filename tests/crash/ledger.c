@@ -153,7 +153,7 @@ static uint64_t slot_hash(const struct pg_arena *a, uint32_t slot)
 }
 
 /* Hash a replay buffer entry. Leave out the elapsed time in the payload of an operation's notice,
- * and the time of a publish: both change if a recovery runs later. */
+ * and the time of a publish, because both times change if a recovery runs later. */
 static uint64_t entry_hash(const struct pg_arena *a, const struct pg_entry *e)
 {
     const uint8_t *blob = blob_at(&a->blobs, e->blob);

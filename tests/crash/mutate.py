@@ -303,8 +303,8 @@ def mutants() -> Iterator[Mutant]:
 
 
 def guarded(lines: list[str], store: Statement) -> bool:
-    """Return whether a store is the only statement of an if or a loop: a swap would move the other
-    store into the if or loop."""
+    """Return whether a store is the only statement of an if or a loop. If so, a swap would move the
+    other store into the if or loop."""
     before = next(line for line in reversed(lines[: store.first]) if line)
     return len(before) - len(before.lstrip()) < store.indent and not before.rstrip().endswith("{")
 

@@ -78,7 +78,7 @@ class TableDaemon:
     def close_bulk_load(
         self, bulk_load: UUID, namespaces: Iterable[str], fencing_token: int
     ) -> None:
-        """Close a bulk load: none of its rows is armed from now on."""
+        """Close a bulk load, so that none of its rows is armed from now on."""
         self.closed.add(bulk_load)
 
     def forget_bulk_load(self, bulk_load: UUID, namespaces: Iterable[str]) -> None:

@@ -122,8 +122,8 @@ class Victim:
 
     @property
     def calls(self) -> Counter[str]:
-        """Return the number of calls of each function. The daemon must have ended, and have had no
-        fault."""
+        """Return the number of calls of each function. The daemon must have ended, and must have
+        had no planned fault."""
         lines = map(str.split, self._log.read_text().splitlines())
         return Counter({name: int(count) for name, count in lines})
 

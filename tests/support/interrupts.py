@@ -59,8 +59,8 @@ def interrupted(
 ) -> Iterator[tuple[int, Any, Interrupted | None]]:
     """Make a call again and again, and interrupt it one line later each time.
 
-    Yields (number of the line, result, exception). The last call is not interrupted and has no
-    exception.
+    Yields (n, result, exception) for the call that was interrupted at its nth line. The last call
+    is not interrupted and has no exception.
     """
     for number in itertools.count():
         found, error = None, None

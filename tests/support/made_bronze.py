@@ -47,7 +47,7 @@ REPLACED_TIMESTAMPS = (
 class Plan:
     """Parameters of the generated rows.
 
-    `slow_worker`: number of the worker whose calls wait half a second longer in the request queue;
+    `slow_worker`: index of the worker whose calls wait half a second longer in the request queue;
     -1: none. `real_offset_ns`: the real boot clock minus the arena's clock. `unsent_rows`: number
     of records between the last final state and the first batch of notices.
     """

@@ -43,7 +43,7 @@ def boot(root: Path, command: str, binds: Mapping[str, str]) -> bool:
     """Boot the container, run one command, and end. `binds`: folders of this machine, by path in
     the container.
 
-    Return False if systemd did not boot and run the command.
+    Return True if systemd booted and ran the command.
     """
     unit = _UNIT.format(command=command, code=BOOTED)
     (root / "etc/systemd/system/check.service").write_text(unit)

@@ -17,7 +17,7 @@ def run_as(
 ) -> T:
     """Call `work` as the user `uid`. Return its result, or raise its exception.
 
-    `gid`: primary group of the user; default: the number of the uid. `groups`: supplementary
+    `gid`: primary group of the user; default: the same number as the uid. `groups`: supplementary
     groups. `work` may only use modules that the test has already imported, because other users may
     not be able to read the interpreter's files.
     """
@@ -47,7 +47,7 @@ def _become(uid: int, gid: int, groups: Sequence[int]) -> None:
 
 
 def _answer(write_fd: int, work: Callable[[], object]) -> NoReturn:
-    """Send the result or the exception, and exit: the child must not return into the test
+    """Send the result or the exception, and exit, because the child must not return into the test
     runner."""
     try:
         try:

@@ -125,7 +125,7 @@ class Redo:
         self.begin()
 
     def begin(self) -> None:
-        """Begin the redo again: the next frame has to be the first frame of the snapshot."""
+        """Begin the redo again. The next frame has to be the first frame of the snapshot."""
         self.state = ffi.new("struct pg_redo *")
 
     def frames(self, data: bytes) -> None:
@@ -239,7 +239,7 @@ def _operation(core: Purgatory, slot: int) -> Any:
     records = core.rows(lib.PG_R_WATCHES, "pg_watch")
     keys, x = [], op.first_watch
     while x != NIL:
-        asked = op.condition == lib.PG_C_CLIENT  # then `target` is made from the session
+        asked = op.condition == lib.PG_C_CLIENT  # `target` depends on the session's CHECK requests
         keys.append((0 if asked else records[x].target, records[x].key_row))
         x = records[x].sibling
     space = core.rows(lib.PG_R_COLD, "pg_cold")[slot].ext_len - ffi.sizeof("struct pg_operation")

@@ -30,14 +30,14 @@ class Deliveries:
     """Topics of the subscription; None = all."""
     topics: dict[tuple[int, str], Delivered] = field(default_factory=dict)
     before: dict[tuple[int, str], int] | None = None
-    """Newest sequence of each topic when the subscriber was accepted; None until then."""
+    """Newest sequence of each topic when the subscriber was accepted; None before that."""
     unsent: dict[tuple[int, str, int], Sent] = field(default_factory=dict)
     """Notices that the subscriber read from the replay buffer before they were sent."""
     notices: int = 0
     lost: int = 0
 
     def opened(self) -> None:
-        """Record that the subscriber has been accepted: it has to receive all later notices."""
+        """Record that the subscriber has been accepted. It has to receive all later notices."""
         self.before = dict(self.oracle.newest)
 
     def received(self, topic: str, sequence: int, sent: Sent) -> None:

@@ -333,7 +333,7 @@ class SimulatedDisk(Disk):
         return count
 
     def sync_file(self, file: File) -> None:
-        """Sync a file. Raises OSError: the contents of the medium are then unknown."""
+        """Sync a file. If this raises OSError, the contents of the medium are unknown."""
         try:
             self._call("sync")
         except OSError:

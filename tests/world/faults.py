@@ -594,7 +594,7 @@ def _export(cell: Cell) -> Path:
 
 def kill_snapshot(cell: Cell, more: int) -> None:
     """Kill the process that writes a snapshot, and the next `more` snapshot processes. Unless
-    `more` is 0, kill the daemon as well: it needs a snapshot once it runs again."""
+    `more` is 0, kill the daemon as well, because it needs a snapshot once it runs again."""
     _count(cell, "snapshot")
     cell.daemon.doomed_snapshots = more
     if more:
@@ -623,7 +623,7 @@ def disk(cell: Cell, kind: str, errno: int, times: int, span_ns: int) -> None:
 
 def fail_sync(cell: Cell, span_ns: int) -> None:
     """Let a sync fail, and restart the daemon with its arena. Cut the power at a later durable
-    answer: all changes before that answer have to be on the medium."""
+    answer. All changes before that answer have to be on the medium."""
     disk(cell, "sync", 5, 1, span_ns)
     cell.world.schedule.after(AGAIN_NS + span_ns, partial(_cut_later, cell))
 

@@ -7,9 +7,9 @@ states are possible. Each add has its own payload and each operation has its own
 notice shows what caused it.
 
     state of a key     None, or the timer that is armed under it
-    due                a timer whose deadline has passed: it may have fired
-    durable            a change that a power cut cannot undo: its answer was durable, or its record
-                       was appended before the last commit
+    due                a timer that may have fired, because its deadline has passed
+    durable            a change that a power cut cannot undo, because the answer to the change was
+                       durable, or its record was appended before the last commit
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class Timer:
     exact: bool = False
     """True if an answer named the timer's deadline."""
     parked: bool = False
-    """True if the timer is parked: it fires only after it has been unparked."""
+    """True if the timer is parked. It fires only after it has been unparked."""
     awaits_notice: bool = False
     """True if an answer implies that the timer has fired, so that its notice has to arrive."""
     fired: set[int] = field(default_factory=set)

@@ -130,8 +130,8 @@ class Tally:
 
 
 def part(the_script: Script, numbers: list[int]) -> Script:
-    """Return the script with only the steps `numbers`. The waiting times of the other steps still
-    pass."""
+    """Return the script with only those steps whose indexes are in `numbers`. The waiting times of
+    the other steps still pass."""
     steps: list[Step] = []
     wait_ns, chosen = 0, set(numbers)
     for number, step in enumerate(the_script.steps):

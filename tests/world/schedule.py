@@ -37,5 +37,6 @@ class Schedule:
         return self.now_ns
 
     def skip(self, span_ns: int) -> None:
-        """Let time pass without running events: events that become due run afterwards."""
+        """Let time pass without running events. Events that become due in this time run
+        afterwards."""
         self.now_ns += span_ns

@@ -458,7 +458,7 @@ def wade(cell: Cell, client: int, key: int, timeout_ns: int) -> None:
     """Arm many operations on the sum of all keys, and raise one key many times in one batch.
 
     Each raise exceeds a sixth of the missing amount, so the daemon checks all operations each time,
-    and continues in the next iteration. A second batch waits in the meantime.
+    and continues in the next iteration. A second batch waits while the first one is handled.
     """
     if not cell.clients[client].usable:
         return
@@ -504,8 +504,8 @@ def cancel_crowd(cell: Cell, key: int) -> None:
 
 
 def late_check(cell: Cell, client: int, key: int, span_ns: int) -> None:
-    """Let the daemon ask a frozen client for its own condition. The client's operation expires in
-    the meantime."""
+    """Let the daemon ask a frozen client for its own condition. The client's operation expires
+    before the client continues."""
     watch(cell, client, "client", {key: 1}, 1, 10 * MS, None, ahead=True)
     cell.world.schedule.after(5 * MS, cell.clients[client].freeze)
     cell.world.schedule.after(6 * MS, partial(let_hold, cell, (client + 1) % CLIENTS, key))
