@@ -452,8 +452,8 @@ def _copied_wal(cell: Cell) -> Iterator[Errors]:
 def _no_birth(cell: Cell) -> Iterator[Errors]:
     """Replace the birth file of a WAL by a folder, and remove the folder later.
 
-    The birth file shows that the WAL is not a copy. It is on the real disk, where the next start
-    also looks for segments, so an empty segment is left there.
+    The birth file shows that the WAL is not a copy. It is on the real disk. The next start also
+    looks for segments on the real disk, so this function leaves an empty segment there.
     """
     path = _wal(cell) / wal_birth.NAME
     path.unlink()
