@@ -23,8 +23,8 @@ STOREYS = ("base", "wal", "state", "recover", "front")
 """The storeys, from the lowest to the highest."""
 ABOVE_BASE = 0.5
 CALLBACKS = {
-    "wheel_due_fn": "base/wheel.h",  # front/loop.c expires due timers
-    "wheel_soon_fn": "base/wheel.h",  # front/loop.c fetches timers that are due next
+    "wheel_due_fn": "base/wheel.h",  # the function in front/loop.c expires due timers
+    "wheel_soon_fn": "base/wheel.h",  # the one in front/loop.c fetches timers that are due next
 }
 """For each type of a function pointer that a lower storey calls: the header that declares the
 type."""

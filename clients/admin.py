@@ -377,7 +377,7 @@ class Admin(Closing):
         self._call(message, None, limit_s, flags)
 
     def _call(self, message: Message, at_ns: int | None, limit_s: float, flags: int = 0) -> Reply:
-        self._sequence += 1  # distinguishes a late answer to an earlier call
+        self._sequence += 1  # so that a late answer to an earlier call is recognised
         frame = wire.encode_frame(message, 0, self._sequence, flags=flags, at_ns=at_ns)
         return self._request(frame, limit_s)
 

@@ -115,8 +115,9 @@ class AsyncClient(
     Calls that are made in one iteration of the event loop share a batch. Use the client as `async
     with AsyncClient("name") as c`, or await close() at the end.
 
-    If its task is cancelled, a call either is never sent or goes on without its caller. If it goes
-    on, the CancelledError has the attribute `handle`, like the exceptions of Client.
+    If the task that awaits a call is cancelled, the call either is never sent or goes on without
+    its caller. If the call goes on, the CancelledError has the attribute `handle`, like the
+    exceptions of Client.
     `asyncio.timeout` and `wait_for` raise a TimeoutError, whose `__cause__` is that CancelledError.
     """
 

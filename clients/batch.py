@@ -69,13 +69,14 @@ class Batch(Letter):
         self.order = 0
         """Number of the batch in the order in which this client first sends batches; 0 = unsent."""
         self.places: Sequence[int] | None = None
-        """For a part of another batch: the numbers of its records in that batch; else None."""
+        """The index that each record of a part has in the whole batch; None if this is no part."""
         self.sequence = 0
         self.behind = 0
         """`sequence` minus the lowest unanswered sequence at the time when this batch received its
         sequence."""
         self.doubtful = False
-        """True if an earlier copy was sent and never answered. A later copy may be answered."""
+        """True if an earlier copy was sent and has no answer. Then the batch was perhaps applied,
+        whatever the daemon answers to a later copy."""
 
     def address(self, session: int, sequence: int, durable: bool, same_clock: bool) -> None:
         """Build the bytes of the message once, so that all copies are identical."""

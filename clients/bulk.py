@@ -81,8 +81,8 @@ class BulkResult:
     def abandon(self, unsent: Iterable[Batch]) -> None:
         """Stop resending rows that the daemon refused as BUSY. Raises Busy if there are such rows.
 
-        Rows of `unsent` batches then get the status BUSY as well. Rows in flight get their results
-        later.
+        If it raises, the rows of `unsent` batches have the status BUSY as well. Rows in flight get
+        their results later.
         """
         assert self._connection is not None
         if not self._connection.abandon((self,)):
@@ -147,8 +147,8 @@ class BulkResult:
         return sum(map(len, self._parts)) // wire.RESULT.size
 
     def expect(self, build: Any, count: int) -> Batch:
-        """Build a batch of `count` rows with build(settle), and store the batch's results in this
-        object. Return the batch."""
+        """Build a batch of `count` rows with build(settle), and return it. Its results, which
+        settle() receives, are stored in this object."""
         index = len(self._parts)
         self._parts.append(bytes(count * wire.RESULT.size))
         self._open += 1
@@ -181,22 +181,22 @@ class BulkResult:
 
 
 class MergedResult(BulkResult):
-    """The results of several partitions merged into one, with each row at its place."""
+    """The results of several partitions merged into one, in the order of the rows of the call."""
 
     def __init__(self, rows: int) -> None:
         super().__init__(None, arrays=False)
         self._count = rows
         self.parts: list[tuple[Sequence[int], BulkResult]] = []
-        """For each partition: (places of its rows among all rows, result of these rows)."""
+        """For each partition: (indexes of its rows in the call, result of these rows)."""
 
     def add(self, places: Sequence[int], result: BulkResult) -> None:
-        """Add the result of one partition. `places`: places of its rows among all rows."""
+        """Add the result of one partition. `places`: indexes of its rows in the call."""
         self.parts.append((places, result))
         self._arrays |= result._arrays
 
     def fail(self, error: PurgatorydError) -> None:
-        """Store the error of a part, unless another error is already stored. A stored Busy is
-        replaced, because rows that were refused as BUSY have a result."""
+        """Store the error of one partition, unless another error is already stored. A stored Busy
+        is replaced, because rows that were refused as BUSY have a result."""
         if self._error is None or isinstance(self._error, Busy):
             self._error = error
 

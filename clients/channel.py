@@ -138,9 +138,9 @@ class Channel:
     send() accepts a message only on a connection that reconnected() has reported. So, before it
     sends on a new connection, the owner knows that messages of the previous connection may be lost.
     A message that send() accepted shortly before a connection broke may still arrive on the next
-    connection; the protocol tolerates such copies. With ZMQ_IMMEDIATE libzmq would drop these
-    copies. It would also drop answers that were not read when the connection broke, such as the
-    last answers of a daemon that stops.
+    connection; the protocol tolerates such copies. The option ZMQ_IMMEDIATE would make libzmq
+    drop these copies, but is not set: it would also drop answers that were not read when the
+    connection broke, such as the last answers of a daemon that stops.
     """
 
     def __init__(self, endpoint: str, remote: Remote | None = None) -> None:

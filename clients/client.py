@@ -108,7 +108,7 @@ class Client(TimerCalls[TimerInfo, Handle[TimerInfo], CancelResult, Handle[Cance
     sent, the exception has the attribute `handle`: the Handle, BulkResult or Operation of the call,
     which still receives the outcome. CallTimeout and DaemonUnreachable of a call that packs
     records, and ShardUnavailable of a bulk call that was sent to other shards, have `handle` as
-    well. If flush, settle, at or close is interrupted, there is no `handle`: repeat the call.
+    well. If flush, settle, at or close is interrupted, there is no `handle`, so repeat the call.
 
     Raises DaemonUnreachable if no daemon answers within `timeout`; InvalidName; Partitioned if the
     number of partitions has changed since the client was opened.
@@ -450,8 +450,8 @@ class Client(TimerCalls[TimerInfo, Handle[TimerInfo], CancelResult, Handle[Cance
     ) -> T:  # fmt: skip
         """Submit each batch of a bulk call once the queue has space. Return outcome(bulk.result).
 
-        `last`: no other call waits for the result, so rows refused as BUSY are abandoned at the
-        timeout.
+        `last`: True if no other call, such as settle(), is to wait for the same result. Then rows
+        that were refused as BUSY are abandoned at the timeout.
         """
         job = jobs.bulk(self.queue_limit, bulk, wait, limit_s, last=last and wait)
         return self._run(job, partial(outcome, bulk.result), bulk.result)

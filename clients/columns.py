@@ -32,7 +32,7 @@ _RECORD = struct_dtype("pg_record")
 
 
 class Ragged(NamedTuple):
-    """n byte strings: number i is data[offsets[i]:offsets[i + 1]]."""
+    """n byte strings. String i is data[offsets[i]:offsets[i + 1]]."""
 
     data: Array
     offsets: Array

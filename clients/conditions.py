@@ -93,7 +93,8 @@ AnyCondition = AllOf | AnyOf | Quorum | SumOf | When
 
 
 class Encoded(NamedTuple):
-    """The record fields of a condition, and its encoded watch keys in the order of `keys`."""
+    """The record fields of a condition, and its watch keys: encoded (`watched`), and in the same
+    order as `keys`."""
 
     kind: Condition
     threshold: int

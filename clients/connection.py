@@ -209,7 +209,8 @@ class Connection:
 
     def exchange(self) -> bool:
         """Send all messages that may be sent, and receive all messages. Returns whether one came.
-        The last operation on the socket is a receive that finds no message."""
+        The last operation on the socket is a receive that finds no message, because the descriptor
+        of a ZeroMQ socket becomes readable only when the state of the socket changes."""
         self.packer.seal()
         self.blocked = self._push()
         return self._pull()

@@ -86,7 +86,7 @@ class CallThread(ABC):
 
     _thread: threading.Thread
     _refuses = False
-    """True once the thread ends. A call that enters the queue later may never be answered."""
+    """True once the thread ends. Then a call that enters the queue perhaps gets no answer."""
 
     @abstractmethod
     def put(self, request: Callable[[], object] | Call[Any], *, urgent: bool = False) -> None:
@@ -105,7 +105,7 @@ class CallThread(ABC):
     def wait(self, call: Call[Result], limit_s: float = float("inf")) -> Result:
         """Wait until a call that was handed to the thread has ended. Raises CallTimeout after
         `limit_s` seconds."""
-        if self._refuses and not call.done:  # the thread has ended and may never answer this call
+        if self._refuses and not call.done:  # perhaps the thread ended before it took this call
             raise Closed("client")
         return call.wait(self._alive, limit_s)
 
@@ -130,7 +130,7 @@ class CallThread(ABC):
             if not sent():
                 del vars(error)["handle"]
         except PurgatorydError:
-            return  # the client has been closed in the meantime
+            return  # the client was closed, so sent() gave no answer
         except BaseException as second:
             vars(second)["handle"] = handle
             raise
@@ -170,14 +170,15 @@ class Worker(CallThread):
 
 
 def _end(requests: Requests, thread: threading.Thread, limit_s: float) -> None:
-    """End the thread of a Worker after its last request. That thread may itself be the caller."""
+    """End the thread of a Worker after its last request. The caller can be that thread itself."""
     requests.put(None)
     if thread is not threading.current_thread() and thread.is_alive():
         thread.join(limit_s)
 
 
 def _work_off(requests: Requests) -> None:
-    """Run the requests of a Worker. No reference to a finished request is kept."""
+    """Run the requests of a Worker. While it waits for a request, this function holds no reference
+    to the last one."""
     while _done(requests.get()):
         pass
 
@@ -310,7 +311,7 @@ class Engine(CallThread, Jobs):
         except (PurgatorydError, OSError) as error:
             self._drain()
             self.advance(error)
-            time.sleep(OPEN_RETRY_S)  # the same error may come again at once
+            time.sleep(OPEN_RETRY_S)  # a pause, because the error could repeat at once
 
     # ---- waiting for requests and answers --------------------------------------------------------
 

@@ -119,7 +119,7 @@ class Jobs:
         self.ended = False
         """True once the client has sent BYE."""
         self.due_s = NEVER_S
-        """The earliest deadline of the calls."""
+        """The earliest time until which a job waits."""
         self._after = after
         self._after_s = self._open_s = NEVER_S
         self._calls: list[Started[Any]] = []
@@ -182,7 +182,7 @@ class Jobs:
 
     def exchange(self) -> None:
         """Send and receive without waiting. The last operation on each socket is a receive that
-        finds no message."""
+        finds no message (see Connection.exchange)."""
         came = True
         while came:
             self.advance()
@@ -352,8 +352,8 @@ def awaited(
 ) -> Job[None]:
     """Wait until `pending` has ended.
 
-    No other job waits for `calls`. At the timeout, calls that were refused as BUSY are not sent
-    again, and BUSY is their outcome. A call that was never sent is taken back.
+    `calls`: calls for which no other job waits. At the timeout, those that were refused as BUSY
+    are not sent again, and BUSY is their outcome; those that were never sent are taken back.
     """
     try:
         yield from until(
@@ -380,8 +380,9 @@ def bulk(
 ) -> Job[None]:  # fmt: skip
     """Submit the batches of all parts of a bulk call once the queues have space.
 
-    `last`: no other call waits for the result, so rows refused as BUSY are abandoned at the
-    timeout. If there are several parts, the error of a part becomes the error of its rows.
+    `last`: True if no other call, such as settle(), is to wait for the same result. Then rows that
+    were refused as BUSY are abandoned at the timeout. If there are several parts, the error of
+    a part becomes the error of its rows.
     """
     whole = packed.result
     jobs = [submitted(queue_limit, part, wait, limit_s, last=last) for part in packed.parts]

@@ -238,7 +238,7 @@ class DelayedOperation(abc.ABC):
         self._begun = False
         try:
             self._begun, self._called = True, called; callback()  # noqa: E702  # fmt: skip
-        except KeyboardInterrupt:  # only the main thread gets it, so it is meant for this thread
+        except KeyboardInterrupt:  # only the main thread gets it, and must pass it on
             raise
         except BaseException as error:  # also sys.exit(), which must not stop the other callbacks
             if not self._begun:
@@ -288,14 +288,14 @@ class DelayedOperationPurgatory:
         self.errors = 0
         """Number of exceptions that callbacks raised."""
         self.already_true = 0
-        """Number of operations that the last try, at their timeout, completed. Their event came
-        without a call of check_and_complete()."""
+        """Number of operations that timed out and that one last try then completed. Their event
+        came without a call of check_and_complete()."""
         self._on_error = on_error
         self._clock_ns = clock_ns
         self._mutex = threading.Lock()  # protects all fields below; never held in a callback
         self._wheel: Wheel[_Timer] = Wheel(clock_ns())
         self._watchers: dict[Hashable, dict[int, DelayedOperation]] = {}  # The inner keys are id().
-        self._due: dict[int, _Timer] = {}  # Timers that timed out, but have not expired, by id().
+        self._due: dict[int, _Timer] = {}  # Timers that are due but not expired, by id().
         self._closed = False
         self._wake_ns = NEVER_NS
         self._bell: SimpleQueue[None] = SimpleQueue()  # wakes the reaper

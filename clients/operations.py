@@ -138,7 +138,7 @@ class Operation:
         # No lock: an exception of a signal handler could leave it locked.
         self._callbacks.append(callback)
         if self.done:
-            with suppress(ValueError):  # _end() has called the callback
+            with suppress(ValueError):  # ValueError: _end() has called the callback
                 self._callbacks.remove(callback)
                 _guarded(callback, self)
 
@@ -220,7 +220,7 @@ class Book:
         self._session: Session | None = None  # a session that an earlier process may have begun
         self._callback: Callable[[Key, Outcome], object] = lambda *_: None
         self._on_lost: Callable[[SessionExpired], object] | None = None
-        self._found: set[int] = set()  # Tickets of ended operations of that earlier process.
+        self._found: set[int] = set()  # Tickets of operations of that earlier process that ended.
         # Tickets rise in the order in which watches were packed. So a ticket that is lower than a
         # ticket of this process belongs to an earlier process, or to an unanswered watch.
         self._a_ticket = 0  # The first ticket that this process received; 0 = none.
@@ -303,7 +303,7 @@ class Book:
             with self._mutex:
                 earlier = self._earlier(raw.ticket)
             if earlier is None and raw.cause != 0:
-                continue  # the daemon sends the outcome again
+                continue  # without an acknowledgement, the daemon sends the outcome again
             if raw.cause != 0:
                 self._acks.append((raw.ticket, 0, raw.slot))
             if earlier:
@@ -313,8 +313,8 @@ class Book:
         self._kick()
 
     def _earlier(self, ticket: int) -> bool | None:
-        """Return whether an earlier process watched the operation with this ticket; None while this
-        is unknown, because earlier watches have no answer."""
+        """Return whether an earlier process watched the operation with this ticket. Return None
+        while this is unknown, because watches that were packed earlier have no answer."""
         if self._session is None or not self._session.original or ticket in self._armed:
             return False
         same_shard = ticket // TICKET_SHARD == self._a_ticket // TICKET_SHARD

@@ -470,8 +470,8 @@ class _Settlement:
         self._hand_over(self.pending, outcome, error)
 
     def some(self, places: Sequence[int], results: bytes) -> None:
-        """Hand over the results of the calls at these places. The other calls have no results
-        yet."""
+        """Hand over the results of the calls with these indexes in the batch. The other calls have
+        no results yet."""
         self._hand_over([self.pending[place] for place in places], results, None)
 
     def _hand_over(

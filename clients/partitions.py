@@ -30,7 +30,7 @@ Pack = Callable[[Connection, Any], Packed]
 
 
 class Share(NamedTuple):
-    """The rows of a bulk call that belong to one partition, and their places among all rows."""
+    """The rows of a bulk call that belong to one partition, and their indexes in the call."""
 
     connection: Connection
     places: Sequence[int]
@@ -174,7 +174,7 @@ def _listed(column: Any) -> Any:
 
 
 def _taken(column: Any, places: list[int]) -> Any:
-    """Return the items of a list, a numpy array or an Arrow array at `places`."""
+    """Return the items of a list, a numpy array or an Arrow array at these indexes."""
     if hasattr(column, "take"):
         return column.take(places)
     return [column[place] for place in places]

@@ -79,8 +79,8 @@ class Armed(NamedTuple):
 
 
 def _encode_once(operation: Operation, condition: When) -> Encoded:
-    """Evaluate a CLIENT condition whose timeout is 0, before the watch is sent. If the condition is
-    true, return one that holds at once."""
+    """Evaluate the CLIENT condition of a watch with the timeout 0, before the watch is sent. If the
+    condition is true, return another condition, which the daemon finds true at once."""
     if not operation._holds():
         return operation._encoded
     return encode(AllOf(dict.fromkeys(operation._encoded.keys, 0), own=condition.own))
@@ -195,7 +195,8 @@ def each_watermark(watermarks: ByKey[int] | Iterable[tuple[Key, int]]) -> list[t
 
 
 class Owner:
-    """The operations of one client: a Book for each connection, and the messages that it sends."""
+    """The operations of one client: a Book for each connection, and the messages of the client
+    about its operations."""
 
     def __init__(self, core: Core, kick: Callable[[], None], resume: Resume | None) -> None:
         """`kick` wakes the thread that calls work()."""

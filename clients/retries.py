@@ -26,7 +26,7 @@ _BUSY = int(Status.BUSY)
 _SIZE = wire.RESULT.size
 _NONE = bytes(_SIZE)
 _REFUSED = wire.RESULT.pack(_BUSY, 0)
-_ENDED = struct.Struct("<II")  # number of a record, bytes of the keys of operations that it ended
+_ENDED = struct.Struct("<II")  # index of a record, bytes of the keys of operations that it ended
 
 
 def is_busy(results: bytes, count: int) -> bool:
@@ -88,7 +88,7 @@ def _key(watched: bool, namespace: bytes, key_type: int, key: bytes) -> bytes:
 
 
 def _ended(extra: bytes) -> Iterator[tuple[int, bytes]]:
-    """Yield (number of a record, keys of the operations that it ended) from the bytes after the
+    """Yield (index of a record, keys of the operations that it ended) from the bytes after the
     results."""
     at = 0
     while at < len(extra):
@@ -105,9 +105,10 @@ class Whole:
         self.batch = batch
         self.rows = list(rows_of(batch))
         self.waiting: list[int] = []
-        """Numbers of the records that wait to be sent, in rising order."""
+        """Indexes in the batch of the records that wait to be sent, in rising order."""
         self.refused: set[int] = set()
-        """Numbers of the records that wait or have been sent again. Their keys are busy."""
+        """Indexes in the batch of the records that wait or have been sent again. The keys of these
+        records are busy."""
         self.in_flight = 0
         """Number of records that were sent in parts and have no answer."""
         self.error: DaemonError | None = None
@@ -115,7 +116,8 @@ class Whole:
         self._ended: dict[int, bytes] = {}
 
     def part(self, places: Sequence[int]) -> Batch:
-        """Return a batch of the records at `places`. They count as in flight from this call on."""
+        """Return a batch of the records with these indexes, which from this call on count as in
+        flight."""
         whole = self.batch
         rows = [self.rows[place] for place in places]
         names = whole.body[: whole.names_bytes]
@@ -140,13 +142,14 @@ class Whole:
         return refused
 
     def lose(self, places: Sequence[int], error: DaemonError) -> None:
-        """Give up these records: their outcome is unknown, or they are not sent."""
+        """Store that these records have no answer and why: their outcome is unknown, or they are
+        not sent."""
         self.error = error
         for place in places:
             self._results[place] = _NONE
 
     def waits_for(self, calls: Set[object]) -> list[int]:
-        """Return the numbers of the waiting records of these calls."""
+        """Return the indexes in the batch of the waiting records that belong to these calls."""
         of = self.batch.calls
         if isinstance(of, list):
             return [place for place in self.waiting if of[place] in calls]
@@ -186,7 +189,7 @@ class Retries:
         self._busy: Counter[bytes] = Counter()
         self._round: deque[Whole] = deque()
         self._round_due = False
-        self._sent_to = -1  # Number of the last sent record in the first batch of `_round`.
+        self._sent_to = -1  # Index of the last sent record in the first batch of `_round`.
         self._refused_again: set[bytes] = set()  # Keys of records refused again in this round.
         self.waiting = 0
         """Number of records that wait to be sent again."""
@@ -296,8 +299,8 @@ class Retries:
     # ---- sending -----------------------------------------------------------------------------
 
     def free(self, batch: Batch) -> Batch | None:
-        """Return the part of a new batch that may be sent, or None. The other records wait: they
-        use keys of records that were answered BUSY, or follow a waiting row of a bulk load."""
+        """Return the part of a new batch that may be sent, or None. The other records wait, because
+        they use keys of records that were answered BUSY, or follow a waiting row of a bulk load."""
         rows = list(rows_of(batch)) if self._wholes else []
         if not any(key in self._busy for row in rows for key in row.keys):
             return batch
@@ -350,7 +353,7 @@ class Retries:
         return None
 
     def _places(self, whole: Whole) -> list[int]:
-        """Return the numbers of the records that may be sent. A record must wait if it shares a key
+        """Return the indexes of the records that may be sent. A record must wait if it shares a key
         with an earlier record that was refused again in this round."""
         places: list[int] = []
         for place in whole.waiting[bisect(whole.waiting, self._sent_to) :]:

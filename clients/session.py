@@ -197,7 +197,8 @@ class Session:
 
     @property
     def busy(self) -> bool:
-        """True while a batch, a question or the BYE of a replaced session has no answer."""
+        """True while a batch or a question has no answer, or a session that was replaced has no
+        answer to its BYE."""
         return bool(
             self._flight or self._waiting or self._queries or self.retries or self._deserted
         )
@@ -357,7 +358,7 @@ class Session:
         elif reply.error == WireError.OUT_OF_ORDER:
             self._reorder(batch, reply.detail[0])
         elif reply.error in (WireError.STALE, WireError.CHANGED):
-            self._desert(self._sequence + 1)  # the sequence was used by an unknown batch
+            self._desert(self._sequence + 1)  # a batch that is unknown here used the sequence
         elif reply.error == WireError.NOT_DURABLE:  # the batch was applied; the session continues
             del self._flight[reply.sequence]
             batch.settle(NotDurable(*reply.detail))
@@ -423,7 +424,7 @@ class Session:
     def _forgotten(self) -> None:
         """Replace a session that the daemon does not know.
 
-        Do nothing while batches are in flight, because their own answers say which of them were
+        Do nothing while batches are in flight, because the answer to each batch says whether it was
         certainly never applied. Do nothing while a HELLO is unanswered: the session is already
         being replaced, and a second HELLO would leave an unused session.
         """

@@ -343,7 +343,7 @@ class Stream:
         self._report(position)
 
     def _report(self, position: Position) -> None:
-        """Put a loss of continuity at its place among the notices."""
+        """Append the topic's loss of continuity to `_ready`, behind the notices before it."""
         if (broken := position.broken) is not None:
             if not any(item is broken for _, item in self._ready):
                 self._ready.append((position, broken))

@@ -159,7 +159,8 @@ class KnownBulkLoad:
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """struct pg_placement, with the kernel's numbers of CPUs and nodes; None = any."""
+    """struct pg_placement, with CPUs and NUMA nodes as the kernel numbers them. None = any CPU or
+    node."""
 
     mode: PlacementMode
     node: int | None
@@ -207,7 +208,7 @@ class Handle:
             return ArenaMismatch(name, detail, self._fault.expected, self._fault.found)
         header = ffi.cast("struct pg_header *", self._base)
         found = (header.abi_major, header.abi_minor)
-        if found == ABI:  # another build: it has another layout and the same version
+        if found == ABI:  # another build of the same version, with another layout
             return OtherAbi(name, "layout id", LAYOUT_ID, header.layout_id)
         return OtherAbi(name, "ABI", *(f"{major}.{minor}" for major, minor in (ABI, found)))
 
@@ -280,7 +281,7 @@ class Handle:
             if length := t.name_len:
                 birth, name = t.incarnation, bytes(ffi.buffer(t.name, length - 1))
                 topic = (t.namespace_row, birth, t.sequence, t.live)
-                # otherwise another topic has taken the row during the read
+                # If they differ, another topic has taken the row during the read.
                 if (t.name_len, t.incarnation) == (length, birth):
                     yield Topic(name.decode(), *topic)
 
@@ -973,7 +974,7 @@ class Reader(Handle):
                 identity = (length, row.hash, row.namespace_row)
                 key = wire.decode_key(row.key_type, self._watch_key(row.key, length))
                 state = (row.watermark, row.error, row.root != _NIL, row.touched_s == _NIL)
-                # otherwise another key has taken the row during the read
+                # If they differ, another key has taken the row during the read.
                 if (row.key_len, row.hash, row.namespace_row) == identity:
                     yield Watermark(names[identity[2]].name, key, *state)
 

@@ -101,7 +101,8 @@ def look(source: StatusSource, frozen_ns: int = FROZEN_NS) -> Health:
 
 
 def _move(header: Any) -> tuple[int, int, int]:
-    """Return values that change with any progress of the daemon, or of one that replaced it."""
+    """Return values that change with any progress of the daemon, or of a daemon that replaced
+    it."""
     return header.heartbeat_boot_ns, header.daemon_state, header.epoch
 
 

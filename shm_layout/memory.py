@@ -22,8 +22,8 @@ def prefer(node: int) -> None:
 
 
 def bind(mapping: mmap.mmap, node: int, *, move: bool, moved: Moved = lambda: None) -> None:
-    """Prefer a node for a mapping, whichever thread touches it. With `move`, move pages from other
-    nodes, and call `moved` after each portion."""
+    """Prefer a node for a mapping's pages, whichever thread touches them. With `move`, move
+    pages from other nodes, and call `moved` after each portion."""
     with ffi.from_buffer(mapping) as base:
         for at, length in portions(len(mapping)) if move else [(0, len(mapping))]:
             _check(lib.pg_memory_bind(base + at, length, node, move))

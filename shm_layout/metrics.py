@@ -209,8 +209,8 @@ def _histogram(name: str, live: Any) -> Histogram:
 
 
 def histogram_name(number: int) -> str:
-    """Return the name of a histogram by its number in enum pg_histogram_id. A histogram of a later
-    version gets a name with its number."""
+    """Return the name of a histogram by its number in enum pg_histogram_id. If only a later
+    version has the histogram, the name contains the number."""
     try:
         return Measured(number).name.lower()
     except ValueError:

@@ -200,7 +200,7 @@ def _make(directory: Path) -> str | None:
     mode = 0o750 if directory == HOST_DIRECTORY else 0o700
     try:
         directory.mkdir(mode)
-        directory.chmod(mode)  # the umask has cleared bits
+        directory.chmod(mode)  # because the umask has cleared bits of the mode
     except FileExistsError:
         pass
     except OSError as error:

@@ -41,7 +41,7 @@ class Session:
 class Sessions:
     """The session table of the daemon whose arena is `arena`, read-only.
 
-    Raises ArenaMissing, PermissionDenied, and ArenaMismatch if it belongs to another arena.
+    Raises ArenaMissing, PermissionDenied, and ArenaMismatch if the file belongs to another arena.
     """
 
     def __init__(self, name: str, arena: Handle) -> None:

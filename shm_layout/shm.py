@@ -73,7 +73,7 @@ class ArenaFile:
         """
         fd = os.open(MOUNT, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, mode)
         try:
-            os.fchmod(fd, mode)  # the umask has cleared bits
+            os.fchmod(fd, mode)  # because the umask has cleared bits of the mode
             _commit(fd, size, moved)
             return cls(name, mmap.mmap(fd, size), fd)
         except BaseException:

@@ -75,7 +75,8 @@ class StatusRecord:
 
 
 class StatusFile:
-    """The status file of the deployment or daemon `name`. Only `name` itself writes it."""
+    """The status file of the deployment or daemon `name`. Only that deployment or daemon
+    writes it."""
 
     def __init__(self, directory: Path, name: str) -> None:
         self._path = directory / f"{name}.status"
@@ -140,5 +141,5 @@ class DaemonStatus:
 
 def _readable(path: str, flags: int) -> int:
     fd = os.open(path, flags, MODE)
-    os.fchmod(fd, MODE)  # the umask has cleared bits
+    os.fchmod(fd, MODE)  # because the umask has cleared bits of the mode
     return fd

@@ -55,7 +55,7 @@ class Topology:
     memory_nodes: frozenset[int]
     """Nodes from which this process may get memory."""
     huge_pages: str
-    """Mount option for huge pages of the tmpfs of shared memory: never, advise, within_size,
+    """Mount option `huge` of the tmpfs that has shared memory: never, advise, within_size,
     always."""
 
     def node(self, number: int) -> Node | None:

@@ -105,7 +105,7 @@ class Wheel(Generic[T]):
                 self._taken.append(self._items[slot][0])
                 del self._items[slot]
             count += 1
-        while count:  # clears the first slot last: while it is set, slots may be left
+        while count:  # clears the first slot last, as it shows that slots are left
             count -= 1
             self._due[count] = _NIL
 

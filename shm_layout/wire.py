@@ -246,7 +246,7 @@ def encode_namespace_set(sequence: int, namespace: bytes, changes: Mapping[str, 
 
 
 def encode_place(sequence: int, namespace: bytes, partitions: int = 1) -> bytes:
-    """Return a PLACE message: a deployment of shards assigns the namespace to shards, unless the
+    """Return a PLACE message, which makes a deployment assign the namespace to shards, unless the
     namespace exists."""
     return encode_frame(Message.PLACE, 0, sequence, count=partitions) + namespace
 
