@@ -17,7 +17,7 @@ from purgatoryd.clients.conditions import AnyCondition, ByKey, check_watermark
 from purgatoryd.clients.core import QUEUE_LIMIT
 from purgatoryd.clients.jobs import Jobs
 from purgatoryd.clients.ledger import Ledger
-from purgatoryd.clients.operations import Operation, Outcome
+from purgatoryd.clients.operations import Operation, Outcome, still_armed
 from purgatoryd.clients.packing import (
     Entry,
     Found,
@@ -41,7 +41,7 @@ from purgatoryd.clients.purgatory import (
 )
 from purgatoryd.clients.remote import Remote
 from purgatoryd.clients.resume import Resume
-from purgatoryd.shm_layout.errors import CallTimeout, Closed
+from purgatoryd.shm_layout.errors import Closed
 from purgatoryd.shm_layout.layout import Op
 from purgatoryd.shm_layout.wire import Key
 
@@ -81,7 +81,7 @@ class AsyncOperation:
         timeout = None if timeout is None else check_limit_s(timeout)
         await asyncio.wait((self._ended,), timeout=timeout)
         if not self._operation.done:
-            raise CallTimeout("an operation's end", timeout or 0.0, 0)
+            raise still_armed(self.key, timeout)
         return self._operation.result()
 
     def __await__(self) -> Generator[Any, None, Outcome]:

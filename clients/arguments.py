@@ -45,7 +45,7 @@ def check_limit_s(limit_s: Any, name: str = "timeout") -> float:
 def check_type(name: str, value: Any, *types: type, optional: bool = True) -> None:
     """Raise InvalidArgument if `value` has none of these types. If `optional`, None is accepted."""
     if not (optional and value is None) and not isinstance(value, types):
-        wanted = " or ".join(one.__name__ for one in types)
+        wanted = " or ".join([one.__name__ for one in types] + ["None"] * optional)
         raise InvalidArgument(f"{name} must be {wanted}, not {type(value).__name__}")
 
 

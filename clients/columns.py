@@ -212,7 +212,7 @@ def _keys(column: Any) -> tuple[Ragged, Array]:
     lengths = ragged.lengths
     if len(lengths) and not 1 <= lengths.min() <= lengths.max() <= layout.KEY_MAX:
         worst = int(lengths.max() if lengths.min() else 0)
-        raise InvalidKey("is out of bounds", worst, layout.KEY_MAX)
+        raise InvalidKey("is too long" if worst else "is empty", worst, layout.KEY_MAX)
     return ragged, np.full(len(lengths), kind, "u1")
 
 
@@ -342,7 +342,7 @@ def _values(column: Any) -> Array:
 def _seconds(values: Array) -> Array:
     if values.dtype.kind == "f":
         _require(np.isfinite(values), "is not finite", values)
-        _require(values < TIME_MAX_NS / 1e9, "is too far", values)
+        _require(values < TIME_MAX_NS / 1e9, times.TOO_FAR, values)
         return np.rint(np.maximum(values, 0.0) * 1e9).astype("i8")
     if values.dtype.kind == "m":
         return _spans(values, "m8[ns]")
@@ -360,19 +360,19 @@ def _spans(values: Array, unit: str) -> Array:
     overflow, because numpy would let them wrap around."""
     _require(~np.isnat(values), "is not a time", values)
     spans = values.astype(unit)
-    _require(spans.astype(values.dtype) == values, "is too far", values)
+    _require(spans.astype(values.dtype) == values, times.TOO_FAR, values)
     return spans.astype("i8")
 
 
 def _whole(values: Array, unit_ns: int) -> Array:
     if values.dtype.kind not in "iu":
         raise InvalidTime(f"has type {values.dtype}", values, TIME_MAX_NS)
-    _require(values <= TIME_MAX_NS // unit_ns, "is too far", values)
+    _require(values <= TIME_MAX_NS // unit_ns, times.TOO_FAR, values)
     return np.maximum(values, 0).astype("i8") * unit_ns
 
 
 def _bounded(values: Array, waits_ns: Array, now_ns: int) -> Array:
-    _require(waits_ns <= TIME_MAX_NS - now_ns, "is too far", values)
+    _require(waits_ns <= TIME_MAX_NS - now_ns, times.TOO_FAR, values)
     return np.maximum(waits_ns, 0) + now_ns
 
 

@@ -52,12 +52,16 @@ class Quorum:
 
     The condition has n keys. It fails when more than n - `need` of them have failed before they
     reached their targets. `targets`: 1 to 1024 keys with their targets, or a collection of keys
-    with the target 1; `need`: 1 to n.
+    with the target 1; `need`: 1 to n. Raises InvalidCondition if `need` or the number of keys is
+    out of bounds.
     """
 
     targets: ByKey[int] | Collection[Key]
     need: int
     own: Collection[Key] = ()
+
+    def __post_init__(self) -> None:
+        _quorum_keys(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,14 +122,19 @@ def encode(condition: AnyCondition) -> Encoded:
 
 
 def _encode_quorum(condition: Quorum) -> Encoded:
-    need, given = condition.need, condition.targets
-    targets = _check_targets(given) if isinstance(given, Mapping) else [1] * len(given)
-    keys = _check_count(_collection("targets", given))
+    keys, given = _quorum_keys(condition), condition.targets
+    targets = _check_targets(given) if isinstance(given, Mapping) else [1] * len(keys)
+    return _encoded(Condition.QUORUM, condition.need, keys, targets, condition.own)
+
+
+def _quorum_keys(condition: Quorum) -> tuple[Key, ...]:
+    """Return the keys, of which there must be at least `need`."""
+    need, keys = condition.need, _check_count(_collection("targets", condition.targets))
     if isinstance(need, bool) or not isinstance(need, int) or not 1 <= need <= len(keys):
         raise InvalidCondition(
             f"need must be an int from 1 to {len(keys)}, the number of keys", need
         )
-    return _encoded(Condition.QUORUM, need, keys, targets, condition.own)
+    return keys
 
 
 def _encode_when(condition: When) -> Encoded:

@@ -329,14 +329,14 @@ class Core:
         if not (uncollected or unlisted):
             return
         lost = sum(isinstance(pending.error, SessionExpired) for pending in uncollected)
-        refusals: tuple[tuple[object, int], ...] = tuple(
-            (p.key, p.status) for p in uncollected if not isinstance(p.error, SessionExpired)
-        )
+        refused = [p for p in uncollected if not isinstance(p.error, SessionExpired)]
+        refusals: tuple[tuple[object, int], ...] = tuple((p.key, p.status) for p in refused)
         count = len(refusals) + unlisted
+        first = str(refused[0].why()) if refused else ""
         if (before := self.reported) is not None:
             refusals, count = before.refusals + refusals, before.count + count
-            lost += before.lost
-        self.reported = BatchError(refusals=refusals, count=count, lost=lost)
+            lost, first = lost + before.lost, before.first or first
+        self.reported = BatchError(refusals=refusals, count=count, lost=lost, first=first)
 
     def raise_reported(self) -> None:
         """Raise `reported` once, if it is set. No signal handler runs between the statements."""

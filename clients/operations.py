@@ -53,6 +53,11 @@ class Outcome:
     watermarks: dict[Key, int] = field(default_factory=dict)
 
 
+def still_armed(key: Key, waited_s: float | None) -> CallTimeout:
+    """Return the error of a result() whose operation did not end in time."""
+    return CallTimeout(f"operation {key!r}", waited_s or 0.0, armed=True)
+
+
 class Owner(Protocol):
     """The blocking purgatory that owns an operation."""
 
@@ -92,7 +97,7 @@ class Operation:
         """
         timeout = None if timeout is None else check_limit_s(timeout)
         if not self._ended.wait(timeout):
-            raise CallTimeout("an operation's end", timeout or 0.0, 0)
+            raise still_armed(self.key, timeout)
         if self._error is not None:
             raise self._error
         assert self._outcome is not None

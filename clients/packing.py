@@ -217,6 +217,27 @@ class PendingCount(PendingTrigger[int]):
         return self.deadline_ns
 
 
+class PendingWatch(PendingCount):
+    """A watch that waits for its answer; `watched`: the watch keys of the operation."""
+
+    __slots__ = ("watched",)
+
+    def __init__(
+        self, key: Key, on_done: Callable[[Pending], None] | None, watched: tuple[Key, ...]
+    ) -> None:
+        super().__init__(key, on_done)
+        self.watched = watched
+
+    def why(self) -> PurgatorydError | None:
+        """Return the error of a watch that failed. It names a duplicate watch key, which the answer
+        does not contain."""
+        error = super().why()
+        if isinstance(error, DuplicateWatchKey):
+            twice = (key for key in self.watched if self.watched.count(key) > 1)
+            error.watch_key = next(twice, None)
+        return error
+
+
 class PendingFound(PendingTrigger[bool]):
     """A CLEAR, a FORGET or an extension that waits for its answer."""
 

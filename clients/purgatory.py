@@ -42,11 +42,12 @@ from purgatoryd.clients.packing import (
     PendingEnded,
     PendingFound,
     PendingTrigger,
+    PendingWatch,
 )
 from purgatoryd.clients.remote import Remote
 from purgatoryd.clients.resume import Resume
 from purgatoryd.shm_layout import wire
-from purgatoryd.shm_layout.errors import Closed, InvalidRows, PurgatorydError
+from purgatoryd.shm_layout.errors import Closed, InvalidArgument, InvalidRows, PurgatorydError
 from purgatoryd.shm_layout.layout import Op, PutMode
 from purgatoryd.shm_layout.wire import Key
 
@@ -78,6 +79,12 @@ class Armed(NamedTuple):
         return (self.entry.name, code, *self.entry.fields[:3], *self.entry.fields[5:])
 
 
+def _due(connection: Connection, timeout: Any) -> tuple[int, int]:
+    if timeout is None:  # due() would ask for one of the arguments of add()
+        raise InvalidArgument("timeout None must be a number of seconds or a timedelta")
+    return connection.due(timeout)
+
+
 def _encode_once(operation: Operation, condition: When) -> Encoded:
     """Evaluate the CLIENT condition of a watch with the timeout 0, before the watch is sent. If the
     condition is true, return another condition, which the daemon finds true at once."""
@@ -92,14 +99,14 @@ def prepare_watch(core: Core, owner: Owner, row: Watch) -> Armed:
     encoded = encode(row.condition)
     connection = core.of_all(row.key, encoded.keys)
     book = owner.books[connection]
-    kind, time_ns = connection.due(row.timeout)
+    kind, time_ns = _due(connection, row.timeout)
     key_type, key_bytes = wire.encode_key(row.key)
     name = core.names.of_key if row.topic is None else core.names.of_topic(row.topic)
     payload = wire.encode_payload(row.payload)
     operation = Operation(row.key, encoded, row.condition)
     if isinstance(row.condition, When) and times.seconds_ns(row.timeout) <= 0:
         encoded = _encode_once(operation, row.condition)
-    pending = PendingCount(row.key, lambda p: book.armed(operation, p))
+    pending = PendingWatch(row.key, lambda p: book.armed(operation, p), encoded.keys)
     fields = (
         encoded.kind, key_type, key_bytes, kind, time_ns, payload, encoded.threshold,
         encoded.watched, row.topic is not None,
@@ -155,7 +162,7 @@ def prepare_extend(
     """Return the entry of a PUT that only extends `operation`. Raises InvalidArgument."""
     key_type, key_bytes = wire.encode_key(operation.key)
     connection = core.at(key_bytes)
-    kind, time_ns = connection.due(timeout)
+    kind, time_ns = _due(connection, timeout)
     fields = (PutMode.EXTEND, key_type, key_bytes, kind, time_ns, b"", operation.ticket)
     pending = PendingFound(operation.key, None)
     return connection.entry(pending, core.names.of_key, Builder.put, fields)

@@ -24,6 +24,10 @@ from purgatoryd.shm_layout.layout import TIME_MAX_NS, ClockKind, TimeKind
 
 BOOT, DELAY, WALL = int(TimeKind.BOOT), int(TimeKind.DELAY), int(TimeKind.WALL)
 FAR_S = 1e10  # above TIME_MAX_NS, but still finite in nanoseconds
+TOO_FAR = f"is too far: the largest deadline is {TIME_MAX_NS} ns on the daemon's clock"
+_SECONDS = "must be a number of seconds or a timedelta"
+_NANOSECONDS = "must be a whole number of nanoseconds"
+_ARGUMENTS = "delay, delay_ns, deadline, deadline_boot_ns"
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
 
@@ -44,14 +48,12 @@ def due(
     given = (delay is not None) + (delay_ns is not None)
     given += (deadline is not None) + (deadline_boot_ns is not None)
     if given != 1:
-        raise _invalid(
-            f"has {given} values: give one of delay, delay_ns, deadline, deadline_boot_ns", None
-        )
+        raise _not_one(delay, delay_ns, deadline, deadline_boot_ns)
     if deadline is not None:
         return WALL, wall_ns(deadline)
     if deadline_boot_ns is not None:
-        return BOOT, _bounded(_whole(deadline_boot_ns), deadline_boot_ns)
-    wait_ns = seconds_ns(delay) if delay is not None else _whole(delay_ns)
+        return BOOT, _bounded(_whole(deadline_boot_ns, _NANOSECONDS), deadline_boot_ns)
+    wait_ns = seconds_ns(delay) if delay is not None else _whole(delay_ns, _NANOSECONDS)
     if clock == ClockKind.VIRTUAL:
         return DELAY, _bounded(wait_ns, wait_ns)
     return BOOT, _bounded(max(wait_ns, 0) + now_ns, wait_ns)
@@ -67,7 +69,7 @@ def seconds_ns(delay: Any) -> int:
         return round(min(max(delay, 0.0), FAR_S) * 1e9)
     if isinstance(delay, timedelta):
         return delay // _MICROSECOND * 1000
-    return _whole(delay) * 1_000_000_000
+    return _whole(delay, _SECONDS) * 1_000_000_000
 
 
 def wall_ns(deadline: Any) -> int:
@@ -84,18 +86,25 @@ def wall_time(wall_clock_ns: int) -> datetime:
     return _EPOCH + timedelta(microseconds=wall_clock_ns // 1000)
 
 
-def _whole(value: Any) -> int:
+def _not_one(*times: object) -> InvalidTime:
+    given = tuple(time for time in times if time is not None)
+    if not given:
+        return _invalid(f"is missing: give one of {_ARGUMENTS}", None)
+    return _invalid(f"has {len(given)} values: give only one of {_ARGUMENTS}", given)
+
+
+def _whole(value: Any, rule: str) -> int:
     if isinstance(value, bool):
-        raise _invalid("is a bool", value)
+        raise _invalid(rule, value)
     try:
         return operator.index(value)
     except TypeError:
-        raise _invalid(f"is a {type(value).__name__}", value) from None
+        raise _invalid(rule, value) from None
 
 
 def _bounded(time_ns: int, given: object) -> int:
     if time_ns > TIME_MAX_NS:
-        raise _invalid("is too far", given)
+        raise _invalid(TOO_FAR, given)
     return max(time_ns, 0)
 
 

@@ -140,6 +140,13 @@ class InvalidArgument(PurgatorydError, ValueError):
     """
 
 
+def _too_long(said: str, length: int, limit: int) -> str:
+    """Append the figures to a sentence about an argument, if its length is past the limit."""
+    if length <= limit:
+        return said
+    return f"{said}: it has {length} bytes, allowed are at most {limit}"
+
+
 @keeps_figures
 class InvalidKey(InvalidArgument):
     """A call is made with a key of a wrong type or length.
@@ -154,7 +161,8 @@ class InvalidKey(InvalidArgument):
     limit: int
 
     def __str__(self) -> str:
-        return f"key {self.reason}: it has {self.length} bytes, allowed are 1 to {self.limit}"
+        has = f"it has {self.length} bytes, " if self.length > self.limit else ""
+        return f"key {self.reason}: {has}allowed are 1 to {self.limit} bytes"
 
 
 @keeps_figures
@@ -174,9 +182,7 @@ class InvalidName(InvalidArgument):
 
     def __str__(self) -> str:
         said = f"{self.kind} name {self.name!r} {self.reason}"
-        if self.length <= self.limit:
-            return said
-        return f"{said}: it has {self.length} bytes, allowed are at most {self.limit}"
+        return _too_long(said, self.length, self.limit)
 
 
 @keeps_figures
@@ -194,7 +200,7 @@ class InvalidPayload(InvalidArgument):
     limit: int
 
     def __str__(self) -> str:
-        return f"payload {self.reason}: it has {self.length} bytes, allowed are up to {self.limit}"
+        return _too_long(f"payload {self.reason}", self.length, self.limit)
 
 
 @keeps_figures
@@ -211,10 +217,8 @@ class InvalidTime(InvalidArgument):
     limit_ns: int
 
     def __str__(self) -> str:
-        return (
-            f"time {self.value!r} {self.reason}; the largest deadline is "
-            f"{self.limit_ns} ns on the daemon's clock"
-        )
+        subject = "time" if self.value is None else f"time {self.value!r}"
+        return f"{subject} {self.reason}"
 
 
 @keeps_figures
@@ -316,7 +320,8 @@ class Refused(PurgatorydError):
     why = "was refused"
 
     def __str__(self) -> str:
-        return f"{self.key!r} {self.why} (status {self.status})"
+        said = f"{self.key!r} {self.why}"
+        return f"{said} (status {self.status})" if self.why is Refused.why else said
 
 
 @keeps_figures
@@ -325,14 +330,18 @@ class Exists(Refused):
 
     `ticket` and `deadline_boot_ns` belong to the armed timer.
 
-    What to do: Use another mode: replace, keep or extend.
+    What to do: Use another mode (replace, keep or extend) for a timer, or another key.
     """
 
     ticket: int
     deadline_boot_ns: int
 
     def __str__(self) -> str:
-        return f"{self.key!r} is armed already, with ticket {self.ticket}"
+        return (
+            f"{self.key!r} is armed already, with ticket {self.ticket}: for a timer, add with mode "
+            "replace, keep or extend; for an operation, and for watch, no mode helps: cancel the "
+            "key first, or use another one"
+        )
 
 
 _SETTING_OF = {
@@ -386,13 +395,20 @@ class TooFar(Refused):
         return f"{self.key!r} was refused: its deadline is past {self.limit_ns} ns"
 
 
+@keeps_figures
 class DuplicateWatchKey(Refused):
     """An operation is added that names a watch key twice.
+
+    `watch_key` is that key; None if it is unknown.
 
     What to do: Name each watch key once.
     """
 
-    why = "was refused: it watches a key twice"
+    watch_key: object = None
+
+    def __str__(self) -> str:
+        twice = "a key" if self.watch_key is None else repr(self.watch_key)
+        return f"{self.key!r} was refused: it watches {twice} twice; name each watch key once"
 
 
 class Stopping(Refused):
@@ -417,13 +433,17 @@ class WatermarkOverflow(Refused):
 
 
 class Denied(Refused):
-    """A call requests an action that the sender's uid may not perform in the namespace.
+    """A call requests an action that the sender's uid may not perform in the namespace, or uses a
+    reserved name.
 
-    What to do: Ask the owner of the namespace or an administrator: `purgatoryd namespace ls`
-    shows the owner.
+    What to do: Use names that do not begin with "_", and a namespace of your own: `purgatoryd
+    namespace ls` shows the owners.
     """
 
-    why = "was denied"
+    why = (
+        "was denied: another uid owns the bulk load or the namespace (`purgatoryd namespace ls` "
+        "shows the owner), or the call uses a name that begins with '_', which is reserved"
+    )
 
 
 class Fenced(Refused):
@@ -561,6 +581,15 @@ class WrongShard(Refused):
     why = "belongs to another shard"
 
 
+def _counted(number: int, noun: str, one: str, many: str) -> str:
+    """Return a number with its noun and verb, such as "1 call is" or "2 calls are"."""
+    return f"{number} {noun} {one}" if number == 1 else f"{number} {noun}s {many}"
+
+
+def _in_doubt(calls: int) -> str:
+    return f"; {_counted(calls, 'call', 'is', 'are')} in doubt" if calls else ""
+
+
 @keeps_figures
 class BatchError(PurgatorydError):
     """A client made calls with wait=False and did not collect their results, and some calls were
@@ -569,6 +598,7 @@ class BatchError(PurgatorydError):
     `refusals` has a (key, status) pair for each of the first refused calls; status is 0 if the
     whole message was refused. `count` is the number of refused calls. For `lost` calls it is
     unknown whether they were applied, because their session expired.
+    `first` is the text of the first refusal's error.
 
     What to do: Collect the results of calls with `wait=False`, and repeat the refused calls.
     """
@@ -576,13 +606,16 @@ class BatchError(PurgatorydError):
     refusals: tuple[tuple[object, int], ...]
     count: int
     lost: int = 0
+    first: str = ""
 
     def __str__(self) -> str:
-        first = ", ".join(f"{key!r} with status {status}" for key, status in self.refusals[:3])
-        text = f"{self.count} packed calls were refused"
-        if first:
-            text += f", the first: {first}"
-        return text + (f"; {self.lost} may have been applied" if self.lost else "")
+        if not self.count:
+            return f"{_counted(self.lost, 'packed call', 'has', 'have')} an unknown outcome"
+        text = f"{_counted(self.count, 'packed call', 'was', 'were')} refused"
+        if self.first:
+            text += f": {self.first}" if self.count == 1 else f", the first: {self.first}"
+        lost = f"; {_counted(self.lost, 'call', 'has', 'have')} an unknown outcome"
+        return text + (lost if self.lost else "")
 
 
 class DaemonError(PurgatorydError):
@@ -614,7 +647,16 @@ class DaemonUnreachable(DaemonError, ConnectionError):
         text += f" within {self.waited_s:.3g} s" if self.waited_s else ""
         if self.shut:
             text += f"; {self.shut} cannot be opened by this user, who is not in the daemon's group"
-        return text + (f"; {self.in_doubt} calls are in doubt" if self.in_doubt else "")
+        elif self._may_be_started:
+            text += f"; `purgatoryd run --name {self.name}` starts it"
+        return text + _in_doubt(self.in_doubt)
+
+    @property
+    def _may_be_started(self) -> bool:
+        """False for a daemon on another host, and for a shard, which its deployment starts."""
+        from purgatoryd.shm_layout.shards import deployment_of
+
+        return not self.endpoint.startswith("tcp:") and deployment_of(self.name) is None
 
 
 @keeps_figures
@@ -641,7 +683,7 @@ class CallTimeout(DaemonError, TimeoutError):
 
     `waited_s` is in seconds. The call stays in flight: the daemon may still apply it, once. The
     daemon answered BUSY to `busy` calls of this client, and the client continues to send these
-    calls again.
+    calls again. If `armed` is True, the subject is an operation, which stays armed.
 
     What to do: Wait for the call's handle, or repeat the call with a longer timeout.
     """
@@ -650,11 +692,15 @@ class CallTimeout(DaemonError, TimeoutError):
     waited_s: float
     in_doubt: int = 0
     busy: int = 0
+    armed: bool = False
 
     def __str__(self) -> str:
-        text = f"no answer to {self.subject} within {self.waited_s:.3g} s"
-        text += f"; {self.in_doubt} calls are in doubt" if self.in_doubt else ""
-        return text + (f"; the daemon is busy, {self.busy} calls are repeated" if self.busy else "")
+        within = f"within {self.waited_s:.3g} s"
+        if self.armed:
+            return f"{self.subject} did not end {within}, and stays armed: wait again, or cancel it"
+        text = f"no answer to {self.subject} {within}{_in_doubt(self.in_doubt)}"
+        waiting = _counted(self.busy, "call", "waits", "wait")
+        return text + (f"; the daemon is busy, {waiting}" if self.busy else "")
 
 
 @keeps_figures
@@ -738,15 +784,15 @@ class MessageRefused(DaemonError):
 
 
 class NoWal(MessageRefused):
-    """A call asks for durability, but the daemon has no WAL.
+    """A call asks for durability or parking, but the daemon has no WAL.
 
     Nothing was applied.
 
-    What to do: Run the daemon with --wal-dir, or do not ask for durability.
+    What to do: Run the daemon with --wal-dir, or ask for neither.
     """
 
     def __str__(self) -> str:
-        return "durability needs a daemon with a WAL: purgatoryd run --wal-dir DIRECTORY"
+        return "durability and parking need a daemon with a WAL: purgatoryd run --wal-dir DIRECTORY"
 
 
 class SessionTableFull(MessageRefused):
@@ -893,6 +939,10 @@ class ArenaError(PurgatorydError):
     """
 
 
+def _in_dev_shm(arena_file: str) -> str:
+    return f"/dev/shm/{arena_file.removeprefix('/')}"
+
+
 @keeps_figures
 class ArenaMissing(ArenaError):
     """A command reads the arena of a daemon, but no arena of that name exists.
@@ -903,7 +953,7 @@ class ArenaMissing(ArenaError):
     arena_file: str
 
     def __str__(self) -> str:
-        return f"there is no arena file /dev/shm/{self.arena_file.removeprefix('/')}"
+        return f"there is no arena file {_in_dev_shm(self.arena_file)}"
 
 
 @keeps_figures
@@ -1448,7 +1498,7 @@ class WalNeeded(WalError):
     The arena `arena_file` has a WAL, and without it changes would not be recorded. Or, if
     `namespace` is not None, an import contains this durable namespace, and durability needs a WAL.
 
-    What to do: Start with --wal-dir, or export and import without a WAL.
+    What to do: Start with the --wal-dir of the last start, or export and import without a WAL.
     """
 
     arena_file: str
@@ -1461,6 +1511,7 @@ class WalNeeded(WalError):
                 "without a WAL, set its durability to memory before the export"
             )
         return (
-            f"{self.arena_file} has a WAL: start it with --wal-dir; to start without a WAL, "
-            "stop it with --export FILE, and import FILE under another name"
+            f"{_in_dev_shm(self.arena_file)} has a WAL: start the daemon with the --wal-dir of its "
+            "last start; to start without a WAL, start it so once more, then run `purgatoryd stop "
+            "--export FILE`, and import FILE into another name"
         )

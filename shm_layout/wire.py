@@ -82,7 +82,7 @@ def encode_key(key: Key) -> tuple[int, bytes]:
         reason = f"must be str, bytes or UUID, not {type(key).__name__}"
         raise InvalidKey(reason=reason, length=0, limit=layout.KEY_MAX)
     if not 1 <= len(data) <= layout.KEY_MAX:
-        raise InvalidKey(reason="is out of bounds", length=len(data), limit=layout.KEY_MAX)
+        raise InvalidKey("is too long" if data else "is empty", len(data), layout.KEY_MAX)
     return kind, data
 
 

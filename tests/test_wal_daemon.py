@@ -577,7 +577,7 @@ def test_an_arena_with_a_wal_is_not_started_without(daemon: StartDaemon, wal: Pa
     real = daemon("demo", *wal_flags(wal))
     real.stop()
     said = refused(lambda: real.start("--capacity", "131072"))
-    assert "has a WAL: start it with --wal-dir" in said
+    assert "has a WAL: start the daemon with the --wal-dir of its last start" in said
     real.start(*wal_flags(wal))
 
 
