@@ -101,7 +101,7 @@ def info_text(info: Info, due_in_ns: int) -> str:
 @name_option
 @click.option("-n", "--namespace", help="Only timers of this namespace.")
 @click.option("--prefix", default="", help="Only keys that begin with this text.")
-@click.option("--limit", type=click.IntRange(1), help="Maximum number of timers.")
+@click.option("--limit", type=units.Whole(1), help="Maximum number of timers.")
 @json_option
 def list_command(
     name: str, namespace: str | None, prefix: str, limit: int | None, as_json: bool

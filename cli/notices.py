@@ -58,10 +58,10 @@ def notice_text(notice: Notice) -> str:
 @click.option(
     "-t", "--topic", "topics", multiple=True, help="Only notices of this topic; may be repeated."
 )
-@click.option("--count", type=click.IntRange(1), help="Stop after this number of notices.")
+@click.option("--count", type=units.Whole(1), help="Stop after this number of notices.")
 @click.option(
     "--idle",
-    type=click.FloatRange(min=0),
+    type=units.Number(min=0),
     help="Stop after this number of seconds without a notice, with exit code 1.",
 )
 @timeout_option

@@ -49,7 +49,7 @@ frozen_option = click.option(
 )
 timeout_option = click.option(
     "--timeout",
-    type=click.FloatRange(min=0),
+    type=units.Number(min=0),
     default=5.0,
     show_default=True,
     help="Seconds to wait for the daemon.",

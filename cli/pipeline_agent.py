@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 @click.argument("spool", type=click.Path(exists=True, file_okay=False, path_type=Path))
 @name_option
 @click.option(
-    "--credits", "credit_rows", type=click.IntRange(1, 10**7), default=65_536, show_default=True,
+    "--credits", "credit_rows", type=units.Whole(1, 10**7), default=65_536, show_default=True,
     help="Maximum number of sent rows that are not answered yet.",
 )  # fmt: skip
 @click.option(

@@ -291,7 +291,7 @@ def collected(spark: SparkSession, tier: Tier, hot: BulkLoader, wal_dir: Path | 
     type=units.Duration(units.PAUSE_NS),
     help="Keep running, and promote each window of this length one window length before it begins.",
 )
-@click.option("--rate", type=click.FloatRange(1), help="Maximum number of timers per second.")
+@click.option("--rate", type=units.Number(1), help="Maximum number of timers per second.")
 @spark_options
 @json_option
 def promote_command(

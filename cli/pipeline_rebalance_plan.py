@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from purgatoryd.cli import units
 from purgatoryd.cli.exits import Command, Exit
 from purgatoryd.cli.options import emit, json_option
 from purgatoryd.cli.pipeline import lake_option, spark_options
@@ -43,7 +44,7 @@ def rebalance_plan_command() -> None:
     help="Label whose values separate the namespaces of a namespace group.",
 )
 @click.option(
-    "--tolerance", type=click.FloatRange(0.01, 1), default=0.1, show_default=True,
+    "--tolerance", type=units.Number(0.01, 1), default=0.1, show_default=True,
     help="Allowed difference between the usage of daemons, as a share of their capacity.",
 )  # fmt: skip
 @spark_options

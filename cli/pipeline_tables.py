@@ -172,7 +172,7 @@ def compact_command(spark: SparkSession, place: Lake, as_json: bool) -> None:
 )
 @click.option(
     "--least",
-    type=click.IntRange(1),
+    type=units.Whole(1),
     default=1000,
     show_default=True,
     help="Minimum number of values that an hour must have to be judged.",
@@ -208,7 +208,7 @@ def slow_command(
 @on_tables
 @click.option(
     "--rate",
-    type=click.FloatRange(0, 1),
+    type=units.Number(0, 1),
     default=0.01,
     show_default=True,
     help="Share of timers and operations that may expire.",

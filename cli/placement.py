@@ -42,7 +42,7 @@ class Planned(NamedTuple):
 )
 @click.option(
     "--advise",
-    type=click.IntRange(1, 65_536),
+    type=units.Whole(1, 65_536),
     metavar="WORKERS",
     help="Propose CPUs for this number of worker processes instead.",
 )

@@ -93,7 +93,7 @@ def outcome_text(key: Any, outcome: Outcome) -> str:
 )
 @click.option(
     "--need",
-    type=click.IntRange(1),
+    type=units.Whole(1),
     help="Number of watch keys that must reach their targets; default: all.",
 )
 @click.option("-t", "--topic", help="Topic of a notice about the outcome; default: no notice.")
@@ -139,8 +139,8 @@ def watch_command(
 
 @click.command("advance", cls=Command)
 @click.argument("watch_key")
-@click.argument("watermark", type=click.IntRange(0), required=False)
-@click.option("--by", type=click.IntRange(0), help="Add this number to the watermark instead.")
+@click.argument("watermark", type=units.Whole(0), required=False)
+@click.option("--by", type=units.Whole(0), help="Add this number to the watermark instead.")
 @name_option
 @namespace_option
 @key_type_option
@@ -176,7 +176,7 @@ def advance_command(
 
 @click.command("fail", cls=Command)
 @click.argument("watch_key")
-@click.argument("code", type=click.IntRange(1, 2**32 - 1))
+@click.argument("code", type=units.Whole(1, 2**32 - 1))
 @name_option
 @namespace_option
 @key_type_option

@@ -39,14 +39,14 @@ class Sizes:
 
 @click.command("size", cls=Command)
 @click.option(
-    "--timers", type=click.IntRange(1), required=True, help="Maximum number of armed timers."
+    "--timers", type=units.Whole(1), required=True, help="Maximum number of armed timers."
 )
 @click.option(
-    "--key-bytes", type=click.IntRange(1), default=KEY_BYTES, show_default=True,
+    "--key-bytes", type=units.Whole(1), default=KEY_BYTES, show_default=True,
     help="Size of a key.",
 )  # fmt: skip
 @click.option(
-    "--payload-bytes", type=click.IntRange(0), default=48, show_default=True,
+    "--payload-bytes", type=units.Whole(0), default=48, show_default=True,
     help="Size of a payload.",
 )  # fmt: skip
 @click.option("--with-wal", is_flag=True, help="Include the WAL buffer of a daemon with --wal-dir.")

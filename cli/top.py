@@ -51,7 +51,7 @@ CROWDED, FULL = 0.8, 0.9
     help="Time between two views; at least 100ms.",
 )
 @click.option("--once", is_flag=True, help="Print one view after one interval, and exit.")
-@click.option("--shard", type=click.IntRange(0), help="Show only this shard of a deployment.")
+@click.option("--shard", type=units.Whole(0), help="Show only this shard of a deployment.")
 @frozen_option
 @json_option
 def top_command(

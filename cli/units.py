@@ -34,6 +34,18 @@ _PERCENT = re.compile(r"(\d+(?:\.\d+)?)%?")
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
+class Whole(click.IntRange):
+    """An integer within bounds."""
+
+    name = "integer"  # click writes the name into its error, "is not a valid integer"
+
+
+class Number(click.FloatRange):
+    """A number within bounds."""
+
+    name = "number"
+
+
 class Duration(Count):
     """A time span in nanoseconds; a number without a unit is in seconds.
 

@@ -242,9 +242,9 @@ def frame_text(frame: Frame) -> str:
 @click.option(
     "--wal-dir", **_WAL, help="Directory of the WALs, as for `purgatoryd run`; not with FILES."
 )
-@click.option("--from", "from_lsn", type=click.IntRange(0), default=0, help="First LSN.")
+@click.option("--from", "from_lsn", type=units.Whole(0), default=0, help="First LSN.")
 @click.option("--kind", help="Only records of this kind: arm, fire, end, ...")
-@click.option("--limit", type=click.IntRange(1), help="Maximum number of records.")
+@click.option("--limit", type=units.Whole(1), help="Maximum number of records.")
 @click.argument("files", nargs=-1, type=click.Path(dir_okay=False, exists=True, path_type=Path))
 @json_option
 def cat_command(
@@ -423,7 +423,7 @@ def verify_command(name: str, wal_dir: Path, as_json: bool) -> int:
     "--cap", type=units.Size(), default=0, help="Drop the hold when it retains more than this."
 )
 @click.argument("hold")
-@click.argument("lsn", type=click.IntRange(1, 2**64 - 1))
+@click.argument("lsn", type=units.Whole(1, 2**64 - 1))
 @json_option
 def hold_command(name: str, wal_dir: Path, cap: int, hold: str, lsn: int, as_json: bool) -> None:
     """Retain the WAL from LSN on for a reader, under the name HOLD.

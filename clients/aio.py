@@ -21,6 +21,7 @@ from purgatoryd.clients.arguments import check_limit_s, check_whole
 from purgatoryd.clients.bulk import Bulk, BulkResult, checked
 from purgatoryd.clients.bulk_loads import BulkLoad, BulkLoadStatus, check_bulk_load
 from purgatoryd.clients.calls import Prepare, TimerCalls
+from purgatoryd.clients.closing import AsyncClosing
 from purgatoryd.clients.connection import NEVER_S, Connection
 from purgatoryd.clients.core import (
     BYE_S,
@@ -108,7 +109,8 @@ class AsyncClient(
         Coroutine[Any, Any, AsyncHandle[TimerInfo]],
         Coroutine[Any, Any, CancelResult],
         Coroutine[Any, Any, AsyncHandle[CancelResult]],
-    ]
+    ],
+    AsyncClosing,
 ):
     """The asyncio version of Client, with the same arguments and errors.
 
@@ -472,7 +474,7 @@ class AsyncClient(
         self._jobs.refuse(Closed("client"))
 
 
-class AsyncSubscriber:
+class AsyncSubscriber(AsyncClosing):
     """The asyncio version of Subscriber, with the same arguments and guarantees.
 
     `async with AsyncSubscriber("name") as s: async for n in s: ...`

@@ -1,10 +1,10 @@
-"""A base class for objects that a `with` statement closes."""
+"""Base classes for objects that a `with` statement closes."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, NoReturn, Self
 
 
 class Closing(ABC):
@@ -24,3 +24,15 @@ class Closing(ABC):
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+
+class AsyncClosing:
+    """An object that `async with` closes."""
+
+    if not TYPE_CHECKING:  # a type checker reports `with`, because it finds no such methods
+
+        def __enter__(self) -> NoReturn:
+            raise TypeError(f"{type(self).__name__} needs `async with` instead of `with`")
+
+        def __exit__(self, *_: object) -> None:
+            """Do nothing: Python looks up this method before it calls __enter__()."""

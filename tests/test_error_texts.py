@@ -8,12 +8,16 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 from real_daemon import PATIENCE_S, StartDaemon
 
+from purgatoryd.cli.app import app
+from purgatoryd.cli.exits import Exit
 from purgatoryd.clients import (
     Admin,
     AllOf,
     AsyncPurgatory,
+    AsyncSubscriber,
     BatchError,
     CallTimeout,
     Client,
@@ -228,3 +232,19 @@ def test_a_start_without_the_wal_names_the_arena_file() -> None:
     assert said.startswith("/dev/shm/purgatoryd.demo has a WAL: ")
     assert "the --wal-dir of its last start" in said
     assert "then run `purgatoryd stop --export FILE`" in said
+
+
+# ---- commands and Python syntax ------------------------------------------------------------------
+
+
+def test_a_command_asks_for_an_integer_in_plain_words() -> None:
+    done = CliRunner().invoke(app, ["advance", "a", "x"])
+    assert done.exit_code == Exit.USAGE
+    assert "'x' is not a valid integer." in done.output
+    assert "-1 is not in the range" in CliRunner().invoke(app, ["advance", "a", "--", "-1"]).output
+
+
+@pytest.mark.parametrize("kind", [AsyncPurgatory, AsyncSubscriber])
+def test_a_plain_with_names_async_with(kind: Any) -> None:
+    with pytest.raises(TypeError, match="async with"), kind("demo"):
+        pass
