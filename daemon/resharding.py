@@ -230,7 +230,7 @@ def _made(
             locked(opening.wal),
             owned(opening) as opening,
             contextlib.closing(
-                create_arena(opening.paths, core_config(opening.config) | same)
+                create_arena(opening.paths, core_config(opening.config) | same, opening.host)
             ) as to,
         ):
             try:

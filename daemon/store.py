@@ -352,7 +352,7 @@ def _make_redone(opening: Opening, sizes: Mapping[str, Any]) -> Arena:
     opening.step("making an arena")
     space = {name: max(fields[name], sizes[name]) for name in _SPACE}
     retained = {name: sizes[name] for name in ("now_ns", "wall_origin_ns", "created_wall_ns")}
-    return create_arena(opening.paths, fields | space | retained)
+    return create_arena(opening.paths, fields | space | retained, opening.host)
 
 
 def _clock_of(host: Host, walk: Walk) -> tuple[int, int, int]:
@@ -437,7 +437,7 @@ def core_config(config: Config, host: Host = HOST) -> dict[str, Any]:
 def _in_place(opening: Opening, fields: Mapping[str, Any]) -> Iterator[Arena]:
     """Yield a new arena. It replaces the existing arena when the context ends, and is removed after
     an error."""
-    new = create_arena(opening.paths, fields)
+    new = create_arena(opening.paths, fields, opening.host)
     try:
         yield new
         _save_snapshot(new, opening)
@@ -447,11 +447,11 @@ def _in_place(opening: Opening, fields: Mapping[str, Any]) -> Iterator[Arena]:
         raise
 
 
-def create_arena(paths: Paths, fields: Mapping[str, Any]) -> Arena:
+def create_arena(paths: Paths, fields: Mapping[str, Any], host: Host = HOST) -> Arena:
     """Create arena files. They have no names until place() is called. Raises ArenaTooLarge."""
     for name in (f"{paths.arena}{NEW}", f"{paths.private}{NEW}", f"{paths.arena}{NEXT}"):
         shm.refuse_foreign(name)
-    return Arena.create(paths.arena, paths.private, fields)
+    return Arena.create(paths.arena, paths.private, fields, host.free_memory)
 
 
 def place(arena: Arena, opening: Opening) -> None:
@@ -476,7 +476,7 @@ def place_again(arena: Arena, opening: Opening, moved: Moved) -> bool:
         return False
     # called before the copy, because a failed copy takes long and is tried again each second
     opening.replacement.refuse_taken()
-    files = arena.copied(moved)
+    files = arena.copied(moved, opening.host.free_memory)
     try:
         opening.replacement.replace_by(*files)
     except BaseException:

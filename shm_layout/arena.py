@@ -24,6 +24,7 @@ from purgatoryd.shm_layout.errors import (
     InvalidSetting,
     OtherAbi,
 )
+from purgatoryd.shm_layout.host import HOST
 from purgatoryd.shm_layout.layout import (
     ABI,
     LAYOUT_ID,
@@ -45,7 +46,7 @@ from purgatoryd.shm_layout.layout import (
     size_of,
 )
 from purgatoryd.shm_layout.paths import Paths
-from purgatoryd.shm_layout.shm import ArenaFile, Moved
+from purgatoryd.shm_layout.shm import ArenaFile, FreeMemory, Moved, refuse_too_large
 from purgatoryd.shm_layout.wire import NamespaceSettings
 
 ARENA_MODE = 0o640
@@ -483,7 +484,13 @@ class Arena(_Owned):
     # ---- lifecycle ----
 
     @classmethod
-    def create(cls, name: str, private_name: str, config: Mapping[str, Any]) -> Arena:
+    def create(
+        cls,
+        name: str,
+        private_name: str,
+        config: Mapping[str, Any],
+        free_memory: FreeMemory = HOST.free_memory,
+    ) -> Arena:
         """Create arena files for `config`, the fields of struct pg_config without layout_id.
 
         The files have no names yet, and the private file is locked. Raises ArenaTooLarge with the
@@ -493,6 +500,7 @@ class Arena(_Owned):
         size, private_size = lib.pg_arena_bytes(struct), lib.pg_private_bytes(struct)
         if size == 0:
             raise ValueError(f"not a valid arena configuration: {dict(config)}")
+        refuse_too_large(size + private_size, free_memory)
         arena = ArenaFile.create(name, size, ARENA_MODE)
         try:
             private = ArenaFile.create(private_name, private_size, PRIVATE_MODE)
@@ -517,12 +525,15 @@ class Arena(_Owned):
         self._attach()
         return self
 
-    def copied(self, moved: Moved) -> tuple[ArenaFile, ArenaFile]:
+    def copied(
+        self, moved: Moved, free_memory: FreeMemory = HOST.free_memory
+    ) -> tuple[ArenaFile, ArenaFile]:
         """Copy both arena files. The copies have no names yet; the copy of the private file is
         locked.
 
         Calls `moved` after each portion that is copied. Raises ArenaTooLarge.
         """
+        refuse_too_large(self.file.bytes + self.private.bytes, free_memory)
         private = self.private.copy(PRIVATE_MODE, moved)
         try:
             private.lock()

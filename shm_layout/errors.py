@@ -1029,9 +1029,10 @@ class ArenaBroken(ArenaError):
 class ArenaTooLarge(ArenaError):
     """A daemon starts with sizes for which there is not enough memory.
 
-    `needed` and `available` are numbers of bytes in the file system `where`.
+    `needed` and `available` are numbers of bytes in `where`: a file system, the memory of the host,
+    or the memory of a cgroup.
 
-    What to do: Free space, enlarge /dev/shm, or lower --capacity or --payload-memory.
+    What to do: Free memory, enlarge /dev/shm or the limit, or lower --capacity or --payload-memory.
     """
 
     where: str
@@ -1041,7 +1042,8 @@ class ArenaTooLarge(ArenaError):
     def __str__(self) -> str:
         return (
             f"the arena needs {self.needed} bytes in {self.where}, "
-            f"available are {self.available}; free space, or lower --capacity or --payload-memory"
+            f"available are {self.available}; free or enlarge {self.where}, or lower --capacity "
+            "or --payload-memory"
         )
 
 

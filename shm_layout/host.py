@@ -10,6 +10,7 @@ import os
 import time
 
 from purgatoryd.shm_layout.disk import DISK, Disk
+from purgatoryd.shm_layout.topology import free_memory
 
 
 class Host:
@@ -47,6 +48,10 @@ class Host:
     def random_bits(self, count: int) -> int:
         """Return an unpredictable number from 0 to 2**count - 1."""
         return int.from_bytes(self.random_bytes(-(-count // 8))) >> -count % 8
+
+    def free_memory(self) -> list[tuple[str, int]]:
+        """Return (name, free bytes) of each limit of memory that applies to this process."""
+        return free_memory()
 
     def boot_id(self) -> bytes:
         """Identity of this boot of the host, 16 bytes."""

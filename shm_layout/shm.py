@@ -36,6 +36,24 @@ _DONTNEED_LOCKED = 24
 """MADV_DONTNEED_LOCKED, Linux 5.18."""
 
 
+FreeMemory = Callable[[], Sequence[tuple[str, int]]]
+"""Returns (name, free bytes) of each limit of memory, as Host.free_memory does."""
+
+
+def refuse_too_large(size: int, free_memory: FreeMemory) -> None:
+    """Raise ArenaTooLarge if there is no space for arena files of `size` bytes.
+
+    The check comes before the first page is allocated. Otherwise files that do not fit would use up
+    all space for a moment, and the kernel would kill processes if /dev/shm is larger than the free
+    memory.
+    """
+    found = os.statvfs(MOUNT)
+    limits = [(str(MOUNT), found.f_bavail * found.f_frsize)] if found.f_blocks else []
+    for where, available in [*limits, *free_memory()]:
+        if available < size:
+            raise ArenaTooLarge(where, size, available)
+
+
 def portions(size: int) -> Iterator[tuple[int, int]]:
     """Yield (offset, length) of each portion of `size` bytes."""
     return ((at, min(PORTION, size - at)) for at in range(0, size, PORTION))
@@ -82,11 +100,6 @@ class ArenaFile:
 
     def copy(self, mode: int, moved: Moved) -> ArenaFile:
         """Copy the bytes to a new file without a name. Raises ArenaTooLarge."""
-        free = os.statvfs(MOUNT)
-        available = free.f_bavail * free.f_frsize
-        # Without this check, a copy that is too large would use up all free space for a moment.
-        if available < self.bytes:
-            raise ArenaTooLarge(str(MOUNT), self.bytes, available)
         new = ArenaFile.create(self.name, self.bytes, mode, moved)
         try:
             with memoryview(self.memory) as view:

@@ -24,6 +24,13 @@ _CPUSETS = (  # (controller, mount point, file): cgroup v2 alone, cgroup v2 with
     ("", "sys/fs/cgroup/unified", "cpuset.cpus.effective"),
     ("cpuset", "sys/fs/cgroup/cpuset", "cpuset.effective_cpus"),
 )
+_MEMORIES = (  # (controller, mount point, limit, use, prefix of fields in memory.stat): v2, v1
+    ("", "sys/fs/cgroup", "memory.max", "memory.current", ""),
+    ("", "sys/fs/cgroup/unified", "memory.max", "memory.current", ""),
+    ("memory", "sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_"),
+)
+_CACHES = "inactive_file", "active_file"
+"""Fields of memory.stat that count as used, but which the kernel frees on demand."""
 
 
 @dataclass(frozen=True)
@@ -140,6 +147,16 @@ def confined_cpus(root: Path = SYSTEM) -> frozenset[int]:
     return online.intersection(*_cpusets(root)) or online
 
 
+def free_memory(root: Path = SYSTEM) -> list[tuple[str, int]]:
+    """Return (name, free bytes) of the host's memory and of each limit of a cgroup that applies.
+
+    Page cache counts as free, because the kernel frees it on demand. The list is empty if the
+    figures cannot be read.
+    """
+    host = _kilobytes(_text(root, "proc/meminfo")).get("MemAvailable")
+    return [*([] if host is None else [("memory", host)]), *_cgroup_memory(root)]
+
+
 def cpu_list(text: str) -> frozenset[int]:
     """Return the numbers of a list in the notation of the kernel, such as "0-2,8". Raises
     ValueError."""
@@ -215,11 +232,34 @@ def _cpusets(root: Path) -> Iterator[frozenset[int]]:
 def _nearest(mount: Path, group: str, file: str) -> frozenset[int]:
     """Return the numbers in the file of the cgroup, or of its nearest ancestor that has the file.
     The cgroup itself may lack the file, because its controller may be off."""
-    steps = [step for step in PurePosixPath(group).parts if step not in ("/", "..")]
-    for depth in range(len(steps), -1, -1):
-        if cpus := _listed(mount, "/".join([*steps[:depth], file])):
+    for folder in _upward(group):
+        if cpus := _listed(mount, f"{folder}/{file}".lstrip("/")):
             return cpus
     return frozenset()
+
+
+def _upward(group: str) -> Iterator[str]:
+    """Yield the path of the cgroup and of each of its ancestors, relative to the mount point."""
+    steps = [step for step in PurePosixPath(group).parts if step not in ("/", "..")]
+    return ("/".join(steps[:depth]) for depth in range(len(steps), -1, -1))
+
+
+def _cgroup_memory(root: Path) -> Iterator[tuple[str, int]]:
+    """Yield (name, free bytes) of each cgroup with a limit that contains this process."""
+    for line in _text(root, "proc/self/cgroup").splitlines():
+        _, controllers, group = line.split(":", 2)
+        for controller, mount, limit, use, prefix in _MEMORIES:
+            if controller not in controllers.split(","):
+                continue
+            for folder in _upward(group):
+                texts = [_text(root / mount / folder, file).strip() for file in (limit, use)]
+                if not all(map(str.isdecimal, texts)):  # the limit may be "max"
+                    continue
+                stat = _text(root / mount / folder, "memory.stat").split()
+                fields = dict(zip(stat[::2], stat[1::2], strict=False))
+                cached = sum(int(fields.get(prefix + field, 0)) for field in _CACHES)
+                free = int(texts[0]) - int(texts[1]) + cached
+                yield f"the memory of cgroup /{folder}", max(0, free)
 
 
 def _nodes(root: Path, online: frozenset[int]) -> tuple[Node, ...]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,9 +12,20 @@ from real_daemon import remove_arena_files
 
 from purgatoryd.daemon.config import Config
 from purgatoryd.daemon.replacement import TABLE, Row, State
-from purgatoryd.daemon.store import Opening, core_config, create_arena, open_arena, owned
+from purgatoryd.daemon.snapshot import save_snapshot
+from purgatoryd.daemon.store import (
+    Opening,
+    core_config,
+    create_arena,
+    open_arena,
+    owned,
+    place_again,
+    remove_arena,
+)
 from purgatoryd.shm_layout import shm
 from purgatoryd.shm_layout.arena import Arena
+from purgatoryd.shm_layout.errors import ArenaTooLarge
+from purgatoryd.shm_layout.host import Host
 from purgatoryd.shm_layout.layout import ArenaState
 from purgatoryd.shm_layout.paths import paths_in
 
@@ -93,3 +105,75 @@ def test_a_complete_replacement_retires_the_old_arena(opening: Opening) -> None:
             assert new.file.has_name
             assert new.private.has_name
         assert old.header.state == ArenaState.RETIRED
+
+
+# ---- memory ------------------------------------------------------------------------------------
+
+
+class SmallHost(Host):
+    """A host whose memory is smaller than its /dev/shm."""
+
+    def free_memory(self) -> list[tuple[str, int]]:
+        return [("large", 1 << 62), ("memory", 4096)]
+
+
+def first(opening: Opening) -> Opening:
+    return opening
+
+
+def with_other_sizes(opening: Opening) -> Opening:
+    begin(opening)
+    return replace(opening, config=replace(CONFIG, capacity=200))
+
+
+def from_wal(opening: Opening) -> Opening:
+    folder = opening.paths.directory / "wal" / "demo"
+    folder.mkdir(0o700, parents=True)
+    opening = replace(opening, config=replace(CONFIG, wal_dir=str(folder.parent)))
+    begin(opening)
+    (snapshot,) = folder.glob("*.snapshot")
+    snapshot.rename(folder / f"{2:020}.snapshot")  # no longer the name of a first snapshot
+    remove_arena(opening.paths)
+    return opening
+
+
+def from_export(opening: Opening) -> Opening:
+    folder = opening.paths.directory
+    with owned(opening) as owner, contextlib.closing(open_arena(owner)) as arena:
+        save_snapshot(arena, folder, Host(), lambda _: None)
+    remove_arena(opening.paths)
+    (path,) = folder.glob("*.snapshot")
+    return replace(opening, import_path=path)
+
+
+def begin(opening: Opening) -> None:
+    with owned(opening) as owner:
+        open_arena(owner).close()
+
+
+@pytest.mark.parametrize("make", [first, with_other_sizes, from_wal, from_export])
+def test_an_arena_that_memory_cannot_hold_is_refused_before_a_page_is_allocated(
+    make: Callable[[Opening], Opening], opening: Opening, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opening = replace(make(opening), host=SmallHost())
+    was = files_of(opening)
+    with monkeypatch.context() as patch, owned(opening) as owner:
+        patch.setattr(shm.os, "posix_fallocate", None)
+        with pytest.raises(ArenaTooLarge, match=r"needs \d+ bytes in memory, available are 4096;"):
+            open_arena(owner)
+    assert files_of(opening) == was
+
+
+def test_a_copy_of_an_arena_that_memory_cannot_hold_is_refused(
+    opening: Opening, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with owned(opening) as owner, contextlib.closing(open_arena(owner)) as arena:
+        arena.file.unlink(opening.paths.arena)
+        monkeypatch.setattr(shm.os, "posix_fallocate", None)
+        with pytest.raises(ArenaTooLarge, match="in memory, available are 4096;"):
+            place_again(arena, replace(owner, host=SmallHost()), lambda: None)
+
+
+def files_of(opening: Opening) -> set[tuple[str, int]]:
+    found = shm.MOUNT.glob(f"{opening.paths.arena[1:]}*")
+    return {(path.name, path.stat().st_ino) for path in found}

@@ -38,12 +38,14 @@ from purgatoryd.shm_layout.arena import Arena, Reader
 from purgatoryd.shm_layout.errors import (
     AlreadyRunning,
     ArenaMismatch,
+    ArenaTooLarge,
     ArenaTooSmall,
     BadPath,
     PurgatorydError,
     Unplaceable,
     WalMismatch,
 )
+from purgatoryd.shm_layout.host import Host
 from purgatoryd.shm_layout.layout import DaemonState, Status
 from purgatoryd.shm_layout.merge import NamespaceStats, Route
 from purgatoryd.shm_layout.paths import Paths, paths_in
@@ -391,6 +393,19 @@ def test_contents_that_do_not_fit_are_named_and_nothing_changes(
     assert (error.resource, error.asked, error.needed) == ("capacity of shard 0", 128, 140)
     with one.opened() as shards:
         assert sum(len(core.scan()) for core in shards.cores) == 140
+
+
+def test_arenas_that_memory_cannot_hold_are_refused_and_nothing_changes(
+    begin: Callable[..., Deployment], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = begin()
+    before = one.all_there_is()
+    with monkeypatch.context() as patch:
+        patch.setattr(Host, "free_memory", lambda _: [("memory", 4096)])
+        with pytest.raises(ArenaTooLarge, match="in memory, available are 4096;"):
+            one.reshard(1)
+    one.reshard(2)
+    assert one.all_there_is() == before
 
 
 def test_a_namespace_that_cannot_be_resharded_is_named(begin: Callable[..., Deployment]) -> None:

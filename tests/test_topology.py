@@ -15,6 +15,7 @@ from purgatoryd.shm_layout.topology import (
     cpu_list,
     cpu_order,
     cpu_text,
+    free_memory,
     read,
     worker_cpus,
 )
@@ -253,3 +254,42 @@ def test_workers_of_a_node_without_cpus_are_on_the_nearest(tmp_path: Path) -> No
 
 def test_a_node_that_is_not_there_leaves_all(two_nodes: Topology) -> None:
     assert set(worker_cpus(two_nodes, 5, None)) == two_nodes.allowed
+
+
+# ---- free memory -------------------------------------------------------------------------------
+
+
+def cgroup(root: Path, folder: str, limit: str, used: int, cached: int = 0) -> None:
+    folder = f"sys/fs/cgroup/{folder}"
+    write(root, f"{folder}/memory.max", limit)
+    write(root, f"{folder}/memory.current", str(used))
+    write(root, f"{folder}/memory.stat", f"anon 5\ninactive_file {cached}\nactive_file 1")
+
+
+def test_the_free_memory_of_the_host_and_of_each_cgroup_with_a_limit(tmp_path: Path) -> None:
+    write(tmp_path, "proc/meminfo", "MemFree: 1 kB\nMemAvailable:    8 kB\nShmem: 3 kB")
+    write(tmp_path, "proc/self/cgroup", "0::/a/b/c\n")
+    cgroup(tmp_path, "a/b/c", "max", 100)
+    cgroup(tmp_path, "a/b", "1000", 900, cached=50)
+    cgroup(tmp_path, "a", "1000", 2000)
+    assert free_memory(tmp_path) == [
+        ("memory", 8192), ("the memory of cgroup /a/b", 151), ("the memory of cgroup /a", 0),
+    ]  # fmt: skip
+
+
+def test_the_free_memory_of_a_cgroup_v1(tmp_path: Path) -> None:
+    write(tmp_path, "proc/self/cgroup", "4:memory:/a\n0::/\n")
+    folder = "sys/fs/cgroup/memory/a"
+    write(tmp_path, f"{folder}/memory.limit_in_bytes", "1000")
+    write(tmp_path, f"{folder}/memory.usage_in_bytes", "400")
+    write(tmp_path, f"{folder}/memory.stat", "inactive_file 7\ntotal_inactive_file 9")
+    assert free_memory(tmp_path) == [("the memory of cgroup /a", 609)]
+
+
+def test_free_memory_that_cannot_be_read_is_unknown(tmp_path: Path) -> None:
+    assert free_memory(tmp_path) == []
+
+
+def test_the_free_memory_of_this_machine() -> None:
+    available = dict(free_memory())["memory"]
+    assert 0 < available < psutil.virtual_memory().total
