@@ -99,10 +99,17 @@ def serve_shards(
         allow_descriptors()
         with name_lock(paths), signals() as wake_fd, zmq.Context() as context:
             lifecycle.enter(STARTING)
-            lifecycle.write_to(StatusFile(paths.directory, config.name))
+            status = StatusFile(paths.directory, config.name)
+            lifecycle.write_to(status)
             lifecycle.enter(RECOVERING)
-            # made before the sockets, through which clients use the registry
-            registry = Registry.of(config, paths, lifecycle.step, as_restored=as_restored)
+            try:
+                # made before the sockets, through which clients use the registry
+                with lifecycle.starting():
+                    registry = Registry.of(config, paths, lifecycle.step, as_restored=as_restored)
+            except Exception:
+                if read_table(paths.directory, config.name) is None:
+                    status.remove()  # a single daemon reports its state in its arena
+                raise
             shards = _shards(registry.table, paths.directory, command, context)
             with contextlib.closing(Sockets(paths, access)) as sockets:
                 Deployment(

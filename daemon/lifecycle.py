@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import ClassVar, Generic, TypeVar
 
@@ -107,6 +107,18 @@ class Lifecycle(ABC, Generic[Why]):
         self._since_boot_ns = self._host.boot_ns() if state != was else self._since_boot_ns
         self._store()
         self._announce(was)
+
+    @contextmanager
+    def starting(self) -> Iterator[None]:
+        """Move to STOPPED if the start fails inside this context. Otherwise readers would take the
+        process for killed."""
+        try:
+            yield
+        except Exception:
+            if self.state is RECOVERING:
+                with suppress(OSError):  # the start's error is the one to report
+                    self.enter(STOPPED)
+            raise
 
     def settle(self, why: Why, *, draining: bool) -> None:
         """Move to DRAINING, DEGRADED or READY, if that state or its reasons changed."""

@@ -122,6 +122,7 @@ def loop_of(
     config = opening.config
     with (
         contextlib.closing(_recovered(opening, lifecycle)) as arena,
+        lifecycle.starting(),
         contextlib.closing(_begin_wal(arena, opening)) as wal,
     ):
         _set_up_namespaces(arena, config)
@@ -169,9 +170,10 @@ def system_failures() -> Iterator[None]:
 def _recovered(opening: Opening, lifecycle: DaemonLifecycle) -> Arena:
     lifecycle.enter(RECOVERING)
     lifecycle.write_to(StatusFile(opening.paths.directory, opening.paths.name))
-    arena = open_arena(opening)
-    if opening.wal is not None and opening.as_restored:
-        record_birth(opening.wal)
+    with lifecycle.starting():
+        arena = open_arena(opening)
+        if opening.wal is not None and opening.as_restored:
+            record_birth(opening.wal)
     lifecycle.attach(arena)
     return arena
 

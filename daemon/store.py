@@ -228,8 +228,12 @@ def _open_left(opening: Opening) -> Arena:
     arena = _as_left(opening)
     if _same_sizes(arena, opening.config):
         return arena
-    _commit_appended(arena, opening)
-    return _resize(arena, opening)
+    try:
+        _commit_appended(arena, opening)
+        return _resize(arena, opening)
+    except PurgatorydError:
+        arena.set_daemon_state(DaemonState.STOPPED, Degraded(0), opening.host.boot_ns())
+        raise
 
 
 def _commit_appended(arena: Arena | Previous, opening: Opening) -> None:

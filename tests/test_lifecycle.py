@@ -27,6 +27,7 @@ from real_daemon import (
     boot_ns,
     eventually,
     notices,
+    refused,
     remove_arena_files,
     stats,
     wal_entries,
@@ -121,6 +122,31 @@ def status(real: Daemon, *args: str) -> tuple[dict[str, Any], int]:
 def condition(real: Daemon, *args: str) -> tuple[str, int]:
     reported, code = status(real, *args)
     return reported["condition"], code
+
+
+@pytest.mark.tier("test")
+@pytest.mark.parametrize(
+    ("first", "refusal"),
+    [
+        (("--wal-dir", "wal"), ("--capacity", "131072")),
+        (("--wal-dir", "wal"), ("--shards", "2")),
+        (("--payload-memory", "1M"), ("--payload-memory", "4096")),
+        (("--shards", "1", "--wal-dir", "wal"), ("--shards", "2")),
+    ],
+    ids=["no WAL", "no WAL for shards", "too small", "a deployment without its WAL"],
+)
+def test_a_stopped_daemon_stays_so_when_a_start_is_refused(
+    first: tuple[str, ...], refusal: tuple[str, ...], daemon: StartDaemon, daemon_dir: Path
+) -> None:
+    first = tuple(str(daemon_dir / word) if word == "wal" else word for word in first)
+    real = daemon("demo", *first)
+    with Client("demo") as client:
+        client.add("k", delay=3600, payload=bytes(20_000))
+    real.stop()
+    was = cli(real, "status").stdout.count(": stopped, ")
+    refused(lambda: real.start(*refusal))
+    now = cli(real, "status").stdout
+    assert now.count(": stopped, ") == was == len(now.splitlines()), now
 
 
 @pytest.mark.tier("test")
