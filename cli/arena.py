@@ -140,7 +140,7 @@ FOR_PROGRAMS = {
 # Fields by section of the table. Fields without a section come last.
 SECTIONS = {
     "daemon": (
-        "shard", "state", "daemon_state", "degraded_by", "clock", "daemon_pid", "epoch",
+        "shard", "daemon_state", "arena_state", "degraded_by", "clock", "daemon_pid", "epoch",
         "heartbeat_age_ns", "wakeups", "iterations", "iterations_full",
         "iteration_work", "iteration_budget", "log_dropped",
     ),

@@ -1029,7 +1029,7 @@ class Reader(Handle):
             "replay_head", "replay_tail", "published", "replay_bytes", "length",
         )  # fmt: skip
         return {
-            "state": self.state.name.lower(),
+            "arena_state": self.state.name.lower(),
             "daemon_state": DaemonState(header.daemon_state).name.lower(),
             "degraded_by": Degraded(header.daemon_why).names,
             "clock": "virtual" if header.clock_kind == lib.PG_CLOCK_VIRTUAL else "real",
