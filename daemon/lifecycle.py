@@ -21,7 +21,13 @@ from purgatoryd.shm_layout import wire
 from purgatoryd.shm_layout.arena import Arena
 from purgatoryd.shm_layout.health import STARTS
 from purgatoryd.shm_layout.host import HOST, Host
-from purgatoryd.shm_layout.layout import EVENTS_NAMESPACE, EVENTS_TOPIC, DaemonState, Degraded
+from purgatoryd.shm_layout.layout import (
+    EVENTS_NAMESPACE,
+    EVENTS_TOPIC,
+    ArenaState,
+    DaemonState,
+    Degraded,
+)
 from purgatoryd.shm_layout.status_file import StatusFile, StatusRecord, Trouble
 
 STOPPED, STARTING, RECOVERING, READY, DEGRADED, DRAINING = DaemonState
@@ -117,8 +123,12 @@ class Lifecycle(ABC, Generic[Why]):
         except Exception:
             if self.state is RECOVERING:
                 with suppress(OSError):  # the start's error is the one to report
-                    self.enter(STOPPED)
+                    self._give_up()
             raise
+
+    def _give_up(self) -> None:
+        """End a start that failed."""
+        self.enter(STOPPED)
 
     def settle(self, why: Why, *, draining: bool) -> None:
         """Move to DRAINING, DEGRADED or READY, if that state or its reasons changed."""
@@ -180,6 +190,11 @@ class DaemonLifecycle(Lifecycle[Degraded]):
         READY."""
         self._arena = arena
         self._store()
+
+    def _give_up(self) -> None:
+        super()._give_up()
+        if self._arena is not None:
+            self._arena.set_state(ArenaState(self._arena.header.state))
 
     def heartbeat(self) -> None:
         """Report progress in the arena header as well, where the supervisor of a shard reads it."""

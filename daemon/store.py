@@ -28,6 +28,7 @@ from purgatoryd.daemon.wal import (
     refuse_other_wal,
     set_aside,
     wal_directory,
+    warn_of_other_directory,
 )
 from purgatoryd.shm_layout import shm
 from purgatoryd.shm_layout._core import lib
@@ -233,6 +234,7 @@ def _open_left(opening: Opening) -> Arena:
         return _resize(arena, opening)
     except PurgatorydError:
         arena.set_daemon_state(DaemonState.STOPPED, Degraded(0), opening.host.boot_ns())
+        arena.set_state(ArenaState(arena.header.state))
         raise
 
 
@@ -269,7 +271,7 @@ def _refuse_other_wal(arena: Arena | Previous, opening: Opening) -> None:
     wal = opening.wal
     if wal is None:
         if arena.wal_buffer is not None:
-            raise WalNeeded(arena.file.name)
+            raise WalNeeded(str(shm.MOUNT / arena.file.name[1:]))
     elif arena.wal_buffer is None:
         if segments(wal, opening.host.disk):
             raise WalMismatch(str(wal), "wal", "empty", "used by another arena")
@@ -285,7 +287,9 @@ def wal_end(arena: Arena | Previous, opening: Opening) -> Walk:
     assert opening.wal is not None
     try:
         refuse_other_wal(opening.wal, arena.uuid, opening.host.disk)
-        return newest_end(opening.wal, arena, opening.host.disk)
+        end = newest_end(opening.wal, arena, opening.host.disk)
+        warn_of_other_directory(opening.wal, arena, opening.host.disk)
+        return end
     except WalError as error:
         if not opening.force or is_other_version(error):
             raise

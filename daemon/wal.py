@@ -142,6 +142,17 @@ def refuse_other_wal(directory: Path, uuid: bytes, disk: Disk = DISK) -> None:
         raise WalMismatch(str(directory), "uuid", uuid.hex(), found.pop().hex())
 
 
+def warn_of_other_directory(directory: Path, arena: Handle, disk: Disk = DISK) -> None:
+    """Log a warning if the folder has no file of the arena. An arena with a WAL has a snapshot in
+    the folder of its WAL from the beginning, so the daemon last ran with another folder."""
+    files = (*snapshots(directory, disk), *segments(directory, disk))
+    if not any(has_header(f.path, disk) and uuid_of(f.path, disk) == arena.uuid for f in files):
+        log.warning(
+            f"{directory} has no file of this arena: a new WAL begins there; the earlier records "
+            "are in the WAL directory of the last start, or were removed"
+        )
+
+
 def newest_end(directory: Path, arena: Handle, disk: Disk = DISK) -> Walk:
     """Read the newest segment of the arena's WAL. Return its end, where the WAL continues.
 

@@ -1441,7 +1441,13 @@ class WalMismatch(WalError):
     found: object
 
     def __str__(self) -> str:
-        return f"{self.path}: {self.field} is {self.found}, expected {self.expected}"
+        text = f"{self.path}: {self.field} is {self.found}, expected {self.expected}"
+        if not self.field.startswith("the files end before"):
+            return text
+        return (
+            f"{text}; the daemon probably wrote the later records to another --wal-dir: "
+            "start it with that directory"
+        )
 
 
 @keeps_figures

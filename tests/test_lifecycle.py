@@ -164,7 +164,12 @@ def test_a_daemon_from_ready_to_stopped(daemon: StartDaemon) -> None:
     real.stop()
     assert condition(real) == ("stopped", Exit.NO_DAEMON)
     assert cli(real, "status").stdout.startswith("demo: stopped, last loop iteration ")
-    assert answer(real, "stats")["daemon_state"] == "stopped"
+    found = answer(real, "stats")
+    assert (found["daemon_state"], found["arena_state"], "state" in found) == (
+        "stopped",
+        "ready",
+        False,
+    )
     start = StatusFile(real.dir, "demo")
     start.write(StatusRecord(DaemonState.RECOVERING, real.pid, boot_ns(), boot_ns()))
     assert condition(real) == ("killed", Exit.NO_DAEMON)

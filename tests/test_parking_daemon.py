@@ -101,5 +101,8 @@ def test_overdue_parked_timers_wait_and_are_counted(daemon: StartDaemon, daemon_
 
 def test_parking_is_refused_without_a_wal(daemon: StartDaemon) -> None:
     daemon()
-    with Admin("demo", timeout=PATIENCE_S) as admin, pytest.raises(NoWal):
+    with (
+        Admin("demo", timeout=PATIENCE_S) as admin,
+        pytest.raises(NoWal, match="durability and --park-beyond"),
+    ):
         admin.set_namespace("shop", park_beyond_ns=1)

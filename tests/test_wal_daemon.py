@@ -581,6 +581,26 @@ def test_an_arena_with_a_wal_is_not_started_without(daemon: StartDaemon, wal: Pa
     real.start(*wal_flags(wal))
 
 
+def test_a_start_with_another_wal_directory_says_so(
+    daemon: StartDaemon, wal: Path, daemon_dir: Path
+) -> None:
+    other = daemon_dir / "other"
+    real = daemon("demo", *wal_flags(wal))
+    for folder, warned in ((wal, False), (other, True), (other, False)):
+        real.restart(*wal_flags(folder))
+        said = f"{folder}/demo has no file of this arena: a new WAL begins there"
+        assert (said in real.stderr) is warned
+        add_durably(f"{folder}{warned}")
+    real.stop()
+    said = refused(lambda: real.start(*wal_flags(wal)))
+    assert "the files end before the last committed frame" in said
+    assert "probably wrote the later records to another --wal-dir: start it with that" in said
+    assert command(real, "status", "--name", "demo").stdout.startswith(
+        "demo: stopped, last loop iteration "
+    )
+    real.start(*wal_flags(other))
+
+
 def test_a_lost_wal_is_restarted_from_the_arena(daemon: StartDaemon, wal: Path) -> None:
     real = daemon("demo", *wal_flags(wal))
     with durable() as client:
