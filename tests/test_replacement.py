@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -158,7 +159,7 @@ def test_an_arena_that_memory_cannot_hold_is_refused_before_a_page_is_allocated(
     opening = replace(make(opening), host=SmallHost())
     was = files_of(opening)
     with monkeypatch.context() as patch, owned(opening) as owner:
-        patch.setattr(shm.os, "posix_fallocate", None)
+        patch.setattr(os, "posix_fallocate", None)
         with pytest.raises(ArenaTooLarge, match=r"needs \d+ bytes in memory, available are 4096;"):
             open_arena(owner)
     assert files_of(opening) == was
@@ -169,7 +170,7 @@ def test_a_copy_of_an_arena_that_memory_cannot_hold_is_refused(
 ) -> None:
     with owned(opening) as owner, contextlib.closing(open_arena(owner)) as arena:
         arena.file.unlink(opening.paths.arena)
-        monkeypatch.setattr(shm.os, "posix_fallocate", None)
+        monkeypatch.setattr(os, "posix_fallocate", None)
         with pytest.raises(ArenaTooLarge, match="in memory, available are 4096;"):
             place_again(arena, replace(owner, host=SmallHost()), lambda: None)
 
