@@ -65,12 +65,12 @@ class Row:
 
 @dataclass
 class Target:
-    """A target for the wheel: `found` must be at most `limit`, or at least `limit` if it is a
-    ratio."""
+    """A target for the wheel: `found` must be at most `limit`; if `found` is a ratio, at least
+    `limit`."""
 
     measure: str
     pending: int
-    against: str  # "" = the figure of the wheel; else the baseline's figure / the wheel's
+    against: str  # "" = `found` is the wheel's figure; else that of this baseline / the wheel's
     limit: float
     found: float
     met: bool
@@ -202,7 +202,7 @@ def time_sched(delays: list[float]) -> Iterator[tuple[str, float]]:
     now = [0.0]
     timers = sched.scheduler(lambda: now[0], lambda _: None)
     events: list[sched.Event] = []
-    few = min(100, len(delays))  # only some, because a cancel searches the whole list
+    few = min(100, len(delays))  # few cancels, because each searches the whole list
 
     def expire() -> None:
         now[0] = max(delays) + 1

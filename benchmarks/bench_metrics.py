@@ -5,9 +5,9 @@ without histograms. Reading: lateness of notices while a process reads the metri
 second, and while no process does. These comparisons are measured in pairs whose order changes. Each
 side of a pair is the minimum of several alternating runs, because other work of the machine only
 adds time. Pairs of two identical sides show the remaining noise. A ratio is the time with metrics
-divided by the time without; it meets its limit if the upper end of its interval does. If valgrind
-is installed, the benchmark also counts the instructions of the load, which do not depend on other
-work. Writes benchmarks/results/metrics.json.
+divided by the time without metrics. A ratio meets its limit if the upper end of the ratio's
+interval is at most the limit. If valgrind is installed, the benchmark also counts the instructions
+of the load, which do not depend on other work. Writes benchmarks/results/metrics.json.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Measure how long a client waits while a daemon replaces its removed arena files.
 
 The arena has the content of bench_recovery.py. A client looks up one timer repeatedly while the
-files are removed. The result is the longest time until an answer, because the loop does not iterate
-in that time. Writes benchmarks/results/place_again.json, and its table in docs/benchmarks.md.
+files are removed. While the daemon replaces the files, its loop does not iterate and answers
+nothing. So the result is the longest time until an answer. Writes
+benchmarks/results/place_again.json, and the table of these results in docs/benchmarks.md.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Install this checkout as users do, to measure what they run.
 
-`make build` installs the package in editable mode, with every assertion compiled in. That makes
-each start of Python slower by the search for the checkout, and the core by its assertions.
+`make build` installs the package in editable mode, with every assertion compiled in. So each
+start of Python takes longer, because Python searches for the checkout, and the core is slower
+because of the assertions.
 """
 
 from __future__ import annotations

@@ -225,7 +225,7 @@ def human(field: str, value: Any) -> str:
 
 
 def collect(reader: Reader) -> dict[str, Any]:
-    """Return the reader's figures, and figures derived from them."""
+    """Return the statistics of the arena, and figures derived from them."""
     from purgatoryd.shm_layout.arena import NONE_NS
     from purgatoryd.shm_layout.metrics import read_metrics
 

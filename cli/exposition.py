@@ -88,7 +88,7 @@ WAITING_EDGES_NS = _edges_ns(49)
 
 
 def families(name: str, found: Metrics) -> Iterator[Metric]:
-    """Yield all families of a daemon, whose name is the label `daemon` of every sample."""
+    """Yield all families of a daemon. The label `daemon` of every sample is the daemon's name."""
     yield _gauge(name, "readable", READABLE, 1)
     yield from _counters(name, found)
     yield from _gauges(name, found)

@@ -45,7 +45,7 @@ def condition_text(found: OperationInfo) -> str:
 
 
 def watch_text(found: WatchInfo) -> str:
-    """Return a watch key of an operation as text: its watermark and its target."""
+    """Return a watch key of an operation as text, with the key's watermark and target."""
     parts = [f"{key_text(found.key)} at {found.watermark}"]
     parts += [f"needs {found.target}"] if found.target is not None else []
     parts += [f"counts from {found.base}"] if found.base is not None else []

@@ -156,7 +156,8 @@ def table_of(spark: SparkSession, files: tuple[Path, ...], kind: str) -> DataFra
 
 
 def id_of(files: tuple[Path, ...]) -> str:
-    """Return the default id of a bulk load: a checksum of names, sizes and times of the files."""
+    """Return the default id of a bulk load: a checksum of paths, sizes and modification
+    times of the files."""
     stamps = [
         (str(file.resolve()), (about := file.stat()).st_size, about.st_mtime_ns) for file in files
     ]
@@ -271,7 +272,7 @@ def collect_command(
 
 
 def collected(spark: SparkSession, tier: Tier, hot: BulkLoader, wal_dir: Path | None) -> Collected:
-    """Collect the timers that the daemon has parked into the tier."""
+    """Collect into the cold tier the timers that the daemon has parked."""
     from purgatoryd.pipeline.lake import Lake
     from purgatoryd.pipeline.parked import collect
 
@@ -320,7 +321,7 @@ def promote_command(
     def bring(until_ns: int) -> None:
         with daemon_of(name, tcp, server_key, key_file) as hot:
             if wal_dir or Lake(lake).daemons():
-                with suppress(LakeInUse):  # the next iteration collects
+                with suppress(LakeInUse):  # then the next iteration collects
                     collected(spark, tier, hot, wal_dir)
             for one in promote(spark, tier, until_ns, hot, pace):
                 emit(window_record(one), window_text(one), as_json)

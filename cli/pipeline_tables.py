@@ -54,7 +54,7 @@ def on_tables(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def tell(made: dict[str, int], as_json: bool) -> None:
-    """Print the numbers of segments or parts that a job processed."""
+    """Print how many segments or parts a job processed; `made`: each count by its name."""
     text = ", ".join(f"{name} {count}" for name, count in made.items())
     emit(made, text, as_json)
 

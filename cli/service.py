@@ -195,7 +195,7 @@ def stop_command(
     alone = arenas[0] if table is None else None
     pid = alone.pid if alone else listener_of(paths.cmd)
     try:
-        process = os.pidfd_open(pid)  # before STOP, because the kernel may reuse the pid
+        process = os.pidfd_open(pid)  # opened before STOP, after which the pid may be reused
     except OSError:
         raise DaemonUnreachable(name, str(paths.admin), 0.0) from None
     with open(process, "rb"):

@@ -110,7 +110,7 @@ class TopicShare:
 
 @dataclass(frozen=True, slots=True)
 class Operations:
-    """Numbers of armed operations and of unacknowledged outcomes."""
+    """Number of armed operations, and number of unacknowledged outcomes."""
 
     armed: int
     outcomes: int

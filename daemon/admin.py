@@ -32,7 +32,7 @@ _SESSION_INFO_BYTES = size_of("pg_session_info")
 
 
 class Administered(Protocol):
-    """The methods of the daemon that admin requests use."""
+    """The methods that a daemon offers to the handlers of admin requests."""
 
     arena: Arena
     access: Access
@@ -58,7 +58,7 @@ class Administered(Protocol):
         ...
 
     def drop(self, session: int) -> bool:
-        """End a session; False if the WAL has no space for it."""
+        """End a session; False if the WAL has no space to record this."""
         ...
 
 
@@ -84,8 +84,8 @@ def fault(message: Request) -> bytes | None:
 
 
 def handle(daemon: Administered, message: Request) -> bytes | None:
-    """Return the reply to an admin request; None for an ADVANCE, which is answered once the clock
-    has arrived."""
+    """Return the reply to an admin request. None for an ADVANCE that begins to move the virtual
+    clock: the daemon replies once the clock has reached the requested time."""
     if (answer := fault(message)) is not None:
         return answer
     kind, echo = _FRAME.unpack_from(message.body)[2], echo_of(message)
@@ -105,7 +105,7 @@ def handle(daemon: Administered, message: Request) -> bytes | None:
 
 
 def echo_of(message: Request) -> tuple[int, int]:
-    """Return session and sequence of a request, which its reply repeats."""
+    """Return session and sequence of a request; the reply repeats them."""
     session, sequence = _FRAME.unpack_from(message.body)[3:5]
     return session, sequence
 

@@ -1,11 +1,11 @@
 """End the sessions of clients that are gone.
 
-A session belongs to the process and to the connection from which it sent last. The end of the
+A session belongs to the process and to the connection that sent its last message. The end of the
 process ends the session, after the grace period that the session's HELLO requested, which is
 usually 0. The daemon has one pidfd for each process, however many sessions the process has.
 
 The end of the connection ends the session after `grace_ns`, or after the session's own grace period
-if that is longer. If the client sends another message before, the session stays. This rule alone
+if that is longer. If the client sends a message before this end, the session stays. This rule alone
 applies where the kernel does not report the client's process (in another pid namespace and over
 tcp), and after a restart of the daemon, because the pid that is stored with a session may belong to
 another process by then.
@@ -45,7 +45,7 @@ class _Process:
 
 @dataclass(slots=True)
 class _Speaker:
-    """The connection and the process from which a session sent last."""
+    """The connection and the process that sent a session's last message."""
 
     pid: int
     connection: int
@@ -83,8 +83,8 @@ class ClientWatch:
         self._by_pidfd: dict[int, _Process] = {}
         self._most = resource.getrlimit(resource.RLIMIT_NOFILE)[0] // WATCHED_PART
         self._ends: dict[int, int] = {}
-        """Boot time at which a session ends whose client seems to be gone, unless the client sends
-        a message before; by session."""
+        """For each session whose client seems to be gone: the boot time at which the session ends,
+        unless the client sends a message before that time."""
         self._due_ns = FOREVER_NS
         self._now_ns = now_ns
         self._closed: deque[Peer] = deque()
@@ -154,7 +154,8 @@ class ClientWatch:
     # ---- processes -----------------------------------------------------------------------------
 
     def _watched(self, speaker: _Speaker) -> _Process | None:
-        """Return the process of a connection. Raises ProcessLookupError if it has ended."""
+        """Return the process of a connection; None if the process cannot be watched. Raises
+        ProcessLookupError if the process has ended."""
         if speaker.pid == 0:
             return None
         process = self._processes.get(speaker.pid)
@@ -211,7 +212,8 @@ class ClientWatch:
         peer.sessions.clear()
 
     def _end_due(self) -> bool:
-        """End the sessions that are due. True = more are due, and the WAL has space to end them."""
+        """End sessions whose end is due. True = more ends are due, and the WAL has space for
+        them."""
         due = [session for session, end_ns in self._ends.items() if end_ns <= self._now_ns]
         for session in due[:ENDS_PER_ITERATION]:
             if not self._arena.end_session(session, self._now_ns):

@@ -112,8 +112,8 @@ class Commands:
         self._unread: set[int] = set()
         """Connections that may have bytes from before note_wakeup() that libzmq has not read."""
         self._taken_of: Counter[bytes] | None = None
-        """Number of messages taken from each peer since no bytes from before note_wakeup() are
-        unread; None = all messages from before note_wakeup() have been taken."""
+        """Number of messages taken from each peer since libzmq has read all bytes from before
+        note_wakeup(); None = all messages from before note_wakeup() have been taken."""
         self._dropped = False
         self._owners: dict[int, _Owner] = {}
         """Owners of sessions, by the session's row in the arena."""
@@ -154,7 +154,8 @@ class Commands:
         self._unread, self._taken_of, self._dropped = self._peers.connected, None, False
 
     def caught_up(self) -> bool:
-        """Check whether all messages that waited at note_wakeup() have been applied."""
+        """Check whether all messages that waited at note_wakeup() have been applied. A
+        dropped message counts as not applied."""
         if self._unread:
             self._unread = self._peers.unread(self._unread)
             if not self._unread:
@@ -164,8 +165,8 @@ class Commands:
 
     def _count_taken(self, route: bytes) -> None:
         """Count a message from a peer. The socket takes turns among its peers and stores at most
-        REQUEST_HWM messages of each. So once a peer's count is higher, no message from before
-        note_wakeup() is left."""
+        REQUEST_HWM messages of each. So once the count of any peer exceeds REQUEST_HWM, no
+        message from before note_wakeup() is left."""
         assert self._taken_of is not None
         self._taken_of[route] += 1
         if self._taken_of[route] > REQUEST_HWM:
@@ -240,7 +241,7 @@ class Commands:
             message.body, message.uid, message.pid, message.received_boot_ns, begun_boot_ns
         )
         if state == Handled.REPLY and bytes(reply[_ERROR]) in _NO_SESSION:
-            # the client of another session may have ended: serve() ends that session
+            # the client of another session may have ended; then serve() ends that session
             self.clients.serve(begun_boot_ns)
             state, reply = self._arena.handle(
                 message.body, message.uid, message.pid, message.received_boot_ns, begun_boot_ns
@@ -355,7 +356,8 @@ class Commands:
             self._arena.untaken()
 
     def _taken(self, session: int, body: memoryview) -> bool:
-        """Send to a session's owner. False if the owner is not connected or reads too slowly."""
+        """Send `body` to the session's owner. False if the owner is not connected, or reads too
+        slowly."""
         owner = self._owners.get(session & ROW)
         if owner is None or owner.session != session:
             self._arena.inbox_away(session)

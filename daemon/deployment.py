@@ -329,7 +329,7 @@ class Deployment:
             log.error(f"shard {shard.name} cannot be started: {error.strerror}")
 
     def _startable(self) -> list[Shard]:
-        """Return the shards that may start.
+        """Return the shards that are allowed to start.
 
         During the start of the deployment, shards start one after another, so that each shard sees
         which cores the earlier shards use. A restart does not wait for other shards, because their
@@ -509,13 +509,13 @@ class Deployment:
         return max(table.created_in(shard, placement.uid) for shard in placement.shards)
 
     def _share_of(self, uid: int) -> int:
-        """Return how many namespaces of one shard this uid may create, see `Config.uid_share`."""
+        """Return how many namespaces this uid may create in one shard, see `Config.uid_share`."""
         config = self._config
         limited = config.uid_share < 100 and uid not in (0, os.geteuid())
         return max(1, config.namespaces * config.uid_share // 100) if limited else sys.maxsize
 
     def _creation(self, namespace: str) -> bytes:
-        """Return the request that creates a namespace in its shard, unless it exists there."""
+        """Return the request that makes a shard create the namespace, unless the shard has it."""
         durable = namespace in self._config.durable_namespaces
         changes = {"durability": 1} if durable else {}
         return wire.encode_namespace_set(0, wire.encode_namespace(namespace), changes)

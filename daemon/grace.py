@@ -6,9 +6,9 @@ arrived:
 
 * After a start and after an outage of LONG_NS or more the delay is GRACE_NS. A client sends a
   trigger again after 0.1 s without an answer, and doubles this interval each time, up to
-  RESEND_MAX_NS. The interval may be longer than the outage, because the client may have waited for
-  the answer since before the outage: for a disk, or since an earlier outage. So a lost trigger is
-  sent again within RESEND_MAX_NS. The rest of GRACE_NS is for connecting and sending HELLO.
+  RESEND_MAX_NS. The interval may be longer than the outage, because the client may have begun to
+  wait before the outage: for a slow disk, or in an earlier outage. So a lost trigger is sent again
+  within RESEND_MAX_NS. The rest of GRACE_NS is for connecting and sending HELLO.
 * An iteration that was late by LATE_NS to LONG_NS breaks no connection and loses no trigger: all
   triggers wait in the sockets. The delay is at least as long as the iteration was late, so that
   libzmq's thread can read all messages from the kernel. The delay then lasts until the waiting

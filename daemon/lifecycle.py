@@ -150,7 +150,7 @@ class Lifecycle(ABC, Generic[Why]):
             self._file.write(self._complete(found))
 
     def _complete(self, found: StatusRecord) -> StatusRecord:
-        """Add the fields that only the subclass reports."""
+        """Return the record for the status file, with the fields that only a subclass reports."""
         return found
 
     @abstractmethod
@@ -228,7 +228,8 @@ class DeploymentLifecycle(Lifecycle[tuple[Trouble, ...]]):
         self._figures = 0, 0, 0
 
     def count(self, shards: int, serving: int, restarts: int) -> None:
-        """Set the figures that the next move or heartbeat reports."""
+        """Set the number of shards, of serving shards and of restarts. The next move or heartbeat
+        reports them."""
         self._figures = shards, serving, restarts
 
     def _complete(self, found: StatusRecord) -> StatusRecord:
@@ -259,8 +260,8 @@ def in_words(why: Degraded) -> str:
 def reasons(
     arena: Arena, before: Degraded, *, stopped: bool, full: bool, nameless: bool
 ) -> Degraded:
-    """Return the reasons why the daemon does not serve as it should. Call this right after an
-    advance.
+    """Return the reasons why the daemon does not serve as it should. Call this right
+    after an advance of the wheel.
 
     `stopped`: the WAL is stopped; `full`: due timers wait for the WAL; `nameless`: the arena files
     have lost their names; `before`: the reasons of the previous heartbeat.

@@ -59,8 +59,8 @@ class Log:
         os.register_at_fork(after_in_child=self._begin)
 
     def _begin(self) -> None:
-        """Start with an empty queue, also in a forked child: the parent's thread writes the
-        parent's queue."""
+        """Start with an empty queue, also in a forked child, because the parent's thread writes
+        the parent's queue."""
         self._queue: SimpleQueue[Callable[[], bool | None]] = SimpleQueue()
         self._thread: Thread | None = None
         self._rates: dict[tuple[object, int], Allowance] = {}
@@ -198,7 +198,7 @@ def announce(text: str) -> None:
 
 
 def _written(fd: int, text: str) -> bool:
-    """Write a line. False if the line or its end is lost."""
+    """Write a line. False if the line, or the end of the line, is lost."""
     data = f"{text}\n".encode(errors="backslashreplace")
     while data:
         try:

@@ -162,7 +162,7 @@ class Loop:
         self.slept_until_ns = None if ready else self.until_ns
 
     def woke_for(self, fd: int) -> bool:
-        """False = the socket of `fd` is empty: the socket was empty before the sleep, and `fd` did
+        """False = the socket of `fd` is empty, because it was empty before the sleep and `fd` did
         not end the sleep."""
         return self.ready is None or fd in self.ready
 

@@ -23,8 +23,8 @@ class _Reply:
 
 
 class PendingAcks:
-    """Pending replies in the order of their LSNs. Replies that need no commit do not wait behind
-    them."""
+    """Pending replies in the order of their LSNs. Replies that need no commit do not wait
+    behind pending replies."""
 
     def __init__(self, send: Callable[[bytes, bytes, int], None]) -> None:
         """`send` sends a reply; its arguments are the route, the reply, and the boot time at which

@@ -79,8 +79,8 @@ class Placement:
                 memory.prefer(self.plan.memory_node)
 
     def settle(self, arena: Arena, moved: Moved = lambda: None) -> None:
-        """Move memory and threads to the node and CPUs of the plan, once all exist. Calls `moved`
-        after each portion of memory."""
+        """Move memory and threads to the node and CPUs of the plan, once all threads exist. Calls
+        `moved` after each portion of memory."""
         if self.plan.memory_node is not None and PlacementPart.MEMORY in self._applied:
             with self._part(PlacementPart.MEMORY, "memory of one node"):
                 self._bring_home(arena, self.plan.memory_node, moved)
@@ -146,7 +146,8 @@ class Placement:
         return confined_cpus(self._root), _affinities()
 
     def _loops_changed(self, cpus: Set[int]) -> bool:
-        """True if other daemons' loops changed. False until enough heartbeats have passed."""
+        """True if other daemons' loops changed. False if the next check of them is not due yet,
+        see LOOPS_PER_HEARTBEAT."""
         if self._heartbeats * LOOPS_PER_HEARTBEAT < len(self._loops):
             return False
         self._heartbeats = 0

@@ -130,7 +130,7 @@ class Reaper:
         return self.arena.publish(body, uid, self._host.boot_ns())
 
     def drop(self, session: int) -> bool:
-        """End a session; False if the WAL has no space for it."""
+        """End a session; False if the WAL has no space to record this."""
         ended = self.arena.end_session(session, self._host.boot_ns())
         if ended:
             self._commands.forget(session)
@@ -167,7 +167,7 @@ class Reaper:
 
     def done(self) -> bool:
         """True if the daemon is to stop, or if it is draining and nothing is armed."""
-        # `drained` is read first: a signal handler may request the end in the meantime
+        # `drained` is read first, because a signal handler may request the end between the reads
         return (self._draining and self.arena.drained) or self.loop.stop_requested
 
     def _fire(self, real_ns: int) -> bool:
@@ -274,7 +274,8 @@ class Reaper:
         self._publish()
 
     def _sweep(self, real_ns: int) -> bool:
-        """Sweep some of the watch keys that this heartbeat has to sweep. True = more are left."""
+        """Sweep some of the watch keys that are left to sweep in this heartbeat period. True = more
+        are left."""
         if self._unswept == 0:
             return False
         part = min(self._unswept, SWEEP_PER_ITERATION)

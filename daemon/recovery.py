@@ -128,7 +128,8 @@ def _behind(directory: Path, snapshot: File, way: Way) -> list[Path]:
 
 
 def _warn_of_headers(older: Sequence[File], snapshot: File, disk: Disk) -> None:
-    """Warn of older segments with damaged headers. Segments of another version are not damaged."""
+    """Warn of damaged headers of segments that are older than the snapshot. A segment of another
+    version is not damaged."""
     buffer = Buffer(disk)
     for file in older:
         try:
@@ -150,8 +151,8 @@ def _is_own(file: File, uuid: bytes, snapshot_lsn: int, disk: Disk) -> bool:
 
 
 class _NoSpace(Exception):
-    """The parts of a snapshot need more space than the arena has: these parts were written at
-    different times, so together they may hold more than the arena ever held."""
+    """The parts of a snapshot need more space than the arena has. They were written at different
+    times, so together they may hold more than the arena ever held."""
 
 
 def _restore(snapshot: Path, behind: Sequence[Path], way: Way, confirmed: int) -> Arena:

@@ -153,8 +153,8 @@ def _sources(
 def _records(
     resharding: Resharding, old: ShardTable, sources: Sequence[Arena | None]
 ) -> dict[str, int]:
-    """Return the LSN of the last record that each arena contains, by the uuid of its WAL. Sources
-    without a WAL are left out."""
+    """Return the LSN of the last record that each arena contains, by the uuid of the arena's WAL.
+    Arenas without a WAL are left out."""
     upto = {}
     for shard, arena in enumerate(sources):
         wal = resharding.opening(old, shard).wal
@@ -302,8 +302,8 @@ def _total(parts: Iterable[Mapping[str, NamespaceStats]]) -> dict[str, Namespace
 
 
 def _comparable(found: NamespaceStats, *, fresh_topics: bool) -> NamespaceStats:
-    """Return the figures that a resharding must not change. In a partitioned namespace the numbers
-    of topics and bulk loads change, because each part has its own topics and bulk loads."""
+    """Return the statistics that a resharding must not change. In a partitioned namespace the
+    number of topics and the number of bulk loads change, because each part has its own."""
     return replace(found, topics=0, streams=0, bulk_loads=0) if fresh_topics else found
 
 
@@ -356,7 +356,8 @@ def _stream(arena: str) -> int | None:
 
 
 def _left(resharding: Resharding, table: ShardTable) -> Iterator[Opening]:
-    """Yield the parameters for opening each shard of this generation that left files."""
+    """Yield the parameters for opening each shard of the table's shard generation that left
+    files."""
     begin = f"{table.name}-{table.shard_generation}-"
     places = [
         (resharding.directory, begin, ""),

@@ -182,10 +182,11 @@ def own_snapshot(directory: Path, arena: Arena, host: Host, step: Step) -> bool:
     this arena replaced. False if the daemon is to write the snapshot once it is ready, because the
     arena is large.
 
-    A clean stop leaves such a snapshot. After a kill or a failed write the older files may lack
-    bytes on disk, so nothing is acknowledged before the snapshot is confirmed. A large snapshot can
-    wait only if a recovery is possible from older files until then. If there are no segments, the
-    arena has replaced no other arena; snapshots of other arenas are then set aside.
+    A clean stop leaves such a snapshot. After a kill or a failed write, the older files may lack
+    bytes on disk, so the daemon acknowledges nothing before a new snapshot is confirmed. The
+    snapshot of a large arena may be written later only if a recovery from the older files is
+    possible until it exists. If there are no segments, the arena has replaced no other arena;
+    snapshots of other arenas are then set aside.
     """
     disk = host.disk
     sound = [file for file in snapshots(directory, disk) if has_header(file.path, disk)]
@@ -255,7 +256,7 @@ class NullWal:
         return False
 
     def end_iteration(self) -> None:
-        """End a loop iteration: its records may be committed."""
+        """Note the end of a loop iteration. From then on its records may be committed."""
 
     def replied(self, reply: Any, built_boot_ns: int, handed_boot_ns: int) -> None:
         """Note that an answer was complete at `built_boot_ns` and sent at `handed_boot_ns`."""
@@ -297,9 +298,9 @@ class Wal(NullWal):
         start_snapshot: Callable[..., Child] = start,
         threaded: bool = True,
     ) -> None:
-        """`name`: name of the arena file. `end`: walk at the end of its WAL. `step` is called at
-        each step of the start and the end. `start_snapshot` starts the process that writes
-        snapshots. If `threaded` is false, the caller commits with `commit_group`."""
+        """`name`: name of the arena file. `end`: walk at the end of the arena's WAL. `step` is
+        called at each step of the start and the end. `start_snapshot` starts the process that
+        writes snapshots. If `threaded` is false, the caller commits with `commit_group`."""
         self._host = host
         self._start_snapshot = start_snapshot
         self._step = step
@@ -374,7 +375,8 @@ class Wal(NullWal):
         return self._group_commit.iterate()
 
     def pause(self) -> bool:
-        """Pause the group-commit thread after its current commit; False until then."""
+        """Pause the group-commit thread after its current commit. False while this commit is under
+        way."""
         return self._group_commit.pause()
 
     def unpause(self, *, moved: bool) -> None:

@@ -46,7 +46,7 @@ class Birth:
         return f"inode {self.inode}, birth time {born}"
 
     def differs(self, other: Birth) -> bool:
-        """True if the inode numbers or the birth times are known in both and differ."""
+        """True if both inode numbers are known and differ, or both birth times."""
         pairs = ((self.inode, other.inode), (self.born_wall_ns, other.born_wall_ns))
         return any(None not in pair and pair[0] != pair[1] for pair in pairs)
 

@@ -93,7 +93,7 @@ static void expire_all(const struct kind *k, struct timers *t, uint32_t pending)
     expect(fired == pending, "a timer was lost or fired twice");
 }
 
-/* Return the processor time since *mark_ns, and set *mark_ns to the current value. */
+/* Return the processor time since *mark_ns, and set *mark_ns to the clock's current value. */
 static int64_t lap_ns(int64_t *mark_ns)
 {
     int64_t before_ns = *mark_ns;

@@ -1,5 +1,5 @@
 """Baselines that do the work of the pipeline's steps with pyarrow, DuckDB or a client, on the same
-files. Each runs in its own process, whose memory is not counted."""
+files. Each baseline runs in a process of its own, whose memory is not counted."""
 
 from __future__ import annotations
 
@@ -166,8 +166,8 @@ _ROWS = "read_parquet('{tier}/cold/due_hour=*/*.parquet', hive_partitioning = fa
 
 
 def anti_join(tier: Path) -> float:
-    """Return the seconds to count the rows without a tombstone, and to read all their payload
-    bytes."""
+    """Return the seconds to count the rows that have no tombstone, and to read all payload bytes
+    of these rows."""
     return seconds(
         "SELECT count(*), sum(octet_length(payload)), sum(deadline_ns // 1000) FROM "
         f"{_ROWS.format(tier=tier)} WHERE {_ENDED.format(tier=tier)}"
@@ -175,7 +175,7 @@ def anti_join(tier: Path) -> float:
 
 
 def window(tier: Path, one: Window) -> float:
-    """Return the seconds to read the rows of a window without a tombstone."""
+    """Return the seconds to read those rows of a window that have no tombstone."""
     bounds = f"deadline_ns >= {one.since.end_ns} AND deadline_ns < {one.until.end_ns}"
     return seconds(
         f"CREATE TABLE w AS SELECT * FROM {_ROWS.format(tier=tier)} "

@@ -1,4 +1,4 @@
-"""The steps of the pipeline benchmark. Each yields its name and its figures, rates per second
+"""The steps of the pipeline benchmark. Each step yields its name and its figures, rates per second
 first."""
 
 from __future__ import annotations
@@ -206,7 +206,8 @@ def select(spark: SparkSession, tier: Tier, one: Window) -> None:
 
 
 def window(spark: SparkSession, tier: Tier, rows: int) -> Figures:
-    """Promote three windows of five minutes, one after another; return the figures of the last."""
+    """Promote three windows of five minutes, one after another; return the figures of the
+    last window."""
     noon_ns = BASE_S * 10**9 + DAY_NS // 2
     with wal.daemon("--capacity", str(max(1000, rows // 50)), "--payload-memory", "64M"):
         hot = BulkLoader(wal.NAME, timeout=wal.PATIENCE_S)

@@ -52,7 +52,7 @@ def daemon(*arguments: str) -> Iterator[Path]:
 
 
 def make(folder: Path, timers: int) -> int:
-    """Write a WAL with `timers` timers; return the number of its events."""
+    """Write a WAL with `timers` timers; return the number of events in the WAL."""
     size = (
         "--wal-dir", str(folder), "--capacity", str(4 * AT_ONCE), "--payload-memory", "128M",
         "--replay-buffer", "65536", "--wal-buffer-bytes", "256M", "--retain-bytes", "1024G",

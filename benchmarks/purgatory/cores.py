@@ -229,11 +229,12 @@ class Ours:
             )  # fmt: skip
 
     def advance(self, now_ns: int) -> None:
-        """Expire operations that are due. Raises Refused if a record has been refused in an earlier
+        """Expire operations that are due. Raises Refused if the core refused a record in an earlier
         iteration.
 
-        It reads the counters of refusals, because a check of every status would cost more. Other
-        wrong answers lead to wrong outcomes, which the driver finds.
+        This method reads the core's counters of refusals, because checking the status of every
+        record would take more time. Any other wrong status leads to a wrong outcome, which the
+        driver finds.
         """
         if any(getattr(self._metrics, name) for name in REFUSALS):
             raise Refused

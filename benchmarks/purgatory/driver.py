@@ -62,8 +62,8 @@ class RealClock:
 
 
 class VirtualClock:
-    """A clock that moves by one interval per iteration. The same work runs at full speed and has
-    reproducible outcomes."""
+    """A clock that moves by one interval per iteration, without waiting. A run does the same work
+    as on the real clock, but at full speed and with reproducible outcomes."""
 
     def __init__(self) -> None:
         self._now_ns = 1_000_000 * MS

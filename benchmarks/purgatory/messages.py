@@ -77,7 +77,7 @@ def records(op: int, count: int, **fields: int) -> Rows:
 
 
 class Messages:
-    """Writes one message at a time into `bytes`; every method returns its length.
+    """Writes one message at a time into `bytes`; every method returns the length of the message.
 
     `session` is the session id in the frames; `sequence` is the sequence number of the last batch.
     """

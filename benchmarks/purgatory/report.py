@@ -51,8 +51,8 @@ HEAD = (
 
 
 def cells(rows: list[Row]) -> Iterable[str]:
-    """Return the cells of one table line: one design in one case and series. `rows` are its runs,
-    by rising rate."""
+    """Return the cells of one table line: one design in one case and series. `rows` are the
+    runs of the design, by rising rate."""
     compared = next(row for row in rows if row["rate"] == COMPARED_RATE)
     return (
         compared["case"], SERIES_TITLES[compared["series"]], compared["design"],

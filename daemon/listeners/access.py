@@ -13,7 +13,8 @@ from purgatoryd.daemon.config import Config
 
 @dataclass(frozen=True)
 class Access:
-    """The uids and gids with permissions. Root and the daemon's uid always have both permissions.
+    """The uids and gids that may connect, and the uids that may administer. Root and the daemon's
+    uid may always do both.
 
     Members of an allowed Unix group are looked up once, at the start, because a look-up in the
     host's user database may block.

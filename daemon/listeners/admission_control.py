@@ -7,9 +7,11 @@ grown by ALARM_BYTES, a check closes these connections:
 
 * connections on which bytes keep arriving, but no message is complete; their peers are also refused
   for a while,
-* connections whose peers do not read: the number of bytes that wait for the peer does not change.
+* connections whose peers do not read, that is, the number of bytes that wait for the peer does not
+  change.
 
-Above SHED_BYTES it also closes connections whose messages only wait for their turn. A client whose
+If the process has grown by more than SHED_BYTES, a check also closes connections whose messages
+only wait for their turn. A client whose
 connection is closed loses nothing: its session and the replay buffer still have everything.
 """
 
@@ -201,7 +203,8 @@ class AdmissionControl:
     # ---- connections ---------------------------------------------------------------------
 
     def _accepted(self, socket_index: int, fd: int) -> None:
-        # The number is reused: another socket reports the end of the old connection later.
+        # The descriptor of a closed connection is reused. If that connection was one of another
+        # socket, its end is reported later.
         if fd in self._peers:
             self._forget(fd)
         with suppress(OSError), borrowed(fd) as connection:
@@ -398,7 +401,7 @@ class AdmissionControl:
             self._cut_off(fd, "the peer does not read", refuse=False)
         if not endless and not deaf and self._now_ns >= self._trim_ns:
             self._trim_ns = self._now_ns + TRIM_NS
-            _libc.malloc_trim(0)  # gives the kernel the memory of closed connections
+            _libc.malloc_trim(0)  # returns the memory of closed connections to the kernel
 
     def _takes_nothing(self, fd: int, peer: Peer, shed: bool) -> bool:
         untaken = _pending(fd, termios.TIOCOUTQ)
@@ -444,8 +447,8 @@ def borrowed(fd: int) -> Iterator[socket.socket]:
 
 
 def _pending(fd: int, queue: int) -> int:
-    """Return the number of bytes in a queue of the kernel, FIONREAD or TIOCOUTQ; 0 if the
-    connection is closed."""
+    """Return the number of bytes in the kernel's receive queue (FIONREAD) or send queue (TIOCOUTQ)
+    of a connection; 0 if the connection is closed."""
     with suppress(OSError):
         return int(_NUMBER.unpack(fcntl.ioctl(fd, queue, bytes(4)))[0])
     return 0

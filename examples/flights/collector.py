@@ -49,7 +49,8 @@ class Receipt(NamedTuple):
 
 
 def notices(link: Link, name: str) -> Iterator[Notice]:
-    """Yield all new notices of daemon `name`, up to the last timer, whose notice is not yielded.
+    """Yield all new notices of daemon `name`, up to the notice of the last timer, which is
+    not yielded itself.
 
     Reports to the parent that it is ready as soon as it cannot miss a notice. Raises NoMoreNotices.
     """

@@ -1,8 +1,8 @@
 """One day of flights, and the pace at which the live run replays it.
 
-The day with most departures, 2 December 2013, has 1,001. Its first departure is at 04:52 in New
-York; its last landing is at 04:35 New York time the next morning (evening flights to California and
-red-eyes to Puerto Rico). So the run spans 23 h 43 min and two dates.
+The day with most departures, 2 December 2013, has 1,001 of them. Its first departure is at 04:52 in
+New York; its last landing is at 04:35 New York time the next morning (evening flights to California
+and red-eyes to Puerto Rico). So the run spans 23 h 43 min and two dates.
 
 Compressed to 65 s, one real second is about 22 simulated minutes:
 

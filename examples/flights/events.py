@@ -1,9 +1,9 @@
 """Flights with their deadlines, and their departures and landings in order of time.
 
 A departure arms a timer for the scheduled arrival + 14.5 minutes; the landing cancels it. Delays
-are whole minutes, so a landing never falls on a deadline: it is half a minute before or after. A
-flight may depart after its own deadline (thousands did). Its timer is then due as soon as it is
-armed.
+are whole minutes, so a landing is never at the deadline, but at least half a minute before or after
+it. A flight may depart after its own deadline (thousands did). Its timer is then due as soon as it
+is armed.
 """
 
 from __future__ import annotations

@@ -217,7 +217,7 @@ def against_deadlines(day: Day) -> Iterator[str]:
 
 def _against_oracle(day: Day) -> Iterator[str]:
     """Yield each difference from the oracle, unless a landing that was sent too late explains it.
-    Put these flights into `day.late_workers`."""
+    Put the flights of such landings into `day.late_workers`."""
     sent_late = {
         flight.key
         for flight, cancel in _landings(day)

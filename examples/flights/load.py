@@ -180,8 +180,8 @@ def fitting(asked: int, free_bytes: int) -> int:
 def _config(timers: int) -> Config:
     """Return settings with space for all timers, and for a quarter of them in the replay buffer.
 
-    For a small number of timers, the replay buffer has space for all of them. A late cancel finds
-    the timers that have already fired in the replay buffer.
+    For a small number of timers, the replay buffer has space for all of them. There a late
+    cancel finds a timer that has already fired.
     """
     replay_buffer = 1 << max(1024, timers // 4, min(timers, FEW)).bit_length()
     pinned_bytes = replay_buffer * BLOB_BYTES

@@ -4,8 +4,8 @@ The table has scheduled times as clock readings, each local to its own airport, 
 departure. It has actual times as delays in minutes after the scheduled time. So:
 
     scheduled departure = that date and clock at the origin
-    scheduled arrival   = the first moment after it at which the destination's clock shows
-                          sched_arr_time
+    scheduled arrival   = the first moment after that departure at which the clock of the
+                          destination shows sched_arr_time
     departed            = scheduled departure + dep_delay
     landed              = scheduled arrival + arr_delay
 

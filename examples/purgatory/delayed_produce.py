@@ -63,8 +63,8 @@ class Partition:
 
 
 def follow(daemon: str, partition: Partition, replica: str, link: threading.Event) -> None:
-    """Run a follower of one partition, with its own connection. It is connected to the network
-    while `link` is set."""
+    """Run a follower of one partition, with its own connection. The follower is connected to
+    the network while `link` is set."""
     with Purgatory(daemon, namespace=NAMESPACE) as purgatory:
         for offset in iter(partition.feeds[replica].get, None):
             link.wait()
