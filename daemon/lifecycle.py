@@ -260,8 +260,8 @@ def in_words(why: Degraded) -> str:
 def reasons(
     arena: Arena, before: Degraded, *, stopped: bool, full: bool, nameless: bool
 ) -> Degraded:
-    """Return the reasons why the daemon does not serve as it should. Call this right
-    after an advance of the wheel.
+    """Return the reasons why the daemon does not serve as it should. Call this right after an
+    advance of the wheel.
 
     `stopped`: the WAL is stopped; `full`: due timers wait for the WAL; `nameless`: the arena files
     have lost their names; `before`: the reasons of the previous heartbeat.

@@ -46,7 +46,8 @@ class Birth:
         return f"inode {self.inode}, birth time {born}"
 
     def differs(self, other: Birth) -> bool:
-        """True if both inode numbers are known and differ, or both birth times."""
+        """True if both inode numbers are known and differ, or if both birth times are known
+        and differ."""
         pairs = ((self.inode, other.inode), (self.born_wall_ns, other.born_wall_ns))
         return any(None not in pair and pair[0] != pair[1] for pair in pairs)
 

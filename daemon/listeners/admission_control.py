@@ -11,8 +11,8 @@ grown by ALARM_BYTES, a check closes these connections:
   change.
 
 If the process has grown by more than SHED_BYTES, a check also closes connections whose messages
-only wait for their turn. A client whose
-connection is closed loses nothing: its session and the replay buffer still have everything.
+only wait for their turn. A client whose connection is closed loses nothing: its session and the
+replay buffer still have everything.
 """
 
 from __future__ import annotations
