@@ -509,7 +509,8 @@ def test_a_quota_of_operations_says_when_to_come_again(daemon: StartDaemon) -> N
 
 
 def refused(daemon: StartDaemon, words: str) -> None:
-    """Check that a start fails with a message of these words and the exit code of BadPath."""
+    """Check that a start fails with the exit code of BadPath and a message that contains
+    `words`."""
     with pytest.raises(DaemonFailed, match=words) as caught:
         daemon()
     assert caught.value.code == Exit.UNUSABLE

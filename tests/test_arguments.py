@@ -129,7 +129,7 @@ OTHER_CALLS = {"stop", "close", "connect", "virtual", "name", "namespace", "daem
 
 
 def bad_calls(cls: type, calls: dict[str, dict[str, Any]]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield (method, arguments) with one bad argument each."""
+    """Yield (method, arguments). One of the arguments is bad."""
     for method, good in calls.items():
         for parameter in inspect.signature(getattr(cls, method)).parameters.values():
             if parameter.name in ("self", "wait", "drain"):
@@ -140,7 +140,8 @@ def bad_calls(cls: type, calls: dict[str, dict[str, Any]]) -> Iterator[tuple[str
 
 
 def tried(call: Callable[[], object], tried_call: object) -> None:
-    """Make the call, which may only raise errors of purgatoryd."""
+    """Make the call. It succeeds or raises an error of purgatoryd; any other exception fails the
+    test."""
     try:
         call()
     except PurgatorydError:
@@ -222,7 +223,7 @@ def test_bad_limits_of_waits(daemon: StartDaemon) -> None:
         operation_ended.result(PATIENCE_S)
         for value in BAD:
             if value is None or (isinstance(value, int | float) and value > 1):
-                continue  # these calls wait longer than a test may
+                continue  # these calls would wait longer than a test is allowed to take
             tried(lambda: subscriber.get(value), value)  # noqa: B023
             tried(lambda: operation.result(value), value)  # noqa: B023
             handle = client.add("k", HOUR_S, mode="replace", wait=False)

@@ -73,7 +73,7 @@ def test_the_last_record_takes_effect_once(last: str) -> None:
 
 
 def test_a_pending_record_is_applied() -> None:
-    """The crash comes after the ticket was counted and before a slot contains it."""
+    """The crash comes after the ticket was counted and before a slot contains this ticket."""
     core = Purgatory()
     owner = Owner(core)
     message = owner.message([LAST["watch"]])

@@ -444,7 +444,8 @@ KEYS = [b"%d" % n for n in range(8)]
 
 
 class Loading(RuleBasedStateMachine):
-    """Bulk loads that are claimed and ended, with cancels, kills and redone WALs.
+    """Bulk loads are claimed and ended, timers are cancelled, the core is killed, and WALs are
+    redone.
 
     The model predicts every answer.
     """

@@ -109,7 +109,8 @@ def test_a_busy_record_of_a_later_batch_keeps_the_keys_busy(core: Purgatory) -> 
 
 
 def test_a_namespace_that_is_not_there_is_busy_while_a_key_is(core: Purgatory) -> None:
-    """The missing namespace may be created in any row before the client repeats the busy record."""
+    """Before the client repeats the busy record, the missing namespace could be created, in any row
+    of the table."""
     owner = full(core)
     unborn = pd.cancel(b"x", name=1)
     assert found(owner.send(unborn, refused_watch(), unborn)) == [

@@ -528,7 +528,8 @@ def test_a_cancelled_subscriber_returns_each_notice_once(
 
 
 class InCallback(Interrupt):
-    """Raises an exception at the nth line of the client's callback that the event loop runs."""
+    """Raises an exception at the nth line that runs inside of `_exchange`, the callback of the
+    client that the event loop calls."""
 
     def _trace(self, frame: FrameType, event: str, argument: Any) -> Any:
         outer: FrameType | None = frame

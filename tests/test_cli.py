@@ -418,7 +418,7 @@ def test_stats_tell_what_each_uid_has(daemon: StartDaemon) -> None:
     cli(real, "add", "k", "--delay", "1h", "--payload", "x" * 20)
     held = {"topics": 2, "namespaces": 2, "sessions": 0, "watch_keys": 0, "watches": 0}
     held |= {"operations": 0, "bulk_loads": 0, "bulk_load_blocks": 0}
-    # the daemon's own namespace and topic are counted for its uid
+    # the uid of the daemon also owns the daemon's own namespace and topic
     of_uid = {"uid": os.getuid(), "live": 1, "blob_bytes": 32}
     assert answer(real, "stats")["uids"] == [of_uid | held]
     assert "uids" in cli(real, "stats").stdout
@@ -484,7 +484,8 @@ def test_a_table_that_does_not_fit_is_reported_row_by_row(
 
 @contextmanager
 def watching(demo: Daemon, *args: str) -> Iterator[subprocess.Popen[str]]:
-    """Run `purgatoryd watch`. The block starts when the daemon has armed its operation."""
+    """Run `purgatoryd watch`. The block starts once the daemon has armed the operation of the
+    command."""
     command = [*BASE, "watch", *args, "--within", "1h", "--json", "--name", demo.name]
     with subprocess.Popen(command, env=demo.env, stdout=subprocess.PIPE, text=True) as process:
         eventually(lambda: cli(demo, "get", args[0], "--json").returncode == 0)

@@ -1,6 +1,6 @@
 """Predecessors and successors of arenas, and the arenas that the figures of a lake leave out.
 
-All are found in manifests alone.
+All of these are found in manifests alone.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ pytestmark = pytest.mark.tier("check")
 def arena(
     name: str, first: int, last: int, table: str = BRONZE, at: int = 0, wal: str = ""
 ) -> Manifest:
-    """Return the manifest of a segment of the arena `name`; with `table=OPENINGS`, that of a
-    snapshot."""
+    """Return the manifest of a segment of the arena `name`, or of a snapshot if `table` is
+    OPENINGS."""
     node = "other" if name == "stranger" else "node"
     return Manifest(table, name, node, 1, first, last, 0, "boot", 1, at, at, wal=wal)
 
@@ -35,10 +35,11 @@ def arena(
 def shard(
     name: str, predecessors: Mapping[str, int], shards: int, first: int = 1, table: str = OPENINGS
 ) -> Manifest:
-    """Return the manifest of an arena's first snapshot. A resharding to `shards` shards made this
-    arena.
+    """Return the manifest of the first snapshot of an arena that a resharding to `shards` shards
+    made.
 
-    The asterisk at the end of a name means a successor of the arena, with the same WAL.
+    A name that ends with an asterisk, such as "2-0*", means the arena that succeeded "2-0" in the
+    same WAL.
     """
     wal = f"demo-{name.rstrip('*')}"
     return Manifest(
@@ -76,8 +77,8 @@ def test_two_wals_that_count_alike_have_nothing_to_do_with_each_other() -> None:
 
 @pytest.mark.parametrize("first", [1, 2])
 def test_no_arena_precedes_itself(first: int) -> None:
-    """By its record numbers, `old` seems to follow its own successor, or the successor of that.
-    The manifest's field `predecessors` decides."""
+    """By record numbers alone, `old` seems to follow its own successor, or its successor's
+    successor. The manifest's field `predecessors` decides."""
     wal = f"demo-{first}-0"
     old = arena("old", 11, 20, wal=wal)
     young = [
@@ -126,7 +127,7 @@ def test_predecessors_do_not_count_though_successors_were_never_complete() -> No
 
 
 def test_shards_count_if_nothing_of_those_before_is_there() -> None:
-    """A lake that was created after the resharding contains no data of the predecessors."""
+    """A lake that was created after the resharding contains no data of the arenas before it."""
     some = [shard(name, OLD, 3) for name in ("2-0", "2-1")]
     assert not excluded(some).absent & {"2-0", "2-1"}
 

@@ -79,7 +79,8 @@ def test_a_region_that_is_not_where_it_belongs(region: int, field: str) -> None:
     was = getattr(row, field)
     setattr(row, field, was + 64)
     fault = refusal(core.attach)
-    # The row counts of these regions are sizes of the arena: another count moves all later regions.
+    # The row counts of these regions are sizes of the arena. A different count would move all later
+    # regions.
     sizes = (
         lib.PG_R_NAMESPACES, lib.PG_R_TOPICS, lib.PG_R_WATCHES, lib.PG_R_WATERMARKS,
         lib.PG_R_ACCOUNTS, lib.PG_R_BULK_LOADS, lib.PG_R_BULK_LOAD_BLOCKS,
@@ -243,8 +244,8 @@ def test_wall_timers_follow_the_clock_that_the_arena_wakes_up_to() -> None:
 
 
 def test_an_entry_without_its_consequences_counts_as_fired() -> None:
-    """The test restores the state after a crash between an entry's commit and the freeing of its
-    slot."""
+    """The test restores the state of a crash that came after the entry was committed and before the
+    timer's slot was freed."""
     core = Core()
     core.put("before", MS, payload=b"1")
     core.advance(MS)

@@ -265,7 +265,8 @@ NAMESPACE = st.sampled_from([b"n", b"n", b"n", b"n", b"shop", b"third"])
 TOPIC = st.sampled_from([b"t", b"t", b"t", b"", b"u", b"v", b"w"])
 MODE = st.sampled_from(PutMode)
 PAYLOAD = st.sampled_from([0, 0, 1, 15, 16, 48, 700, 2000, 65536])
-# A span of time: (ticks, exponent of the fan-out, nanoseconds).
+# A span of time is (ticks, exponent, nanoseconds): the ticks are multiplied by the fan-out to the
+# power of the exponent, and the nanoseconds are added.
 SPAN = st.tuples(
     st.integers(0, 40),
     st.sampled_from([0, 0, 0, 1, 1, 2, 3]),
@@ -538,7 +539,7 @@ class CoreMachine(RuleBasedStateMachine):
 
     @rule(span=SPAN)
     def walk(self, span: tuple[int, int, int]) -> None:
-        """Advance in steps, each to `next_ns` of the core. No timer may fire a tick late."""
+        """Advance in steps, each to `next_ns` of the core. No timer must fire a tick late."""
         self.settle()
         m, target = self.model, min(FOREVER_NS, self.model.now_ns + max(0, self.span(span)))
         steps = (len(m.timers) + 2) * 2 * (self.core.header.levels + 1)

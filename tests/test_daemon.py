@@ -432,7 +432,7 @@ def test_a_topic_is_ordered_by_deadline_from_tick_to_tick(daemon: StartDaemon) -
         client.add_many(
             {"key": [str(i) for i in range(5000)], "deadline_boot_ns": times}, topic="t"
         )
-        added_ns = boot_ns()  # on a busy machine, some timers were due earlier
+        added_ns = boot_ns()  # on a busy machine, some timers were due before this time
         deadlines_ns = [n.deadline_boot_ns for n in take(subscriber, 5000)]
     ticks = [-(-due_ns // tick_ns) for due_ns in deadlines_ns if due_ns > added_ns]
     assert ticks == sorted(ticks)
@@ -1171,7 +1171,7 @@ def test_a_resize_that_does_not_fit_says_so_and_changes_nothing(small_memory: Da
 def test_a_full_shared_memory_does_not_touch_a_running_daemon(small_memory: Daemon) -> None:
     """The daemon allocates all pages at its start. So it answers "full" and gets no SIGBUS."""
     shm = Path(f"/proc/{small_memory.pid}/root/dev/shm")
-    # until /dev/shm is full
+    # write until /dev/shm is full
     with (shm / "filler").open("wb") as filler, contextlib.suppress(OSError):
         while True:
             filler.write(bytes(1 << 16))
@@ -1227,7 +1227,7 @@ def test_a_restart_may_enlarge(daemon: StartDaemon) -> None:
         after = stats(real)
         retained = ("stream_id", "live", "adds", "cancels")
         assert [after[name] for name in retained] == [before[name] for name in retained]
-        # these counters have grown: the daemon published notices about its stop and start
+        # these counters have grown, because the daemon published notices about its stop and start
         on = ("next_ticket", "replay_tail", "published")
         assert all(after[name] > before[name] for name in on)
         assert (after["capacity"], after["replay_capacity"]) == (5000, 256)
@@ -1322,7 +1322,7 @@ def test_administration_is_denied_to_other_users(real: Daemon) -> None:
 
 
 def in_child(call: Callable[[], object], uid: int) -> str:
-    """Run `call` in a forked process as another user; return repr() of its result."""
+    """Run `call` in a forked process as another user; return repr() of the call's result."""
     read_fd, write_fd = os.pipe()
     pid = os.fork()
     if pid == 0:

@@ -1,8 +1,8 @@
 """A daemon whose disk fails once, for a write, a sync or the name of a new segment.
 
-The disk is a real block device, because of the kernel's page cache: after a failed sync it contains
-bytes that the disk lacks, and the next sync succeeds. Timers that were acknowledged as durable must
-exist after every kind of restart, including a reboot.
+The disk is a real block device, so that the kernel's page cache takes part. After a failed sync,
+this cache contains bytes that the disk lacks, and the next sync succeeds. Timers that were
+acknowledged as durable must exist after every kind of restart, including a reboot.
 """
 
 from __future__ import annotations

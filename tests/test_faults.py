@@ -98,8 +98,8 @@ WAL_FAULTS = [
 ]  # fmt: skip
 
 IN_ANY_PROCESS = {"malloc": 499, "calloc": 199, "realloc": 199, "mmap64": 3, "open64": 41}
-"""Numbers of calls of which one fails. $FAULT_EVERY replaces them; in a complete run each call
-fails."""
+"""By function: one call in this many fails. $FAULT_EVERY replaces all of these numbers. In a
+complete run each call fails."""
 CRASHES_OF_CPYTHON = (-signal.SIGABRT, -signal.SIGSEGV)
 
 # Functions for which libzmq asserts that the call succeeds.
@@ -205,7 +205,7 @@ def ended_well(victim: Victim, fault: Fault, code: int) -> None:
     if code == Exit.BROKEN:
         assert fault.call == "read", said
         assert re.fullmatch(r"purgatoryd: \S+/wal/\S+: cannot be read: .+\n", said), said
-    elif code in (Exit.UNUSABLE, -signal.SIGTERM):  # SIGTERM arrived while it was ending
+    elif code in (Exit.UNUSABLE, -signal.SIGTERM):  # SIGTERM came at the end
         assert re.fullmatch(r"purgatoryd: .+\n", said.splitlines(keepends=True)[-1]), said
         assert "Traceback" not in said
     elif code == -signal.SIGABRT:

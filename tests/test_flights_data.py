@@ -30,8 +30,8 @@ pytestmark = pytest.mark.tier("all")
 ROWS_IN_2013 = 336_776
 MINUTE_NS = 60_000_000_000
 
-# Usual scheduled gate-to-gate times in minutes, over all seasons and airlines. The ranges are
-# narrow: if the time zone of either airport is wrong by an hour, the time is outside of its range.
+# Usual scheduled gate-to-gate times in minutes, over all seasons and airlines. The ranges are so
+# narrow that a time is outside of its range if the time zone of either airport is wrong by an hour.
 USUAL_BLOCK_MIN = {
     ("JFK", "HNL"): (620, 705),
     ("JFK", "LAX"): (345, 400),
@@ -222,7 +222,8 @@ def test_every_block_time_is_sane(year: YearOf) -> None:
 
 
 def test_time_on_the_ground_is_plausible_for_every_landed_flight(year: YearOf) -> None:
-    """Taxi time is gate-to-gate time minus time in the air. With an hour too few it is negative."""
+    """Taxi time is gate-to-gate time minus time in the air. It is negative if the gate-to-gate time
+    is an hour too short."""
     by_dest_and_month = defaultdict(list)
     for row, at in year:
         if at.departed_unix_s is None or at.landed_unix_s is None or row.air_time_min is None:

@@ -17,7 +17,7 @@ ROWS = [row for row in PAGE.splitlines() if row.startswith("| **")]
 def named_tests(row: str) -> list[tuple[str, str]]:
     """Return (file, function or "") of each test in a row.
 
-    `::name` without a file means a function of the file named before it.
+    `::name` without a file means a function of the last file that the row names before it.
     """
     found, file = [], ""
     for path, function in re.findall(r"`(tests/[\w/]+\.(?:py|c))?(?:::(\w+))?`", row):

@@ -173,7 +173,7 @@ def test_a_refused_uid_gets_no_further_and_others_do(honest: Honest) -> None:
 
 
 def test_no_peer_can_pass_a_descriptor(honest: Honest) -> None:
-    """A peer that passes a file could delay its close, and the daemon would wait for the close."""
+    """A peer could pass a file whose close is slow, and the daemon would wait for this close."""
     needs("passrights")
     paths = honest.daemon.paths
     for path in (paths.cmd, paths.pub, paths.admin):

@@ -23,7 +23,8 @@ BELOW_LISTENERS = {"allowance", "config", "log"}
 
 
 def core(folder: Path, **files: str) -> dict[str, str]:
-    """Return the code of a core with these files: STOREY__NAME is the text of STOREY/NAME.c."""
+    """Write a core with these files; return its code. The argument STOREY__NAME is the text of
+    STOREY/NAME.c."""
     for name, text in files.items():
         storey, _, stem = name.partition("__")
         (folder / storey).mkdir(exist_ok=True)

@@ -1,4 +1,5 @@
-"""The daemon's states: allowed moves, notices about a move, and what other processes see."""
+"""The daemon's states: allowed moves from state to state, notices about these moves, and what other
+processes see."""
 
 from __future__ import annotations
 
@@ -260,8 +261,8 @@ def test_a_daemon_that_is_nearly_full_says_so_until_there_is_space(daemon: Start
 def test_a_late_reader_finds_each_move_since_the_first_start(
     daemon: StartDaemon, daemon_dir: Path
 ) -> None:
-    """The notices about moves are in the replay buffer and in the WAL, even if no client reads them
-    and the only namespace for users is taken."""
+    """The notices about moves from state to state are in the replay buffer and in the WAL, even if
+    no client reads them and the only namespace for users is taken."""
     wal = daemon_dir / "wal"
     space = "--namespaces", "1", "--topics", "1", "--wal-dir", str(wal), "--retain-age", "1h"
     real = daemon("demo", *FULL, *space)
@@ -276,7 +277,7 @@ def test_a_late_reader_finds_each_move_since_the_first_start(
         ("recovering", "ready"), ("ready", "degraded"),
     ]  # fmt: skip
     with contextlib.closing(Reader.attach(real.paths)) as reader:
-        # The daemon stores a move in the header a moment before it publishes the notice.
+        # The header shows a new state a moment before the daemon publishes the notice about it.
         eventually(lambda: len(notices(reader, EVENTS_NAMESPACE, EVENTS_TOPIC)) >= len(moves))
         found = notices(reader, EVENTS_NAMESPACE, EVENTS_TOPIC)
     assert [(one["was"], one["state"]) for one in map(said, found)] == moves

@@ -154,7 +154,7 @@ def test_an_event_between_the_first_try_and_the_list_is_not_lost(
 
 
 def test_an_event_during_a_try_is_not_lost(purgatory: DelayedOperationPurgatory) -> None:
-    """A check of the key during a try leaves a trigger: the operation is tried again."""
+    """A check of the key during a try leaves a trigger, so the operation is tried again."""
     flag = Flag()
     checked: list[int] = []
 
@@ -241,7 +241,8 @@ def test_expiry_completes_first_and_then_expires(
 def test_expiry_tries_the_condition_once_more(
     purgatory: DelayedOperationPurgatory, time: Time
 ) -> None:
-    """The condition is true, but unchecked. The operation completes late, and does not expire."""
+    """The condition became true without a check of the key. The operation completes late, and does
+    not expire."""
     flag = Flag()
     op = Op(flag)
     purgatory.try_complete_else_watch(op, ["k"])
@@ -648,8 +649,8 @@ FILES = (str(Path(inspect.getfile(local))), str(Path(inspect.getfile(wheel))))
 
 
 class Scene:
-    """Six operations on the keys "a" and "b". end() ends those that an interrupted call has
-    left."""
+    """Six operations on the keys "a" and "b". end() ends the operations that an interrupted call
+    has left."""
 
     def __init__(self, *, watched: bool = True) -> None:
         self.time, self.flag = Time(), Flag()
@@ -984,8 +985,8 @@ class Countdown(DelayedOperation):
 
 @pytest.mark.usefixtures("many_switches")
 def test_all_complete_at_the_last_of_many_random_attempts() -> None:
-    """If a race lost a trigger, an operation would never end: nothing tries it after the last
-    arrival."""
+    """If a race lost a trigger, an operation would never end, because nothing tries it after the
+    last arrival."""
     threads, per_thread = 8, 40
     p = DelayedOperationPurgatory("races")
     ops = [Countdown(threads * per_thread) for _ in range(25)]
@@ -1065,7 +1066,7 @@ def test_cancel_for_key_and_completion_race() -> None:
 
 @pytest.mark.usefixtures("many_switches")
 def test_shutdown_and_watch_race() -> None:
-    """Each watch was refused, or its operation has ended: no operation is lost."""
+    """Each watch was refused, or its operation has ended. So no operation is lost."""
     p = DelayedOperationPurgatory("races")
     ops = [[Countdown(1) for _ in range(300)] for _ in range(4)]
     refused = [0] * 4

@@ -200,7 +200,7 @@ def taken(request: pytest.FixtureRequest, daemon: StartDaemon) -> Iterator[Daemo
 
 def test_another_file_with_the_name_stays(taken: Daemon) -> None:
     """The daemon refuses new timers, and fires and cancels the armed ones. After the foreign file
-    is removed, it arms timers again."""
+    is removed, the daemon arms timers again."""
     with (
         Client("demo", timeout=PATIENCE_S) as client,
         Purgatory("demo", timeout=PATIENCE_S) as purgatory,
@@ -225,8 +225,8 @@ def test_another_file_with_the_name_stays(taken: Daemon) -> None:
 
 
 def test_a_daemon_that_cannot_be_placed_takes_no_memory(daemon: StartDaemon) -> None:
-    """The daemon tries to create its arena files again each second. No try may leave a file
-    open."""
+    """The daemon tries to create its arena files again each second. Each try must close all files
+    that it opened."""
     real = daemon("demo", "--capacity", "100")
     obstacle = file(real.paths, ".next")
     obstacle.write_bytes(b"precious")
@@ -235,7 +235,7 @@ def test_a_daemon_that_cannot_be_placed_takes_no_memory(daemon: StartDaemon) -> 
         remove(real)
         eventually(lambda: "is foreign: it belongs to uid 65534" in real.stderr)
         before = memory_files(real.pid)
-        # wait for three tries: with each try, the daemon also binds a removed socket again
+        # wait for three tries; at each try, the daemon also binds the removed socket again
         for _ in range(3):
             real.paths.pub.unlink()
             eventually(real.paths.pub.is_socket)
@@ -465,7 +465,8 @@ def test_a_removal_of_a_socket_costs_a_descriptor(daemon: StartDaemon) -> None:
 
 
 def test_libzmq_ends_connections_with_their_endpoint(tmp_path: Path) -> None:
-    """If this test fails with a new libzmq, bind_again() can unbind the old listener."""
+    """If this test fails with a new libzmq, bind_again() can be changed: it can then unbind the old
+    listener without ending connections."""
     endpoint = f"ipc://{tmp_path / 'socket'}"
     with zmq.Context() as context, context.socket(zmq.ROUTER) as router:
         router.set(zmq.ROUTER_MANDATORY, 1)
@@ -517,7 +518,7 @@ def test_a_copy_that_did_not_replace_the_arena_is_removed(
     """The next start would use a remaining copy as the arena, and lose all later changes."""
     (daemon_dir / "demo.lock").touch()  # makes the fixture daemon_dir remove the arena files
     paths = paths_in(daemon_dir, "demo")
-    gc.collect()  # closes files that objects of earlier tests still hold
+    gc.collect()  # closes files that objects of earlier tests still keep open
     others = memory_files(os.getpid())
 
     def fail(*_: object) -> None:

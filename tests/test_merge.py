@@ -155,8 +155,8 @@ def test_the_youngest_notices_that_fit_are_kept_and_a_gap_is_reported() -> None:
 
 
 def outcome_of_a_topic_that_went(shards: Shards) -> Owner:
-    """An operation of one namespace has ended and left an outcome. Since then, the row of
-    the operation's topic was given to another namespace."""
+    """Return the owner of an operation of one namespace. The operation has ended and left an
+    outcome. Since then, the row of the operation's topic was given to another namespace."""
     core = shards.of(b"other", b"")
     owner = Owner(core)
     owner.send(watch(b"w", ALL, [Key(b"r", 1)], FAR_NS, name=1), advance(b"r", 1, name=1))

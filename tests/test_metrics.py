@@ -116,7 +116,8 @@ KEPT_BY = pytest.mark.parametrize(
 
 @KEPT_BY
 def test_every_final_state_counts_a_wait(retained: dict[str, int]) -> None:
-    """Each final state adds one wait to the figures. Puts that keep or extend a timer add none."""
+    """Each final state adds one wait to the histogram. Puts that keep or extend a timer add
+    none."""
     core = Purgatory(**retained)
     owner = pd.Owner(core)
     far = [pd.Key(b"far", 1)]
@@ -229,7 +230,8 @@ def test_messages_other_than_batches_are_not_measured_as_batches() -> None:
 
 
 def test_work_on_a_batch_is_that_of_all_its_iterations() -> None:
-    """The batch needs three calls. Each call takes 1 ms, and 4 ms pass between two calls."""
+    """The batch needs three calls of the core. Each call takes 1 ms, and 4 ms pass between two
+    calls."""
     core = Purgatory(capacity=4096, watches=4096)
     owner = pd.Owner(core)
     keys = [pd.Key(b"far", 1)]
@@ -255,7 +257,8 @@ def reported(core: Core, built_ns: int, handed_ns: int) -> bool:
 
 
 def test_an_outcome_waits_for_its_owners_socket() -> None:
-    """Only the first message with an outcome is measured, not a CHECK or a repeated outcome."""
+    """Only the first message with each outcome is measured. CHECKs and repeated outcomes are
+    not."""
     core = Purgatory(clock_kind=lib.PG_CLOCK_BOOT)
     owner = pd.Owner(core)
     owner.send(

@@ -45,8 +45,8 @@ def outcome_of(cause: int, ticket: int = TICKET) -> RawOutcome:
 
 @pytest.mark.parametrize("holds", [False, True])
 def test_a_check_before_the_watchs_answer_is_answered_after_it(book: Book, holds: bool) -> None:
-    """With a WAL, the answer to a watch waits for the disk. A CHECK does not, and may come
-    first."""
+    """With a WAL, the answer to a watch waits for the disk. A CHECK does not wait, so it can come
+    before the answer."""
     op = operation(lambda: holds)
     book.expect(op)
     book.take([outcome_of(0)])

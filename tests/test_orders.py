@@ -21,7 +21,8 @@ ROOT = Path(__file__).resolve().parents[1]
 EXPLORE = ROOT / "build/orders/explore"
 REDUNDANT = ROOT / "tests/orders/redundant.toml"
 HAS_FAULT = {"unasked"}
-"""Scenarios that must have a fault: they leave out a check that the product's callers make."""
+"""Scenarios that must have a fault, because they leave out a check that the product's callers
+make."""
 EXECUTIONS_MAX = 100_000
 """Number of executions of a scenario after which the program stops."""
 
@@ -44,7 +45,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Exploration:
-    """The executions of one scenario with one weakening: a line of the program's output."""
+    """The executions of one scenario with one weakening, as a line of the program's output."""
 
     scenario: str
     weakening: str

@@ -146,7 +146,7 @@ def lose_all(client: Purgatory, patch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_trigger_that_an_outage_lost_counts_when_it_is_sent_again(daemon: StartDaemon) -> None:
-    """The client's pause before it sends again is at its maximum, which is longer than the
+    """The client's pause before it sends again has its maximum length, which is longer than the
     outage."""
     real = daemon("demo")
     with Purgatory("demo") as owner, Purgatory("demo", timeout=PATIENCE_S) as other:
@@ -203,8 +203,8 @@ def test_messages_waiting_at_a_wakeup_are_applied_before_operations_expire(
 
 def test_an_outage_during_the_grace_of_another_expires_nothing(daemon: StartDaemon) -> None:
     """The operation `nobody` waits for the end of the first grace period, which comes during the
-    second outage. Each trigger has its own thread: a message that waits in its sender does not
-    count as sent."""
+    second outage. Each trigger has its own thread, because a message that still waits inside the
+    client does not count as sent."""
     real = daemon("demo")
     with Purgatory("demo") as owner, Purgatory("demo", timeout=PATIENCE_S) as other:
         keys = [f"k{n}" for n in range(5)]
@@ -214,7 +214,7 @@ def test_an_outage_during_the_grace_of_another_expires_nothing(daemon: StartDaem
         go_on = frozen(real)
         time.sleep(1)
         go_on()
-        other.advance("seen", 1)  # its answer shows that the first grace period has begun
+        other.advance("seen", 1)  # the answer shows that the first grace period has begun
         go_on = frozen(real)
         senders = [threading.Thread(target=trigger, args=(other, key)) for key in keys]
         for sender in senders:
@@ -558,7 +558,7 @@ def test_an_operation_that_waits_is_cancelled_extended_and_rebuilt(
     ticket = owner.send(pd.put(b"op4", 1))[0].ticket
     assert owner.send(pd.extend(b"op4", 100 * MS, ticket))[0].status == Status.EXTENDED
     made.check()
-    made.rebuild(410 * MS)  # a rebuild ends the delay; the daemon has to request it again
+    made.rebuild(410 * MS)  # a rebuild ends the delay; the daemon has to request the delay again
     made.check()
     lib.pg_release_operations(made.a)
     made.advance(420 * MS)

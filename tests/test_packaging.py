@@ -105,8 +105,8 @@ main()
 
 
 def with_only(extra: str) -> str:
-    """Return Python code that runs the command line as if, of the pipeline's packages, only those
-    of this extra were installed."""
+    """Return Python code that runs the command line as if only this extra were installed. Imports
+    of the pipeline's other packages fail."""
     reported = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
         "optional-dependencies"
     ]

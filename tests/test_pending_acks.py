@@ -45,8 +45,8 @@ def serving(
     replies: list[memoryview], send: Callable[..., bool], boot_ns: Callable[[], int],
     measure: Callable[[Measured, int], None],
 ) -> tuple[commands.Commands, Any]:  # fmt: skip
-    """Return (commands, WAL). One message arrives for each of `replies`. Its record has LSN 5, and
-    the WAL on disk ends at LSN 4."""
+    """Return (commands, WAL). One message arrives for each of `replies`. The record of each message
+    has LSN 5, and the WAL on disk ends at LSN 4."""
     asked = [transport.Request(b"route", b"", 0, 0, 0, 0, -1) for _ in replies]
     socket = SimpleNamespace(receive=lambda: asked.pop() if asked else None, send=send)
     handled = iter(replies)
@@ -116,7 +116,7 @@ def test_the_refusal_of_an_ended_session_comes_behind_its_pending_answer() -> No
 def test_an_answer_is_kept_as_it_was(waiting: PendingAcks, sent: Sent) -> None:
     buffer = reply(1, Status.ADDED)
     waiting.hold(1, b"route", buffer, 0)
-    buffer[:] = bytes(len(buffer))  # as the next call of the core overwrites its buffer
+    buffer[:] = bytes(len(buffer))  # the next call of the core overwrites the buffer in this way
     waiting.release(1)
     assert sequences(sent) == [1]
 

@@ -357,7 +357,7 @@ def test_an_arena_in_the_middle_has_the_names_of_those_around_it(
 
 def test_in_a_folder_that_was_emptied_all_begins_anew(tmp_path: Path, lake: Lake) -> None:
     """The WAL folder is emptied while the exporter runs. The exporter then sets its retention hold
-    and reads the names a second time."""
+    and reads the names of namespaces and topics a second time."""
     wal = tmp_path / "wal"
     wal.mkdir()
     shipper = Shipper(wal, lake, "node")
@@ -574,7 +574,8 @@ def test_a_running_daemon_is_shipped(daemon: StartDaemon, tmp_path: Path) -> Non
     status = called("status", "--segments", *where).output
     listed = [json.loads(line) for line in status.splitlines()]
     found = [one["tier"] for one in listed]
-    # "hot" comes after "both": the daemon may have sealed a segment after `ship`
+    # "hot" comes after "both". The number of "hot" segments is open, because the daemon may have
+    # sealed a segment after `ship`.
     assert found == sorted(found)
     assert set(found) == {"both", "hot"}
     lsns = [row["lsn"] for row in rows_of(Lake(root))]

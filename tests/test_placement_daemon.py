@@ -541,8 +541,8 @@ def in_a_child(work: Callable[[], object]) -> object:
 
 
 def bound(node: int) -> tuple[int, int, int]:
-    """Return how many sampled pages are not on the node: (before binding, after binding, and after
-    binding compared with a node that does not exist)."""
+    """Return how many sampled pages are not on the node before binding, how many are not on it
+    after binding, and how many are then not on a node that does not exist."""
     memory.prefer(node)
     with mmap.mmap(-1, 1 << 20) as mapping:
         mapping.write(bytes(1 << 20))
