@@ -418,7 +418,7 @@ def test_stats_tell_what_each_uid_has(daemon: StartDaemon) -> None:
     cli(real, "add", "k", "--delay", "1h", "--payload", "x" * 20)
     held = {"topics": 2, "namespaces": 2, "sessions": 0, "watch_keys": 0, "watches": 0}
     held |= {"operations": 0, "bulk_loads": 0, "bulk_load_blocks": 0}
-    # the uid of the daemon also owns the daemon's own namespace and topic
+    # the daemon's own namespace and topic count for the uid of the daemon
     of_uid = {"uid": os.getuid(), "live": 1, "blob_bytes": 32}
     assert answer(real, "stats")["uids"] == [of_uid | held]
     assert "uids" in cli(real, "stats").stdout

@@ -539,7 +539,8 @@ class CoreMachine(RuleBasedStateMachine):
 
     @rule(span=SPAN)
     def walk(self, span: tuple[int, int, int]) -> None:
-        """Advance in steps, each to `next_ns` of the core. No timer must fire a tick late."""
+        """Advance in steps, each to `next_ns` of the core. No timer is allowed to fire a tick
+        late."""
         self.settle()
         m, target = self.model, min(FOREVER_NS, self.model.now_ns + max(0, self.span(span)))
         steps = (len(m.timers) + 2) * 2 * (self.core.header.levels + 1)

@@ -205,7 +205,7 @@ def ended_well(victim: Victim, fault: Fault, code: int) -> None:
     if code == Exit.BROKEN:
         assert fault.call == "read", said
         assert re.fullmatch(r"purgatoryd: \S+/wal/\S+: cannot be read: .+\n", said), said
-    elif code in (Exit.UNUSABLE, -signal.SIGTERM):  # SIGTERM came at the end
+    elif code in (Exit.UNUSABLE, -signal.SIGTERM):  # SIGTERM came while the daemon was ending
         assert re.fullmatch(r"purgatoryd: .+\n", said.splitlines(keepends=True)[-1]), said
         assert "Traceback" not in said
     elif code == -signal.SIGABRT:

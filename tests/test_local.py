@@ -1066,7 +1066,7 @@ def test_cancel_for_key_and_completion_race() -> None:
 
 @pytest.mark.usefixtures("many_switches")
 def test_shutdown_and_watch_race() -> None:
-    """Each watch was refused, or its operation has ended. So no operation is lost."""
+    """Each watch was refused, or its operation has ended, so no operation is lost."""
     p = DelayedOperationPurgatory("races")
     ops = [[Countdown(1) for _ in range(300)] for _ in range(4)]
     refused = [0] * 4

@@ -396,7 +396,7 @@ def test_a_birth_that_is_not_a_regular_file_is_named(
 
 
 def test_a_moved_folder_is_the_original(daemon: StartDaemon) -> None:
-    """A WAL may be moved, even to another host, because its file `birth` contains nothing of the
+    """A WAL can be moved, even to another host, because its file `birth` contains nothing of the
     host."""
     real = with_wal(daemon)
     real.stop()

@@ -194,7 +194,7 @@ def test_advances_that_reach_nobody_visit_nobody() -> None:
 
 @pytest.fixture
 def crowd() -> tuple[Purgatory, Owner, Owner]:
-    """Return (core, owner of 3000 operations that wait for one key, owner with another session)."""
+    """Return (core, owner of 3000 operations that wait for one key, another owner)."""
     core = Purgatory(**BIG)
     owner, other = Owner(core, 1), Owner(core, 2)
     for start in range(0, 3000, 1000):
@@ -607,7 +607,8 @@ def test_several_cancellations_share_a_reply() -> None:
 
 
 def interrupted(core: Purgatory, owner: Owner) -> bytes:
-    """Return a batch that waits for space, after the ended keys for its reply have been stored."""
+    """Return a batch that waits for space. The keys of the operations that it has ended are already
+    stored for its reply."""
     owner.send(*(pd.watch(b"%d" % n, ALL, [Key(b"k", 1)], notice=True) for n in range(16)))
     owner.send(
         pd.watch(b"a", ALL, [Key(b"a", 1)]), pd.watch(b"b", ALL, [Key(b"b", 1)], notice=True)

@@ -827,8 +827,8 @@ def test_workers_die_at_random_while_others_go_on(
 
 
 def drain(subscriber: Subscriber, seen: list[int], seconds: float) -> bool:
-    """Collect notices for `seconds`. If that is PATIENCE_S, stop as soon as notices have arrived
-    and no further notice follows."""
+    """Collect notices for `seconds`. If `seconds` is PATIENCE_S, stop as soon as notices have
+    arrived and no further notice follows."""
     end_s = time.monotonic() + seconds
     before = len(seen)
     while (left_s := end_s - time.monotonic()) > 0:
@@ -853,7 +853,7 @@ CROWD = 20_000
 
 
 def test_a_crowd_that_is_satisfied_at_once_stalls_nobody(demo: Daemon) -> None:
-    """An add that arrives during a large advance is applied before the advance ends: some
+    """An add that arrives during a large advance is applied before the advance ends, that is, some
     operations of the crowd end after the add. Later messages of the advancing peer wait behind the
     advance, in order."""
     with Raw(demo) as crowd, Raw(demo) as big, Raw(demo) as other:

@@ -47,7 +47,7 @@ MS = 1_000_000
 class Watermark:
     watermark: int = 0
     error: int = 0
-    touched_s: int | None = 0  # None = forgotten: removed when its last watcher ends
+    touched_s: int | None = 0  # None = forgotten, to be removed when its last watcher ends
 
 
 @dataclass
@@ -328,8 +328,8 @@ class Model:
         self.unsent -= self.inbox.pop(session).keys()
 
     def rebuilt(self) -> None:
-        """Apply a rebuild: all messages are sent again, including CHECKs. Each answer of no is
-        followed by another CHECK."""
+        """Apply a rebuild. All messages are sent again, including CHECKs. After a client has
+        answered no to such a CHECK, the core sends another CHECK."""
         for box in self.inbox.values():
             for ticket in [t for t, op in box.items() if not op.cause]:
                 del box[ticket]
@@ -510,8 +510,8 @@ class PurgatoryMachine(RuleBasedStateMachine):
         busy = False
         for n, ((name, fields), found) in enumerate(zip(commands, reply.answers, strict=True)):
             if busy and found.status == lib.PG_ST_BUSY:
-                # the record may share a key with the record that was BUSY: tests/c/test_purgatory.c
-                # tests this case
+                # not compared, because this record may share a key with the record that was BUSY;
+                # tests/c/test_purgatory.c tests this case
                 continue
             ended = reply.ended.get(n, [])
             assert found == self.expected(owner, name, fields, found, ended), (name, fields)
@@ -646,8 +646,8 @@ class PurgatoryMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.model.next_ticket % 7 == 0)
     @rule()
     def end_everything(self) -> None:
-        """End and acknowledge all operations, forget all keys, and check that all counts are
-        initial."""
+        """End and acknowledge all operations, forget all keys, and check that all counts have their
+        initial values."""
         m = self.model
         for key in list(m.armed):
             self.batch(0, [("cancel", (key, 0))])
@@ -668,7 +668,7 @@ class PurgatoryMachine(RuleBasedStateMachine):
         assert counts == self.counts
 
     def window_passes(self) -> None:
-        """Send a window of batches per owner: then no remembered reply has keys of ended
+        """Send a window of batches per owner, so that no remembered reply has keys of ended
         operations."""
         for number in range(OWNERS):
             for _ in range(lib.PG_WINDOW):

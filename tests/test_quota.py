@@ -195,7 +195,7 @@ def test_a_new_owner_takes_over(core: Purgatory) -> None:
     assert statuses(bob.send(pd.cancel(b"k"), pd.advance(b"w", 1))) == [
         Status.CANCELLED, Status.DONE,
     ]  # fmt: skip
-    (mail,) = alice.mail()  # Alice armed it when she owned the namespace, so the outcome is hers
+    (mail,) = alice.mail()  # Alice armed `o` when she owned the namespace, so the outcome is hers
     alice.ack(mail.ack())
     assert core.metrics.outcomes == 0
     core.set_namespace(b"n", owner_uid=ANYBODY)
@@ -340,7 +340,7 @@ def test_operations_come_back_evenly(core: Purgatory, whose: str) -> None:
     assert over(alice.send(advances[0])[0])[4] == retry_ns
     core.advance(retry_ns)
     assert statuses(alice.send(*advances[:2])) == [Status.DONE, Status.QUOTA]
-    core.advance(retry_ns + 10 * SECOND_NS)  # unused operations of at most one second are saved
+    core.advance(retry_ns + 10 * SECOND_NS)  # at most the quota of one second is saved
     assert statuses(alice.send(*advances)).count(Status.DONE) == 4
 
 

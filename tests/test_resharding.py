@@ -196,7 +196,7 @@ def test_two_shards_become_three_and_one_though_starts_are_killed(
             found = read_table(one.directory, "demo")
             assert found is not None
             if found.count == count and shard_generation != found.shard_generation:
-                # The start was killed at the switch: the next start only has to clean up.
+                # The start was killed at the switch, so the next start only has to clean up.
                 shard_generation, nth = found.shard_generation, 0
             nth += 1
         one.reshard(count)
@@ -215,7 +215,8 @@ def test_two_shards_become_three_and_one_though_starts_are_killed(
 def test_a_start_is_killed_at_the_switch_or_while_it_removes_predecessors(
     begin: Callable[..., Deployment],
 ) -> None:
-    """Kills also come between the two copies of the table, and between two removed files."""
+    """Kills also come between the writes of the two copies of the routing table, and between the
+    removals of two files."""
     assert killed_everywhere(begin, ("writing the routing table", "")) > 10
 
 
@@ -244,9 +245,9 @@ def test_a_start_is_killed_while_it_removes_files_of_a_killed_start(
 def test_a_birth_is_killed_between_the_homes_of_the_table(
     nth: int, begin: Callable[..., Deployment]
 ) -> None:
-    """After the next start, both copies of the table have the new namespace, or neither has. The
-    creation of the namespace was not acknowledged. The second change of a file renames the first
-    copy."""
+    """After the next start, both copies of the routing table have the new namespace, or neither
+    has. The creation of the namespace was not acknowledged. The second change of a file renames the
+    first copy."""
     one = begin(wal=True)
     one.start(2)
     registry = Registry.of(replace(one.config, shards=2), paths_in(one.directory, "demo"))
@@ -304,8 +305,8 @@ def killed_everywhere(
     between: tuple[str, str],
     before: Callable[[Deployment], None] = lambda _: None,
 ) -> int:
-    """Change to one shard. For each change of a file between the two steps: kill the start before
-    this change, and let the next start resume. Return the number of kills."""
+    """Change to one shard. For each change of a file between the two steps of `between`, kill the
+    start before this change, and let the next start resume. Return the number of kills."""
     for nth in itertools.count(1):
         one, ledger = begin(wal=True), Ledger(nth)
         with one.opened(commit=True) as shards:

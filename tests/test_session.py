@@ -47,7 +47,7 @@ from purgatoryd.shm_layout.layout import Message, WireError
 
 pytestmark = pytest.mark.tier("check")
 
-REFUSED = 5  # the model refuses each batch whose number is a multiple of 5
+REFUSED = 5  # the model refuses each batch whose body is a multiple of 5
 
 
 @dataclass
@@ -58,8 +58,8 @@ class ServerSession:
 
 
 class ModelDaemon:
-    """The protocol's rules for sessions in their simplest form. To apply a batch, the model stores
-    the number in its body."""
+    """The protocol's rules for sessions in their simplest form. The body of a batch is a number,
+    and the model applies the batch by storing this number."""
 
     def __init__(self) -> None:
         self.sessions: dict[int, ServerSession] = {}
@@ -96,7 +96,7 @@ class ModelDaemon:
         return wire.encode_frame(Message.HELLO, number, sequence) + welcome
 
     def move(self) -> None:
-        """Move all sessions to another daemon: their ids change."""
+        """Move all sessions to another daemon, which gives them other ids."""
         known = {number: next(self.ids) for number in self.sessions}
         self.nonces = {n: known[number] for n, number in self.nonces.items() if number in known}
         self.sessions = {known[number]: session for number, session in self.sessions.items()}

@@ -810,7 +810,7 @@ def test_busy_rows_of_several_partitions_are_reported_by_their_number() -> None:
         merged.check()
     assert (caught.value.rows, caught.value.result) == ((1, 2), merged)
     lost = DaemonError()
-    merged.fail(lost)  # replaces Busy: after this error, some rows have no result
+    merged.fail(lost)  # replaces Busy, because after this error some rows have no result
     merged.fail(odd._busy())
     with pytest.raises(DaemonError) as other:
         merged.check()

@@ -344,7 +344,7 @@ def test_an_owner_of_operations_in_partitions_is_resumed(clicks: Daemon) -> None
     first = Purgatory("demo", namespace="clicks", resume=resume)
     for name in names:
         first.watch(name, AllOf({name: 1}), FAR)
-    first._engine.end()  # as if its process had ended
+    first._engine.end()  # as if the process of `first` had ended
     with Purgatory("demo", namespace="clicks", resume=resume) as second:
         for name in names:
             assert second.advance(name, 1) == 1
@@ -471,8 +471,8 @@ def test_a_silent_shard_is_not_asked_for_a_while_by_real_clients(clicks: Daemon)
             for key in (one, other, one):
                 with pytest.raises(DaemonError):
                     timers.get(key, timeout=0.2)
-            # After the circuit breaker's pause, the next call is a probe: it is sent to the shard
-            # and fails.
+            # After the circuit breaker's pause, the next call is a probe, which is sent to the
+            # shard and fails.
             refusal = eventually(lambda: unavailable(timers, other))
             assert refusal is not None
             assert refusal.shard == 0

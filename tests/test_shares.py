@@ -25,7 +25,8 @@ ALICE, BOB = 61001, 61002
 
 
 class Queue:
-    """Commands with stand-ins: waiting messages and answered peers. An answer takes `cost_ns`."""
+    """Commands with stand-ins that store the waiting messages and the answered peers. An answer
+    takes `cost_ns`."""
 
     def __init__(self) -> None:
         self.came: deque[Request] = deque()

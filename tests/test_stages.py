@@ -164,7 +164,8 @@ def test_timestamps_are_known_after_an_interruption(
     (end,) = of_kind(wal, "end")
     assert begun(end.timestamps) == begun(arm.timestamps)
     known = end.timestamps["done_boot_ns"] > end.timestamps["applied_boot_ns"]
-    assert known == (interrupted is not rebooted)  # the WAL record of the add has no done_boot_ns
+    # a reboot loses done_boot_ns, which the add's WAL record lacks
+    assert known == (interrupted is not rebooted)
 
 
 @pytest.mark.tier("all")

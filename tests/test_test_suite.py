@@ -246,7 +246,8 @@ def test_a_process_that_imports_pyspark_without_a_test_of_it_fails_the_run(
 
 
 def runs_in_make_test(name: str) -> bool:
-    """Return whether `make test` runs a test of a file, or one test. `name`: FILE or FILE::TEST."""
+    """Return whether `make test` runs the test `name`: FILE::TEST, or FILE for any test of the
+    file."""
     path, _, test = name.partition("::")
     source = (TESTS.parent / path).read_text()
     if path.endswith(".c"):

@@ -502,7 +502,8 @@ def test_a_redo_counts_the_same() -> None:
 
 
 def test_a_recovered_operation_does_not_refuse_new_topics(core: Purgatory) -> None:
-    """The test recovers an arena that then has more operations than counted watch records."""
+    """The test recovers an arena. After the recovery, the number of operations exceeds the count of
+    watch records."""
     Owner(core, 1, ROOT).send(pd.watch(b"op", ANY, [Key(b"w", 1)]))
     snapshot = Snapshot(core, quiet=True).finish().data
     redo = Redo(snapshot, sessions=8)

@@ -1,4 +1,5 @@
-"""Arenas of earlier and of unknown ABIs, WALs of earlier versions, and interrupted births."""
+"""Arenas of earlier and of unknown ABIs, WALs of earlier versions, and interrupted creations of
+arenas."""
 
 from __future__ import annotations
 
@@ -175,7 +176,8 @@ def what_came_due_fires(
 
 
 def moved(time_ns: int, shift_ns: int) -> int:
-    """Convert a time to the clock of another boot. A time before this boot becomes 0."""
+    """Convert a time to the clock of another boot. A time before the start of that boot becomes
+    0."""
     return max(0, time_ns + shift_ns)
 
 

@@ -146,8 +146,8 @@ def test_figures_updated_once_a_second_are_rated_over_the_window(
     first = sampler._moment()
 
     def moment(number: int) -> _Moment:
-        """Return sample `number`: there is one each half second. Each second has 100 advances, and
-        100 wake-ups in one burst."""
+        """Return sample `number` of a series with two samples per second. Each second has 100
+        advances, and 100 wake-ups in one burst."""
         made = {"wakeups": number // 2 * 100, "advances": number * 50}
         metrics = replace(first.metrics, counters={**first.metrics.counters, **made})
         return _Moment(number * S // 2, first.epoch, metrics)

@@ -27,7 +27,8 @@ INHERITED = 1200
 
 @pytest.fixture
 def many() -> Iterator[list[int]]:
-    """Open INHERITED descriptors. The soft limit of open files is then just high enough."""
+    """Open INHERITED descriptors, and set the soft limit of open files just above the highest of
+    them."""
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (before[1], before[1]))
     opened = [os.open(os.devnull, os.O_RDONLY) for _ in range(INHERITED)]
@@ -90,8 +91,9 @@ def left_ns(timer: int) -> int:
 
 @pytest.mark.alone
 def test_a_wait_has_its_deadline_in_nanoseconds() -> None:
-    """The kernel reports the remaining time. Added to clock readings before and after, it must
-    enclose the deadline. A deadline in whole milliseconds would often be outside."""
+    """The kernel reports the remaining time. Its sums with the clock readings before and after must
+    enclose the deadline. A deadline in whole milliseconds would often be outside of these
+    bounds."""
     readable, speaker = os.pipe()
     os.write(speaker, b"x")
     waiter = Waiter([readable])
@@ -113,7 +115,7 @@ def test_a_wait_ends_for_a_descriptor_and_says_which() -> None:
     waiter = Waiter([quiet, loud])
     os.write(speaker, b"x")
     assert waiter.wait(2**63 - 1) == {loud}
-    assert waiter.wait(2**63 - 1) == {loud}  # reported until its byte is read
+    assert waiter.wait(2**63 - 1) == {loud}  # `loud` is reported until its byte is read
     os.read(loud, 1)
     assert waiter.wait(boot_ns()) == frozenset()
     waiter.watch([loud])

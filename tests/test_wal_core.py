@@ -338,8 +338,8 @@ def test_deadlines_move_with_the_boot_clock_and_wall_deadlines_do_not() -> None:
     snapshot = Snapshot(core, quiet=True).finish().data
     redo = Redo(snapshot)
     redo.frames(snapshot)
-    # The new boot's clock is 4 s behind the old boot's clock. 6 s have passed, so the wall time is
-    # 6.5 s.
+    # The new boot's clock is 4 s behind the old boot's clock. 6 s have passed since the snapshot at
+    # 0.5 s, so the wall time is 6.5 s.
     found = redo.end(2500 * MS, shift_ns=-4000 * MS, wall_offset_ns=4000 * MS)
     assert found.get("later").deadline_ns == 5000 * MS
     assert found.get("wall").deadline_ns == 5000 * MS

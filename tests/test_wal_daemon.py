@@ -552,7 +552,8 @@ def began_empty(wal: Path) -> bool:
 
 @pytest.mark.tier("test")
 def test_the_first_segment_says_that_the_arena_was_empty(daemon: StartDaemon, wal: Path) -> None:
-    """The segment says so even after a kill. An audit can then begin with the first record."""
+    """The first segment says this even after a kill, so an audit can begin with the first
+    record."""
     real = daemon("demo", *wal_flags(wal))
     add_durably("a")
     real.kill()
@@ -564,7 +565,7 @@ def test_the_first_segment_says_that_the_arena_was_empty(daemon: StartDaemon, wa
 def test_the_first_segment_says_that_the_arena_was_not_empty(
     daemon: StartDaemon, wal: Path
 ) -> None:
-    """The daemon ran without a WAL before, so the WAL has no records of its earlier timers."""
+    """The daemon ran without a WAL before, so the WAL has no records of the earlier timers."""
     real = daemon()
     with Client("demo", namespace="shop") as client:
         client.add("a", delay=HOUR_S)
@@ -1290,7 +1291,7 @@ def test_due_timers_wait_for_the_disk_while_the_loop_sleeps(
     subprocess.run(["mount", "-o", "remount,size=32M", str(small_disk)], check=True)
     real = daemon("demo", *wal_flags(small_disk, "--snapshot-segments", "1000"))
     with Client("demo", namespace="shop", timeout=PATIENCE_S) as client:
-        for first in range(0, 60_000, 1000):  # records of their notices exceed the WAL buffer
+        for first in range(0, 60_000, 1000):  # records of these notices exceed the WAL buffer
             client.add_many([(f"due{i}", 15, "t") for i in range(first, first + 1000)])
         with contextlib.suppress(OSError), (small_disk / "filler").open("wb") as filler:
             while True:

@@ -250,7 +250,7 @@ def test_a_killed_process_goes_on(tmp_path: Path) -> None:
     work(core, random, 30)
     first = wal.commit()
     work(core, random, 30)
-    lib.pg_group_commit_close(wal.c)  # as a kill does: nothing more is written
+    lib.pg_group_commit_close(wal.c)  # as after a kill, nothing more is written
     again = GroupCommit(core, tmp_path)
     assert again.wal_buffer.committed_lsn == again.wal_buffer.next_lsn - 1 > first
     work(core, random, 30)

@@ -239,7 +239,7 @@ def shown(browser: Browser, web: Web) -> Iterator[Page]:
     page.on("requestfailed", lambda request: complaints.append(request.url))
     page.goto(web.address)
     yield page
-    found = list(complaints)  # when the daemon ends, the page reports further errors
+    found = list(complaints)  # before the daemon ends, because the page then reports further errors
     page.close()
     assert found == []
 

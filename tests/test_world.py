@@ -70,7 +70,7 @@ def test_nothing_is_lost_doubled_or_early_in_a_world(seed: int) -> None:
 
 
 @pytest.mark.tier("test")
-@pytest.mark.parametrize("seed", [2, 5, 175])  # the world of 175 has a recovery and shards
+@pytest.mark.parametrize("seed", [2, 5, 175])  # the world of seed 175 has a recovery and shards
 def test_a_seed_leads_to_the_same_bytes_everywhere(seed: int, tmp_path: Path) -> None:
     digests = {_digest(seed, tmp_path / f"folder{number}", number) for number in (1, 2)}
     assert len(digests) == 1
@@ -176,8 +176,8 @@ def test_a_signal_to_stop_ends_a_drain_wherever_it_arrives() -> None:
             world.until(lambda starts=starts: cell.daemon.starts > starts, "the daemon has ended")  # type: ignore[misc]
 
 
-# Both worlds kill daemons: one while tracebacks keep the daemon's mappings, the other during a
-# group commit.
+# Both worlds kill daemons. In one world, tracebacks keep the mappings of the killed daemon. In the
+# other world, the kill comes during a group commit.
 @pytest.mark.parametrize("seed", [29, 113])
 def test_a_world_leaves_no_descriptor_open(seed: int) -> None:
     gc.collect()

@@ -179,7 +179,8 @@ PLANTED = [
 
 
 def row(number: int) -> Line:
-    """Return the ledger line of a bulk load's row that took effect earlier. Its timer is gone."""
+    """Return the ledger line which says that a row of a bulk load took effect earlier. The timer of
+    the row is gone."""
     place = {"bulk_load": b"sixteen bytes id".hex(), "row": number}
     return call("row", 0, "x", "bulk_loaded", 21 * S) | place
 
@@ -367,7 +368,7 @@ def test_a_soaked_wal_has_no_violations(found: Found) -> None:
     epochs = {manifest.epoch for manifest in lake.manifests(BRONZE, found.soaked.hex())}
     epochs |= {header_of(file.path).epoch for file in hot}
     assert found.totals["daemon_kills"] > 0
-    # may be fewer than the kills: a daemon that was killed at once has written nothing
+    # may be fewer than the kills, because a daemon that was killed at once has written nothing
     assert len(epochs) > 1
     (balance,) = [one for one in found.verdict.balance if one.daemon == found.soaked.hex()]
     assert balance.added >= found.totals["added"] + found.totals["armed"] > 0
@@ -403,8 +404,8 @@ def test_a_hole_hides_nothing_else_of_a_ledger(found: Found) -> None:
 
 
 def test_unknown_ledger_lines_are_named(found: Found) -> None:
-    """The unknown lines of HOLED name two final states in the hole of missing records, or they are
-    reports from after the last record before the hole."""
+    """The audit cannot judge some lines of HOLED. They report final states in the hole of missing
+    records, or they are from a time after the last record before the hole."""
     assert [one for one in found.verdict.unjudged if one.daemon != found.soaked.hex()] == [
         Unjudged(uuid(HOLED).hex(), 6, "beyond"),
         Unjudged(uuid(STRANGER).hex(), len(NOTED), "absent"),
@@ -428,7 +429,8 @@ def test_records_lost_by_a_recovery_are_named(found: Found) -> None:
 
 
 def test_the_balance_of_a_namespace(found: Found) -> None:
-    """Timers that ended before the audited range do not count, even if acknowledged in it."""
+    """Timers and operations that ended before the audited range do not count, even if their final
+    states were acknowledged in this range."""
     for name in ("boot", "empty", "acknowledged_while_copied", "acknowledged_long_after"):
         daemon = uuid(CLEAN_FROM + [*CLEAN_STORIES].index(name)).hex()
         (shop,) = [one for one in found.verdict.balance if one.daemon == daemon]
@@ -462,7 +464,7 @@ def covered(segments: list[Manifest], *snapshots: int) -> Coverage:
 
 
 def test_a_wal_that_began_empty_is_judged_from_its_first_record_on() -> None:
-    """This holds even if the oldest shipped snapshot is late or missing."""
+    """The audit judges these records even if the oldest shipped snapshot is late or missing."""
     first = replace(manifest(1, 9), began_empty=True)
     for snapshots in ([], [1], [18], [21]):
         found = covered([first, manifest(10, 20)], *snapshots)

@@ -188,7 +188,7 @@ def test_a_promotion_keeps_to_its_rate(lake: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_windows_go_to_the_daemon_one_ahead(lake: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """If another process has the promoter's lock, the step is repeated.
+    """The command repeats a promotion that failed because another process has the promoter's lock.
 
     A signal ends the command.
     """

@@ -270,7 +270,7 @@ def test_a_collection_that_is_killed_counts_whole_or_not_at_all(
     mortal, seen = Mortal(monkeypatch, daemon), set[int]()
 
     def step() -> object:
-        """Collect ten parked timers, and the cancel of the last one of the ten before them."""
+        """Collect ten parked timers, and a cancel of the last timer of the previous step."""
         found: Any = Wal([row(last * 10 + n, last * 10 + n + 1) for n in range(10)])
         found.ended = [row(last * 10 - 1, last * 10)] if last else []
         return collect(NO_SPARK, tier, found, daemon)

@@ -213,8 +213,8 @@ PUNCTUAL, CLOSE, LATE, LOST = (one.key for one in FLIGHTS)
 
 
 def made_up_day(sent_late_ns: int = 0, found: dict[str, CancelResult] | None = None) -> Day:
-    """Return the results of a day at one second per minute, with calls that take 1 us. Calls of
-    close landings are sent `sent_late_ns` late."""
+    """Return the results of a day at one second per minute, with calls that take 1 us. The call for
+    the landing of CLOSE, which is close to its deadline, is sent `sent_late_ns` late."""
     tempo = pace(FLIGHTS, 0, 77 * NS_PER_S)
     found = {LATE: CancelResult.FIRED} | (found or {})
     calls, receipts = [], []

@@ -339,8 +339,8 @@ def test_a_segment_that_is_gone_between_others_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("at", [0, -90], ids=["header", "record"])
 def test_a_damaged_segment_does_not_affect_a_reader_that_skips_it(tmp_path: Path, at: int) -> None:
-    """The reader requests no rows of that segment, and no names that may have been created in
-    it."""
+    """The reader requests no rows of the damaged segment, and no names that this segment may have
+    created."""
     from purgatoryd.pipeline.source import WalReader
 
     damaged = bytearray(sw.segment([sw.arm(4, b"the damaged one")], 4, first_group=2))
@@ -379,7 +379,8 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> Counter[Path]:
 def test_a_time_range_leaves_out_segments_that_the_lake_tells_of(
     wal: Path, lake: Lake, reads: Counter[Path]
 ) -> None:
-    """The newest segment is always read: its times are unknown. Only requested columns are read."""
+    """The newest segment is always read, because its times are unknown. Only requested columns are
+    read."""
     ship(wal, lake)
     before, one, *_, last = lake.manifests()
     files = {file.lsn: file.path for file in segments(wal)}

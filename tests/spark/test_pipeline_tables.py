@@ -773,8 +773,8 @@ def test_findings_are_published(daemon: StartDaemon) -> None:
 REMISSION = {6: (3, 1), 7: (1, 0), 9: (0, 1), 10: (1, 1), 11: (0, 1), 13: (1, 0), 16: (1, 0),
              17: (0, 1), 19: (0, 1), 20: (0, 1), 22: (1, 0), 23: (1, 0), 25: (0, 1), 32: (0, 2),
              34: (0, 1), 35: (0, 1)}  # fmt: skip
-"""By weeks in remission: (number of relapses, number of patients who were observed only until
-then). The 21 patients got 6-mercaptopurine (Freireich et al. 1963)."""
+"""By weeks in remission: (number of relapses, number of patients who were observed only until that
+week). The 21 patients got 6-mercaptopurine (Freireich et al. 1963)."""
 ESTIMATE = {
     6: (0.8571, 0.6197, 0.9516), 7: (0.8067, 0.5631, 0.9228), 10: (0.7529, 0.5032, 0.8894),
     13: (0.6902, 0.4316, 0.8491), 16: (0.6275, 0.3675, 0.8049), 22: (0.5378, 0.2678, 0.7468),
@@ -811,8 +811,8 @@ def test_the_estimate_is_that_of_kaplan_and_meier(spark: SparkSession) -> None:
 
 
 def test_a_timeout_beyond_the_data_is_unknown(spark: SparkSession) -> None:
-    """A timeout is unknown if the estimate never falls to the rate. The same holds for the
-    bounds."""
+    """A timeout is unknown if the estimate never falls to `rate`. A bound of the timeout is unknown
+    if the same bound of the estimate never falls to it."""
     lived = spark.createDataFrame([*ended(REMISSION)], LIVED)
     for rate, *wanted in ((0.5, 23, 13, None), (0.7, 13, 6, 23), (0.3, None, 22, None)):
         (row,) = advice.timeouts(lived, rate).collect()
@@ -822,8 +822,8 @@ def test_a_timeout_beyond_the_data_is_unknown(spark: SparkSession) -> None:
 
 
 def test_open_spans_count_as_censored(spark: SparkSession) -> None:
-    """The open spans stand for patients who were observed only until then. Without these spans, all
-    have settled by week 23."""
+    """The open spans stand for patients who were observed only until the end of the span. Without
+    these spans, all have settled by week 23."""
     settled = {span: (counts[0], 0) for span, counts in REMISSION.items()}
     lived = spark.createDataFrame([*ended(settled)], LIVED)
     watched = [span for span, (_, count) in REMISSION.items() for _ in range(count)]

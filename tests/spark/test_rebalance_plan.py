@@ -118,8 +118,8 @@ def test_nothing_goes_where_there_is_no_free_capacity() -> None:
 
 
 def test_namespaces_of_one_name_are_moved_by_themselves() -> None:
-    """Two daemons may have namespaces of the same name. The plan counts each for its own daemon,
-    whatever the order of the rows. It moves none to a daemon that already has that name."""
+    """Two daemons can have namespaces of the same name. The plan counts each for its own daemon,
+    whatever the order of the rows. It moves none to a daemon that has a namespace of that name."""
     spaces = [
         Space("default", "a1", 900, 1.0), Space("default", "a2", 10, 1.0),
         Space("x", "a1", 50, 1.0), Space("_purgatoryd", "a1", 40, 1.0),
@@ -317,8 +317,8 @@ def test_two_plans_at_once_are_one_of_them(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_a_plan_is_made_by_the_command(spark: SparkSession, tmp_path: Path) -> None:
-    """The command works for an empty lake. Later it moves timers from a full daemon to the other
-    one."""
+    """The command works for an empty lake. Later, its plan moves timers from a full daemon to the
+    other one."""
     assert spark  # the command uses this Spark session
     fleet_file, lake = tmp_path / "fleet.toml", tmp_path / "lake"
     lake.mkdir()

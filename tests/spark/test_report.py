@@ -225,7 +225,8 @@ def test_figures_keep_apart_what_gold_keeps_apart(spark: SparkSession, lake: Lak
 
 @pytest.mark.tier("all")
 def test_a_node_is_judged_by_all_of_its_daemons(spark: SparkSession, lake: Lake) -> None:
-    """Neither of two shards has a thousand values, but their node has. `pipeline slow` agrees."""
+    """Neither of two shards has the thousand values that a verdict needs, but their node has.
+    `pipeline slow` gives the same verdict."""
     ids = (F.lit(uuid(number).hex()) for number in (1, 2))
     bronze = (
         read_events(spark, lake)
@@ -247,7 +248,7 @@ def test_a_node_is_judged_by_all_of_its_daemons(spark: SparkSession, lake: Lake)
 def test_unshipped_records_have_the_node_of_shipped_ones(
     spark: SparkSession, tmp_path: Path
 ) -> None:
-    """This also holds for the arena that has replaced the shipped arena."""
+    """Records of the arena that has replaced the shipped arena also have this node."""
     wal, later = tmp_path / "demo", tmp_path / "later"
     by(1, CLEAN.having(closing=None)).write(wal)
     (tmp_path / "lake").mkdir()

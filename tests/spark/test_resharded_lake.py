@@ -36,7 +36,8 @@ UNKNOWN_TICKET = 2**47
 
 
 class Shipped(NamedTuple):
-    """A daemon that was resharded from no shards to two, three and one, and its lake."""
+    """A daemon that was resharded from no shards to two, to three and to one, and the lake of this
+    daemon."""
 
     one: Deployment
     lake: Lake
@@ -99,7 +100,7 @@ def test_the_lake_has_each_timer_once_though_the_number_of_shards_changed(
     kinds = [[event.kind for event in lifecycle.events] for lifecycle in lifecycles]
     assert kinds == [*[["arm", "end"]] * 3, ["arm"]]
     assert lifecycles[-1].daemon == newest
-    # the newest daemon, although no segment of it is in the lake yet
+    # sizes() lists the newest daemon, although the lake has no segment of this daemon yet
     (size,) = sizes(spark, lake).collect()
     assert (size.daemon, size.living) == (newest, len(alive))
 

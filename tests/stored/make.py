@@ -41,8 +41,8 @@ WALL_OFFSET_NS = 1_767_225_600 * S
 BEGUN_NS = 10 * S
 KILLED_NS = 20 * S
 SOON_NS = 5 * S
-"""Shortest delay of timers that come due while no daemon runs. The delays are multiples of it,
-below a minute of uptime."""
+"""Shortest delay of timers that come due while no daemon runs. These delays are multiples of
+SOON_NS, or next to one. All of their deadlines are below a minute of uptime."""
 FAR_NS = 10**18
 """A delay of 31 years, which never ends in a test."""
 LONG_KEY = b"a watch key of more than sixteen bytes"
@@ -286,8 +286,8 @@ def wal_round(core: Purgatory, owner: Owner, name: str) -> None:
 
 
 def bulk_load_round(core: Purgatory, owner: Owner, first: int) -> None:
-    """Add rows of a bulk load, cancel, replace and fire them; let one replace a timer; repeat a
-    batch."""
+    """Add rows of a bulk load; cancel, replace and fire their timers; let one row replace a timer;
+    repeat a batch."""
     keys = [b"row %d" % (first + i) for i in range(BULK_LOAD_ROWS)]
     owner.send(driver.put(keys[0], S))
     owner.bulk_load((b"a bulk load, 16b", first, 0),
