@@ -22,7 +22,7 @@ PID, PIDFD, CONNECTION = 5, 50, 9
 
 @dataclass
 class FakeArena:
-    """Stand-in for an arena: sessions, each with its own grace period."""
+    """Stand-in for an arena with sessions, each with its own grace period."""
 
     graces: dict[int, int]
     ended: list[int] = field(default_factory=list)

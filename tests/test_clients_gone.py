@@ -492,8 +492,8 @@ nonce, grace_s = bytes.fromhex(sys.argv[3]), int(sys.argv[4])
 print(client.ask(wire.encode_hello(nonce, grace_ns=grace_s * 10**9)).session, flush=True)
 sys.stdin.read()
 """
-"""Code that opens a session with the nonce argv[3] and prints its id. The session outlives the
-process by argv[4] seconds."""
+"""Code that opens a session with the nonce argv[3] and prints the id of the session. The session
+outlives the process by argv[4] seconds."""
 
 
 def greet(real: Daemon, nonce: bytes, grace_s: int) -> tuple[subprocess.Popen[str], int]:

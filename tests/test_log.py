@@ -30,7 +30,8 @@ from purgatoryd.shm_layout.status_file import StatusFile
 pytestmark = pytest.mark.tier("test")
 
 Stderr = tuple[int, Callable[[], None]]
-"""A pair (descriptor, function that closes or stops its other end once the daemon is ready)."""
+"""A pair (descriptor, function that closes or stops the descriptor's other end once the daemon is
+ready)."""
 
 
 # ---- stderr without a working reader ---------------------------------------------------------

@@ -1029,8 +1029,8 @@ def test_a_check_is_repeated_when_a_watermark_moved() -> None:
 
 
 def test_a_late_yes_ends_no_other_operation() -> None:
-    """A new operation has the key of the expired operation. Its first CHECK has the number of the
-    CHECK that is answered late."""
+    """A new operation has the key of the expired operation. The first CHECK of the new operation
+    has the number of the CHECK that is answered late."""
     core = Purgatory()
     owner = Owner(core)
     owner.send(pd.watch(b"c", CLIENT, [Key(b"k", 0)], MS))

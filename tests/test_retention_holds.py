@@ -148,7 +148,8 @@ def test_a_file_that_another_one_puts_there_is_not_written(
     foreign, temporary = tmp_path / "foreign", tmp_path / "table.new"
     foreign.write_bytes(b"another's")
     temporary.symlink_to(foreign) if is_link else temporary.hardlink_to(foreign)
-    with monkeypatch.context() as at_once:  # as if somebody created the file again at once
+    # as if somebody created the file again right after its removal
+    with monkeypatch.context() as at_once:
         at_once.setattr(Path, "unlink", lambda *_, **__: None)
         with pytest.raises(FileExistsError):
             write_durably(temporary, lambda _: "table")

@@ -219,7 +219,7 @@ def test_a_daemon_and_clients_in_a_time_namespace(daemon_dir: Path) -> None:
 @pytest.mark.tier("all")
 @pytest.mark.parametrize("seconds", [DAY_S, -120])
 def test_a_client_outside_of_the_daemons_time_namespace(seconds: int, daemon_dir: Path) -> None:
-    """The daemon counts a delay from the arrival of its request. The test measures with the
+    """The daemon counts a delay from the arrival of the request. The test measures with the
     monotonic clock."""
     real = Daemon("demo", daemon_dir, python=ahead(daemon_dir, seconds))
     try:

@@ -322,8 +322,8 @@ def test_a_stored_export_is_imported(
 
 
 def moved_by(reader: Reader, was: dict[str, Any]) -> int:
-    """Return by how many ns delays were shifted to this boot's clock. Check this number with the
-    wall clock."""
+    """Return by how many ns the deadlines of delays were shifted to this boot's clock. Check this
+    number with the wall clock."""
     far = next(t for t in was["timers"] if t["wall_ns"] is None and not is_due(t))
     (found,) = (i for i in infos(reader) if i.ticket == far["ticket"])
     shift_ns = int(found.deadline_ns - far["deadline_ns"])
@@ -737,7 +737,7 @@ def test_a_daemon_of_another_minor_is_not_stopped_for_an_export(newer: Daemon) -
     assert not file.exists()
 
 
-# ---- interrupted births ------------------------------------------------------------------------
+# ---- interrupted creations of arenas ------------------------------------------------------------
 
 # By moment of the interruption: the files that it leaves ("old": of the old arena, "born": of the
 # new one), and the arena that the next start uses.

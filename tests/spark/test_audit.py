@@ -311,7 +311,8 @@ def lose(lake: Lake, daemon: bytes, at: int) -> None:
 
 
 def audited(read: Whole, noted_: DataFrame) -> Verdict:
-    """Run the audit. Spark persists the tables, so that not every check reads the files again."""
+    """Run the audit. Spark persists the tables, so that the checks do not each read the files
+    again."""
     tables = [table.persist() for table in (read.bronze, read.openings, noted_)]
     try:
         return audit(read.bronze, read.openings, read.found, noted_)
