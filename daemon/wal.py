@@ -146,7 +146,11 @@ def warn_of_other_directory(directory: Path, arena: Handle, disk: Disk = DISK) -
     """Log a warning if the folder has no file of the arena. An arena with a WAL has a snapshot in
     the folder of its WAL from the beginning, so the daemon last ran with another folder."""
     files = (*snapshots(directory, disk), *segments(directory, disk))
-    if not any(has_header(f.path, disk) and uuid_of(f.path, disk) == arena.uuid for f in files):
+    try:
+        own = any(has_header(f.path, disk) and uuid_of(f.path, disk) == arena.uuid for f in files)
+    except WalError:  # a warning is no reason to refuse a start
+        return
+    if not own:
         log.warning(
             f"{directory} has no file of this arena: a new WAL begins there; the earlier records "
             "are in the WAL directory of the last start, or were removed"

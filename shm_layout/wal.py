@@ -124,7 +124,8 @@ def header_of(path: Path, disk: Disk = DISK) -> Any:
 def _first_block(path: Path, disk: Disk) -> bytes:
     """Read the header's block from the disk. The result is shorter than a block if the file is
     shorter. Raises WalDamaged, BadPath."""
-    with _reading(path), disk.open(path, direct=True) as file, mmap.mmap(-1, PAGE) as memory:
+    # A lack of memory for the buffer is not damage to the file.
+    with mmap.mmap(-1, PAGE) as memory, _reading(path), disk.open(path, direct=True) as file:
         return memory[: min(file.readinto(memory), _HEAD)]
 
 
