@@ -76,13 +76,14 @@ int pg_rebuild(struct pg_arena *a, int64_t now_ns, struct pg_fault *why);
 int pg_rebuild_threaded(struct pg_arena *a, int64_t now_ns, struct pg_fault *why);
 /* Copy all authoritative state of `from` into the fresh arena `to`, which has other sizes. Tickets,
  * sequences, sessions and LSNs are preserved. Refuses if `to` lacks space; `why` then has the
- * needed and the available number. Slots and rows get other numbers. So a snapshot and frames
+ * required and the available size. Slots and rows get other numbers. So a snapshot and frames
  * cannot be redone together if one is from before the migration and the other is from after it. */
 int pg_migrate(struct pg_arena *to, const struct pg_arena *from, struct pg_fault *why);
 /* Copy all authoritative state of `from`, an arena of an earlier minor ABI version, unchanged into
  * the fresh arena `to` of the same sizes; pg_rebuild must follow. Refuses if a size differs; `why`
- * then has the two sizes. On success the frame that a kill left in doubt is decided in `from` as
- * well: all frames that `from` appended are sound and may be committed to its WAL. */
+ * then has the two sizes. If a kill left a frame of `from` in doubt, a successful call also keeps
+ * or drops this frame in `from`. All frames that `from` has appended are then sound and may be
+ * committed to the WAL of `from`. */
 int pg_convert(struct pg_arena *to, struct pg_arena *from, struct pg_fault *why);
 /* Check all invariants. If one is broken, returns 0 and puts the first broken invariant into
  * `fault`. */
@@ -115,8 +116,8 @@ struct pg_source {                /* a source arena, which is attached with its 
  * pg_rebuild must follow. Tickets are preserved, and new tickets in `to` start after the highest
  * ticket of all sources. Therefore all arenas of a deployment have to be among the sources, even an
  * arena that contributes nothing. A session keeps its nonce and its replies, but gets another id.
- * Counters begin at 0. Refuses if `to` lacks space; `why` then has the needed and the available
- * number. */
+ * Counters begin at 0. Refuses if `to` lacks space; `why` then has the required and the available
+ * size. */
 int pg_merge(struct pg_arena *to, struct pg_source *sources, uint32_t count,
              struct pg_fault *why);
 
@@ -177,9 +178,9 @@ enum pg_handled {
 int pg_handle(struct pg_arena *a, const void *message, uint64_t message_bytes, uint32_t uid,
               uint32_t pid, int64_t received_boot_ns, int64_t real_boot_ns, void *reply,
               uint64_t *reply_bytes, int64_t *wait_ns);
-/* Record in the WAL that the socket took the replies to `count` batches of a session, the first of
- * which has number `sequence`. The first reply was built at built_boot_ns; the socket took the last
- * reply at handed_boot_ns. */
+/* Record in the WAL that the socket took the replies to `count` batches of a session; `sequence` is
+ * the sequence number of the first of these batches. The first reply was built at built_boot_ns;
+ * the socket took the last reply at handed_boot_ns. */
 void pg_replied(struct pg_arena *a, uint64_t session, uint64_t sequence, uint32_t count,
                 int64_t built_boot_ns, int64_t handed_boot_ns);
 
@@ -191,16 +192,18 @@ void pg_set_quotas(struct pg_arena *a, uint64_t timers, uint64_t bytes, uint64_t
  * hold; 0 or 100 = no limit. Root and own_uid have no limit. A uid keeps the rows that it already
  * holds. */
 void pg_set_uid_share(struct pg_arena *a, uint32_t percent, uint32_t own_uid);
-/* Apply the body of a NAMESPACE message from `uid`. Returns enum pg_error and stores its figures in
- * `detail`; *now = the settings of the namespace after the call. */
+/* Apply the body of a NAMESPACE message from `uid`. Returns an error of enum pg_error, and stores
+ * in `detail` the figures that the comment of this error lists; *now = the settings of the
+ * namespace after the call. */
 int pg_set_namespace(struct pg_arena *a, const void *body, uint64_t bytes, uint32_t uid,
                      struct pg_namespace_set *now, uint64_t detail[2]);
 
 /* ---- bulk loads (bulk_loads.c, messages.c) ------------------------------------------------- */
 
 /* Apply the body of a BULK_LOAD message from an administrator, who may use STATUS and FORGET with
- * any bulk load. Returns enum pg_error and stores its figures in `detail`. Without an error, `out`
- * (PG_MESSAGE_MAX bytes) receives struct pg_bulk_load_info and its parts. */
+ * any bulk load. Returns an error of enum pg_error, and stores in `detail` the figures that the
+ * comment of this error lists. Without an error, `out` (PG_MESSAGE_MAX bytes) receives struct
+ * pg_bulk_load_info and its parts. */
 int pg_bulk_load_admin(struct pg_arena *a, const void *body, uint64_t bytes, void *out,
                        uint64_t *out_bytes, uint64_t detail[2]);
 /* Forget at most one bulk load that was last used more than ttl_ns ago. */
@@ -208,8 +211,9 @@ void pg_bulk_loads_sweep(struct pg_arena *a, int64_t real_boot_ns, int64_t ttl_n
 
 /* ---- notices without a timer (publish.c) ----------------------------------------------------- */
 
-/* Apply the body of a PUBLISH message from `uid`. Returns enum pg_error and stores its figures in
- * `detail`; *result = the answer. */
+/* Apply the body of a PUBLISH message from `uid`. Returns an error of enum pg_error, and stores in
+ * `detail` the figures that the comment of this error lists. *result = the answer to the
+ * message. */
 int pg_publish(struct pg_arena *a, const void *body, uint64_t bytes, uint32_t uid,
                int64_t real_boot_ns, struct pg_result *result, uint64_t detail[2]);
 
@@ -283,8 +287,8 @@ int64_t pg_session_grace_ns(const struct pg_arena *a, uint64_t session);
  * armed. Returns 1 if the session no longer exists, 0 if the WAL buffer is full: call again
  * later. */
 int pg_session_end(struct pg_arena *a, uint64_t session, int64_t real_boot_ns);
-/* Write a struct pg_session_info for each session of a uid (PG_NIL = all uids), at most out_count.
- * Returns the number of structs written. */
+/* Write a struct pg_session_info for each session of a uid (PG_NIL = all uids), at most out_count
+ * structs. Returns the number of structs written. */
 uint32_t pg_sessions(const struct pg_arena *a, uint32_t uid, struct pg_session_info *out,
                      uint32_t out_count);
 /* Forget watch keys whose time to live has passed. Looks at `budget` rows, starting at row
@@ -568,8 +572,8 @@ int pg_redo_config(const void *frame, uint64_t bytes, struct pg_config *config,
  * later calls pass the WAL from the snapshot's start LSN on; older frames are skipped. Redo is
  * idempotent. Refuses a frame that names an object that does not exist, a gap in the LSNs, and a
  * change for which there is no space. A snapshot is written while its arena changes, so its
- * contents may need a larger arena than that one; pg_migrate must follow then. why->where is the
- * LSN of the refused frame. */
+ * contents may need a larger arena than the one that was copied; in that case pg_migrate must
+ * follow. why->where is the LSN of the refused frame. */
 int pg_redo(struct pg_arena *a, struct pg_redo *r, const void *frames, uint64_t bytes,
             struct pg_fault *why);
 /* Do what pg_redo does, with all remaining frames of the file that a WAL reader is reading. */

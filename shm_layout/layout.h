@@ -361,8 +361,9 @@ struct pg_hot {
 };
 
 /* The second part of a slot: 16 bytes at the same index as pg_hot, written before hot.ctl.
- * wait_high and wait_low are the halves of a float: the nanoseconds from the arming of the timer to
- * its deadline. Readers compute the time of arming from it. Every bit pattern is valid. */
+ * wait_high and wait_low are the halves of a float, which is the number of nanoseconds from the
+ * arming of the timer to its deadline. Readers compute the time of arming from this float. Every
+ * bit pattern is valid. */
 struct pg_cold {
     uint32_t blob;                /* first granule of the blob, which holds extension, key and
                                      payload */
@@ -1347,8 +1348,8 @@ struct pg_session {
                                         answered BUSY. busy_last is written after busy_keys; 0 =
                                         busy_keys is empty */
     uint64_t busy_keys[PG_BUSY_KEYS / 64]; /* hashed set of the keys of records that were answered
-                                              BUSY. A key stays in the set as long as the client may
-                                              not have seen that answer */
+                                              BUSY. A key stays in the set until it is certain that
+                                              the client has seen that answer */
     uint8_t  worker_len;          /* length of the client's name in bytes; 0 = the client gave no
                                      name */
     char     worker[PG_WORKER_MAX]; /* name of the client, for display only; written before `id` */
@@ -1411,7 +1412,8 @@ enum pg_message {
     PG_M_PLACE,                   /* both sockets, deployment of shards: assign a namespace to
                                      shards. Name of the namespace */
     PG_M_ADVANCE = 32,            /* admin socket: move a virtual clock to at_ns. -> for each topic
-                                     that is not reserved, a pg_tail and its names */
+                                     that is not reserved, a pg_tail and the names of namespace and
+                                     topic */
     PG_M_STOP,                    /* admin socket: stop the daemon cleanly, after the reply */
     PG_M_PUBLISH,                 /* admin socket: write a notice without a timer. pg_publish,
                                      names, key, payload -> pg_result */
@@ -1580,7 +1582,7 @@ enum pg_status {
     PG_ST_QUOTA = 27,             /* a quota is used up: ticket = quota << 8 | enum pg_quota,
                                      deadline_ns = current use. Quotas of operations per second:
                                      deadline_ns = time on the real boot clock at which the next
-                                     operation is allowed. UID_TOPICS and all numbers after it:
+                                     operation is allowed. From UID_TOPICS on in enum pg_quota:
                                      deadline_ns = uid << 32 | number of rows that the uid holds */
     PG_ST_WRONG_SHARD = 28,       /* PUBLISH: the namespace is in another shard */
     PG_ST_DUPLICATE = 29,         /* WATCH: a key occurs twice */
@@ -1594,7 +1596,8 @@ enum pg_status {
                                      no space for a copy, so a timer could not outlive the daemon */
 };
 
-/* The quota that is used up. UID_TOPICS and all numbers after it are the uid's shares of tables. */
+/* The quota that is used up. UID_TOPICS and the constants after it are the uid's shares of
+ * tables. */
 enum pg_quota {
     PG_Q_NAMESPACE_TIMERS = 1,    /* number of armed timers of the namespace */
     PG_Q_NAMESPACE_BYTES,         /* total bytes of keys and payloads of the namespace's armed

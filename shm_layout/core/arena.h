@@ -102,7 +102,7 @@ struct pg_arena {
     struct pg_reply_memory *replies;
     /* Results of all replies, in the private arena file. */
     struct blob_pool answers;
-    /* capacity + 1 slots: the extra one lets a replace succeed in a full arena. */
+    /* capacity + 1 slots: with the extra slot a PUT can replace a timer in a full arena. */
     struct slots slots;
     struct wheel wheel;
     struct key_index index;
@@ -127,13 +127,14 @@ struct pg_arena {
     uint32_t bulk_load_rows, bulk_load_block_rows;
 
     /* State that this process keeps between calls. */
-    bool draining;                /* no timer may be armed: the daemon is stopping */
-    bool nameless;                /* no timer may be armed: the arena file's name is gone */
+    bool draining;                /* the daemon is stopping, so no timer may be armed */
+    bool nameless;                /* the arena file has no name, so no timer may be armed */
     bool confined;                /* only a NAMESPACE record may create a namespace */
     bool restricted;              /* a namespace has an owner or a quota, or uids have quotas */
     bool inbox_news;              /* some session has unsent outcomes */
     bool holding;                 /* operations that came due in an outage wait for their release */
-    /* Start of the outage on the arena's clock: earlier deadlines were handled before it. */
+    /* Start of the outage on the arena's clock. Operations with earlier deadlines were handled
+     * before the outage. */
     int64_t hold_after_ns;
     int64_t hold_upto_ns;         /* end of the outage on the arena's clock */
     int64_t now_ns;               /* time of the last advance, on the arena's clock */
@@ -148,11 +149,12 @@ struct pg_arena {
     uint32_t bulk_load_block;     /* block of the last row lookup, or PG_NIL */
     /* Slots of outcomes and CHECKs whose session has ended, linked by inbox_next. */
     uint32_t orphans;
-    /* Cache of a failed search: no topic row is reusable until the number of ended timers,
-     * operations and notices differs from this number (ends_so_far). */
+    /* Value of ends_so_far() at the last failed search for a reusable topic row. As long as
+     * ends_so_far() returns this value, no timer, operation or notice has ended since then, and no
+     * topic row is reusable. */
     uint64_t topics_stuck_at;
-    /* Cache of a refusal: the uid below gets no further topic until the number of ended timers,
-     * operations and notices differs from this number. */
+    /* Value of ends_so_far() when the uid below was refused another topic. As long as ends_so_far()
+     * returns this value, the uid gets no further topic. */
     uint64_t topics_refused_at;
     uint32_t topics_refused_uid, topics_refused_held;
     struct rebuild rebuild;

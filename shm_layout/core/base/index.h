@@ -119,7 +119,8 @@ static inline uint32_t cells_tagged(const struct pg_index_bucket *b, uint32_t ta
     return bits_of(found) >> 1;
 }
 
-/* First candidate from at->bucket on. In that bucket only the cells in `allowed` are searched. */
+/* First candidate from at->bucket on. In bucket at->bucket only the cells in `allowed` are
+ * searched. */
 uint32_t index_search(const struct key_index *x, uint32_t hash, uint32_t allowed,
                       struct probe *at);
 /* Do what index_insert does, for an id whose home bucket is full. */
@@ -150,8 +151,8 @@ static inline void index_erase_at(struct key_index *x, uint32_t hash, uint32_t p
         index_erase_beyond(x, home, bucket);
 }
 
-/* Insert an id. Return its place for index_erase_at, or PG_NIL if the index is full. The place
- * stays valid until the id is erased. */
+/* Insert an id. Return the place of the id, which index_erase_at takes, or PG_NIL if the index is
+ * full. The place stays valid until the id is erased. */
 static inline uint32_t index_insert(struct key_index *x, uint32_t hash, uint32_t id)
 {
     const uint32_t home = index_home(x, hash), empty = cells_with(&x->buckets[home], 0);

@@ -53,8 +53,8 @@ static inline uint32_t states_before(unsigned state)
 static inline uint64_t ctl_of(uint64_t ticket, unsigned state) { return ticket << 8 | state; }
 static inline unsigned ctl_state(uint64_t ctl) { return (unsigned)(ctl & 0xff); }
 static inline uint64_t ctl_ticket(uint64_t ctl) { return ctl >> 8; }
-/* Publish the new state of a slot. The caller must have written its other fields before: readers
- * load the control word with acquire. */
+/* Publish the new state of a slot. The caller must have written the slot's other fields before,
+ * because readers load the control word with acquire. */
 static inline void slot_state_set(struct pg_hot *h, uint64_t ticket, unsigned state)
 {
     PG_ASSERT((1ull << (ctl_state(h->ctl) & 63) & states_before(state)) != 0, "slots",

@@ -18,8 +18,8 @@ static inline uint64_t next_number(const struct pg_header *h)
 {
     return LOAD_ACQUIRE(&h->next_ticket) - h->shard * PG_TICKET_SHARD;
 }
-/* True if this arena issued the ticket or may have received it, with its timer, from another
- * shard. */
+/* True if this arena issued the ticket or may have received it from another shard, together with
+ * the timer. */
 static inline bool ticket_known(const struct pg_header *h, uint64_t ticket)
 {
     return ticket_number(ticket) != 0 && ticket_number(ticket) < next_number(h) &&

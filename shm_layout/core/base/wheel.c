@@ -2,8 +2,9 @@
  *
  * Time is counted in ticks. A timer fires at tick ceil(deadline / tick), never early. A bucket of
  * level l covers fanout^l ticks. A timer is in the finest level whose ring reaches its tick. When
- * the clock enters a coarse bucket, its members must already be in finer levels. Most of them are
- * moved gradually before that tick (`drain`); the rest are moved at the tick itself (`cascade`).
+ * the clock enters a coarse bucket, the members of the bucket must already be in finer levels. Most
+ * of them are moved gradually before the bucket's first tick (`drain`); the rest are moved at this
+ * tick (`cascade`).
  *
  * A bucket is a chain of chunks. A chunk is a cache line of cells; a cell holds the id of a slot.
  * Each slot stores the number of its cell. Removing a slot moves the newest member of the bucket
@@ -18,7 +19,8 @@
 
 enum { CELLS = 16 };                   /* number of 32-bit words in a chunk; word 0 is `previous` */
 enum {
-    DRAIN_EXTRA = 512,                   /* added to each batch, so that prefetching pays off */
+    DRAIN_EXTRA = 512,                   /* added to each batch of moves, so that prefetching pays
+                                            off */
     DRAIN_SMALL = 1024,                  /* at most this many members may wait for the cascade */
     DRAIN_PIECE = 16384                  /* number of members that justifies an extra wake-up */
 };
@@ -455,7 +457,8 @@ static bool finish_tick(struct advance *t)
     return true;
 }
 
-/* Advance to `target`. Return false if the budget is spent or a callback refuses a timer first. */
+/* Advance to `target`. Return false if, before `target`, the budget is spent or a callback refuses
+ * a timer. */
 static bool catch_up(struct advance *t, uint64_t target)
 {
     struct pg_wheel *s = t->wheel->state;

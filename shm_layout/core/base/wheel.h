@@ -51,7 +51,7 @@ bool wheel_holds(const struct wheel *w);
  * *more is true if waiting slots are left. */
 uint32_t wheel_release(struct wheel *w, uint32_t budget, wheel_due_fn on_due, void *context,
                        bool *more);
-/* Prefetch the slots that will be moved when `slots` are removed from the wheel. */
+/* Prefetch the slots that will move to other cells when `slots` are removed from the wheel. */
 void wheel_fetch_last(const struct wheel *w, const uint32_t *slots, uint32_t count);
 /* Time at which wheel_advance has to be called next, to fire timers, to cascade or to drain
  * gradually. A time in the past means immediately; INT64_MAX = the wheel is empty. */

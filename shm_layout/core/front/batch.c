@@ -243,7 +243,7 @@ static void cancel_for_key(struct pg_arena *a, const struct step *s, uint32_t ro
     STORE_RELEASE(&m->extra_bytes, (uint32_t)out.used);
 }
 
-/* Bit in intent[1] of FAIL and CLEAR: the key has its new state. */
+/* Bit in intent[1] of FAIL and CLEAR, set once the key has its new state. */
 #define FAILURE_SET (1ull << 63)
 
 static bool failure_apply(struct pg_arena *a, const struct step *s, uint32_t row,
@@ -379,8 +379,9 @@ static void put_read(const struct pg_arena *a, struct step *s, const uint8_t *at
 }
 
 /* Return true if the owner and the quotas allow the record. False: the record has been answered. A
- * daemon that is stopping, or whose arena files are unlinked, arms nothing. A record that arms or
- * advances is charged to the quotas only once, even if it needs several calls. */
+ * daemon that is stopping, or whose arena files are unlinked, arms nothing. A record that is
+ * charged to the quotas of operations per second is charged only once, even if it needs several
+ * calls. */
 static bool record_allowed(struct pg_arena *a, struct step *s, struct pg_result *result)
 {
     const wire_record *r = s->record;
@@ -467,8 +468,8 @@ RARE static bool busy_refuses(const struct pg_arena *a, const struct step *s,
     return refused;
 }
 
-/* Empty the set if all its batches come before the oldest batch that the client waits for. The
- * client has then seen the answers to them. */
+/* Empty the set if all batches whose keys it contains come before the oldest batch that the client
+ * waits for. The client has then seen the answers to all these batches. */
 static void busy_forget(struct pg_session *s, const struct request *q)
 {
     if (UNLIKELY(s->busy_last != 0) && q->frame.sequence - q->frame.detail[1] > s->busy_last)
@@ -534,9 +535,9 @@ static bool records_apply(struct pg_arena *a, const struct request *q, struct pg
 
 /* ---- names --------------------------------------------------------------------------------- */
 
-/* Find or create the names in an entry of the name table. Only records that arm or advance create
- * names. names_hold keeps each topic row, so that a later name of the table cannot reuse the row of
- * an earlier name. */
+/* Find or create the names in an entry of the name table. Only PUT, WATCH, UNPARK, ADVANCE_KEY,
+ * BUMP and FAIL create names. names_hold keeps each topic row, so that a later name of the table
+ * cannot reuse the row of an earlier name. */
 static void name_resolve(struct pg_arena *a, uint32_t i, struct name ns, struct name topic,
                          uint32_t uid)
 {

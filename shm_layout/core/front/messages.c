@@ -68,8 +68,8 @@ static bool hello_read(const struct request *q, struct pg_hello *hello, struct n
     return name_sound(*worker) || refused(why, PG_ERR_MALFORMED, fixed, hello->name_len);
 }
 
-/* Answer a message whose sender already holds its share of the rows of a table, and count the
- * refusal. A record that needs such a row is answered the same way. */
+/* Refuse a message whose sender already holds its share of the rows of a table, and count the
+ * refusal. `r` is the answer that a record would get that needs such a row. */
 static bool share_refused(struct pg_arena *a, const struct pg_result *r, struct refusal *why)
 {
     pg_refused(a, PG_ST_QUOTA);

@@ -10,7 +10,8 @@
 #include "core/state/names.h"
 #include "core/state/replay_buffer.h"
 
-#define BODY_MAX 1048576          /* most bytes of all message bodies in a window */
+#define BODY_MAX 1048576          /* maximum number of bytes of all message bodies in a window
+                                     together */
 #define NO_ENTRY 65535
 
 struct pg_notices notices_head(const struct pg_arena *a, uint32_t topic, uint64_t first,

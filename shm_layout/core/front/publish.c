@@ -97,8 +97,8 @@ static unsigned publish(struct pg_arena *a, const struct publish *p, struct pg_r
     return PG_ST_DONE;
 }
 
-/* Answer a refusal and count it. BUSY means that the WAL buffer is full, or that the replay buffer
- * is full of unsent notices. */
+/* Answer a PUBLISH with a refusal, unless *r already contains the answer, and count the refusal.
+ * BUSY means that the WAL buffer is full, or that the replay buffer is full of unsent notices. */
 static void refuse(struct pg_arena *a, unsigned status, struct pg_result *r)
 {
     if (r->ticket == 0)

@@ -67,8 +67,8 @@ bool key_sound(unsigned type, unsigned len);
 /* Find the tables of a BATCH or QUERY, and check every byte of them. */
 bool tables_read(struct request *q, struct refusal *why);
 /* Return a fingerprint of the whole message, to recognize a batch that is sent again under the same
- * sequence. If resharding gave the session another id, its first id is used instead of the id in
- * the message. */
+ * sequence. If resharding gave the session another id, the session's first id is used instead of
+ * the id in the message. */
 uint32_t fingerprint(const uint8_t *bytes, uint64_t len, const struct pg_session *s);
 
 /* ---- batch.c -------------------------------------------------------------------------- */

@@ -158,8 +158,8 @@ static uint64_t chain_walk(const struct pg_arena *a, uint32_t topic, uint64_t fi
 }
 
 /* Return how many of the found entries, beginning with the oldest, fit into `size` bytes together
- * with their records. Withdrawn entries at the old end are skipped, and *skip receives their
- * number. */
+ * with their records. Withdrawn entries at the old end are skipped, and *skip receives the number
+ * of skipped entries. */
 static uint64_t replay_fit(const struct pg_arena *a, const uint64_t *positions, uint64_t found,
                            uint64_t size, uint64_t *skip)
 {

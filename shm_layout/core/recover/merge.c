@@ -296,8 +296,9 @@ static bool bulk_loads_merge(struct merge *g)
 
 /* ---- sessions ------------------------------------------------------------------------------ */
 
-/* Translate the numbers of source rows in the interrupted record of a session. If its watch key is
- * not merged, no part of the record will be applied in this arena, so the reference is cleared. */
+/* Translate the row numbers of the source in the interrupted record of a session. If the watch key
+ * of this record is not merged, no part of the record will be applied in this arena, so the
+ * reference to the key is cleared. */
 static void session_rename(struct merge *g, struct pg_session *s)
 {
     const bool in_bulk_load = s->bulk_load != 0 && s->bulk_load <= g->from->bulk_load_rows;
@@ -364,8 +365,9 @@ static bool session_merge(struct merge *g, uint32_t i, uint32_t row)
     s->id = (f->id & ~0xffffull) | row;
     s->first_id = f->first_id != 0 ? f->first_id : f->id;
     session_rename(g, s);
-    /* Key hashes differ in this arena. Every key therefore counts as busy until the client has seen
-     * the answer to batch busy_last. */
+    /* The set of busy keys is made of key hashes, and a key has another hash in the new arena. The
+     * new set therefore contains every key, until the client has seen the answer to batch
+     * busy_last. */
     if (s->busy_last != 0)
         memset(s->busy_keys, 0xff, sizeof s->busy_keys);
     memcpy(session_reply(g->to, s, 0), session_reply(g->from, f, 0),

@@ -5,8 +5,8 @@
 #include "core/base/common.h"
 #include "core/arena.h"
 
-/* True if all rows to which an armed slot or an outcome refers exist. The function checks only the
- * size of the blob. */
+/* True if all rows to which an armed slot or an outcome refers exist, and the blob has a valid
+ * size. The content of the blob is not checked. */
 bool slot_sound(const struct pg_arena *a, const struct pg_hot *h, const struct pg_cold *c);
 bool slot_blob_inside(const struct pg_arena *a, const struct pg_cold *c);
 

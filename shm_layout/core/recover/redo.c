@@ -1,11 +1,11 @@
 /* redo.c - apply the frames of a snapshot and of the WAL to a new arena.
  *
- * A frame describes the state after a change, with the numbers of slots, rows and positions in the
- * arena that wrote the frame. The parts of a snapshot may be from different moments. Therefore all
- * changes since its start are applied again, and after the last frame of an object its state is
- * right. The tickets in a slot only rise, so an older timer never replaces a younger timer. Derived
- * state, including key hashes, is built at the end. Frames are untrusted: everything that a frame
- * refers to is checked first. */
+ * A frame describes the state after a change, with the slot numbers, row numbers and positions of
+ * the arena that wrote the frame. The parts of a snapshot may be from different moments. Therefore
+ * all changes since its start are applied again, and after the last frame of an object the state of
+ * this object is right. The tickets in a slot only rise, so an older timer never replaces a younger
+ * timer. Derived state, including key hashes, is built at the end. Frames are untrusted: everything
+ * that a frame refers to is checked first. */
 
 #include "core/base/blobs.h"
 #include "core/base/check.h"
@@ -70,7 +70,8 @@ static bool key_sound(const struct redo *r, unsigned type, unsigned len, uint32_
            below(r, "length of a payload", PG_PAYLOAD_MAX + 1, payload_len);
 }
 
-/* A later version would store its extensions here, and this version would take them for the key. */
+/* Return true if the frame has no extensions. A later version stores extensions in front of the
+ * key, and this version would take them for the key. */
 static bool ext_absent(const struct redo *r, uint32_t ext_len)
 {
     return below(r, "bytes of extensions that this version does not know", 1, ext_len);
@@ -146,8 +147,8 @@ static int64_t armed_ns_in(const struct redo *r, const struct pg_wal_arm *j)
 static uint64_t add_lsn_of(const struct redo *r) { return in_snapshot(r) ? 0 : r->frame->lsn; }
 /* ---- bulk loads ---------------------------------------------------------------------------- */
 
-/* Set the bit of a bulk load row. If the bulk load does not exist, ignore the row: a later frame
- * removed the bulk load. */
+/* Set the bit of a bulk load row. If the bulk load does not exist, ignore the row, because a later
+ * frame removes the bulk load. */
 static bool row_done(const struct redo *r, const struct pg_wal_row *row)
 {
     const uint32_t bulk_load = bulk_load_find(r->a, row->bulk_load);
@@ -312,9 +313,10 @@ static bool redo_end(const struct redo *r)
 
 /* ---- the replay buffer --------------------------------------------------------------------- */
 
-/* Record that a notice was written. Set *wanted to true if redo has to write its entry: the entry
- * does not exist, and no frame so far says that it was sent. In a snapshot, topics may be newer
- * than entries, so the entries of a snapshot do not change topics. */
+/* Record that a notice was written. Set *wanted to true if redo has to write the entry of the
+ * notice, that is, if the entry does not exist and no frame so far says that the notice was sent.
+ * In a snapshot, topics may be newer than entries, so the entries of a snapshot do not change
+ * topics. */
 static bool notice_seen(const struct redo *r, uint32_t topic, uint64_t position,
                         uint64_t sequence, bool *wanted)
 {

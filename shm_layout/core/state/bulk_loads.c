@@ -1,10 +1,10 @@
 /* bulk_loads.c - bulk loads. A bulk load remembers which of its rows are done, even after the
  * timers of these rows are gone.
  *
- * A row's bit is set right after the row's effect. If a kill interrupts this, the session still has
- * the number of the current row, and recovery sets the bit if it finds the effect
- * (recover/in_doubt.c). The bits are stored in blocks. A block is found by its bulk load and
- * number, and is allocated when its first bit is set. */
+ * A row's bit is set right after the row's effect. If a kill comes between the two, the session
+ * still contains the number of the current row, and recovery sets the bit if it finds the effect of
+ * this row (recover/in_doubt.c). The bits are stored in blocks. A block is found by its bulk load
+ * and number, and is allocated when its first bit is set. */
 
 #include "core/state/bulk_loads.h"
 #include "core/base/answer.h"
@@ -384,7 +384,7 @@ void bulk_load_settle(struct pg_arena *a, const struct pg_result *r)
 }
 
 /* A CANCEL applies to every run of the bulk load, so it is not refused because of a fencing token.
- * It does not begin a bulk load that does not exist. */
+ * A CANCEL does not begin a bulk load that does not exist. */
 bool bulk_load_void(struct pg_arena *a, const struct key *key, uint64_t row, struct pg_result *r)
 {
     unsigned status = a->call.bulk_load_status;
@@ -522,8 +522,8 @@ static void block_link(struct pg_arena *a, uint32_t block)
     l->upto = block_upto(a, block) > l->upto ? block_upto(a, block) : l->upto;
 }
 
-/* If a kill comes between the allocation of a block and the store of its first bit, the block has
- * no rows. Such a block is freed here. */
+/* If a kill comes between the allocation of a block and the store of its first bit, no row of the
+ * block is done. Such a block is freed here. */
 bool bulk_loads_rebuild(struct pg_arena *a, struct pg_fault *why)
 {
     a->metrics->bulk_loads = a->metrics->bulk_load_blocks = 0;

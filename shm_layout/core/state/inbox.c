@@ -101,7 +101,7 @@ void inbox_add(struct pg_arena *a, uint32_t slot)
     if (s != NULL)
         link_last(a, s, slot);
     else if (ctl_state(slot_hot(a, slot)->ctl) == PG_S_OUTCOME && !op->in_inbox)
-        orphan_add(a, slot);      /* an outcome that is already in a list is an orphan */
+        orphan_add(a, slot);      /* in_inbox is set if the outcome is an orphan already */
 }
 
 /* ---- when a session ends ----------------------------------------------------------------- */

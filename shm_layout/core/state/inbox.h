@@ -6,7 +6,7 @@
 #include "core/base/common.h"
 #include "core/arena.h"
 
-void inbox_add(struct pg_arena *a, uint32_t slot); /* frees an outcome without an owner */
+void inbox_add(struct pg_arena *a, uint32_t slot); /* an outcome without an owner is freed */
 void inbox_remove(struct pg_arena *a, uint32_t slot);
 /* Maximum number of operations that a session may own. */
 static inline uint64_t inbox_max(const struct pg_arena *a) { return a->purgatory->inbox_max; }

@@ -222,8 +222,8 @@ static uint32_t topic_row_for(struct pg_arena *a)
         return row;
     row = topic_reusable_row(a, own);
     if (row == PG_NIL) {
-        /* A uid at its share does not reach this line: topic_admitted has found one of the uid's
-         * topics to reuse. */
+        /* A uid that holds its share of the topics does not reach this line, because topic_admitted
+         * has found one of the uid's topics to reuse. */
         a->topics_stuck_at = ends;
         return PG_NIL;
     }

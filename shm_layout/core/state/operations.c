@@ -373,8 +373,8 @@ bool operation_waits(const struct pg_arena *a, uint32_t slot)
     return deadline_ns > a->hold_after_ns && !(later && deadline_ns > a->hold_upto_ns);
 }
 
-/* An advance or a failure may not have visited this operation yet. The operation's condition is
- * therefore checked first, and takes precedence over the deadline. */
+/* There may be an advance or a failure that has not visited this operation yet. The operation's
+ * condition is therefore checked first, and takes precedence over the deadline. */
 bool operation_expire(struct pg_arena *a, uint32_t slot)
 {
     struct pg_operation *op = operation_at(a, slot);
@@ -769,9 +769,9 @@ bool operations_watch(struct pg_arena *a, struct watch *w, struct pg_result *r)
 
 /* ---- triggers ------------------------------------------------------------------------------ */
 
-/* End an operation and count it in the trigger's answer. Until the operation is counted, the upper
- * half of the count contains the operation's slot + 1. If a kill interrupts this, the rebuild can
- * therefore decide whether to count the operation. */
+/* End an operation and count it in the trigger's answer. The count is the lower half of the
+ * answer's deadline_ns. Until the operation is counted, the upper half contains the operation's
+ * slot + 1. The rebuild after a kill can therefore decide whether to count the operation. */
 static void end_counted(struct pg_arena *a, uint32_t slot, enum pg_cause cause, uint32_t error,
                         struct pg_result *r)
 {
@@ -789,7 +789,7 @@ void trigger_recover(const struct pg_arena *a, struct pg_result *r)
     STORE_RELEASE(&r->deadline_ns, (int64_t)(uint32_t)r->deadline_ns + ended);
 }
 
-/* Return whether a watcher whose target is reached causes its operation to end. */
+/* Return whether watcher x, whose target is reached, causes the end of its operation. */
 static bool ends_by(const struct pg_arena *a, uint32_t x)
 {
     struct pg_operation *op = operation_at(a, watch_at(a, x)->slot);
@@ -878,12 +878,13 @@ bool operations_fail(struct pg_arena *a, uint32_t row, uint32_t error, bool goes
 {
     const struct pg_watermark *l = watermark_at(a, row);
     /* A continued call must not set the error again, because the key may have been forgotten since
-     * then. */
+     * the earlier call. */
     if (!goes_on)
         watermark_set(a, row, l->watermark, error);
     if (!walk(a, row, r))
         return false;
-    /* If another record clears the error in the meantime, no further operation fails. */
+    /* If another record clears the error between two calls for this record, no further operation
+     * fails. */
     while (l->first != PG_NIL && watch_at(a, l->first)->target <= PARKED && l->error == error) {
         const uint32_t x = l->first, slot = watch_at(a, x)->slot;
         uint32_t why;
@@ -898,8 +899,8 @@ bool operations_fail(struct pg_arena *a, uint32_t row, uint32_t error, bool goes
     return true;
 }
 
-/* While a key was failed, advances skipped its watchers. Watchers whose target was reached in that
- * time are visited at the end. */
+/* While a key was failed, advances skipped its watchers. Watchers whose target was reached while
+ * the key was failed are visited at the end of this function. */
 bool operations_clear(struct pg_arena *a, uint32_t row, bool goes_on, struct pg_result *r)
 {
     const struct pg_watermark *l = watermark_at(a, row);
@@ -1040,9 +1041,10 @@ static bool chain_claim(struct pg_arena *a, uint32_t slot, struct pg_fault *why)
 }
 
 /* A kill interrupted the end of this operation, and there is no space yet for its frame or notice.
- * Place its watchers so that the next failure of any of its keys ends it. If the condition holds,
- * the next advance also ends it, however small: in a SUM an advance of any key, otherwise of a key
- * that has reached its target. */
+ * Place the watchers of the operation so that the next failure of any of its keys ends the
+ * operation. If the condition holds, the next advance of a key ends the operation as well, however
+ * small the advance is. In a SUM this can be any key, otherwise any key that has reached its
+ * target. */
 static void stand_ready(struct pg_arena *a, struct pg_operation *op, bool holds)
 {
     for (uint32_t x = op->first_watch; x != PG_NIL; x = watch_at(a, x)->sibling) {
@@ -1063,9 +1065,9 @@ static struct pg_result *trigger_of(const struct pg_arena *a, const struct pg_op
     return r;
 }
 
-/* The owner may already have the CHECK or may have answered it. Send the CHECK again. If the owner
- * answers "false", it receives another CHECK, because a watermark may have moved without a
- * CHECK. */
+/* The owner may have received the CHECK before the kill, and may have answered it. Send the CHECK
+ * again. If the owner answers "false", it receives another CHECK, because a watermark may have
+ * moved without a CHECK. */
 static void ask_again(struct pg_arena *a, uint32_t slot)
 {
     struct pg_operation *op = operation_at(a, slot);

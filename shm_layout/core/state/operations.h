@@ -49,8 +49,8 @@ static inline void operation_prefetch(const struct pg_arena *a, uint32_t slot)
     fetch(operation_at(a, slot));
     fetch(operation_at(a, slot) + 1);
 }
-/* Write the keys for which an operation waits to `out`, and its other fields to `info`. `op` is a
- * copy of the blob's head, because the operation may end in the meantime. */
+/* Write the watch keys of an operation to `out`, and its other fields to `info`. `op` is a copy of
+ * the blob's head, because the operation may end in the meantime. */
 void operation_info(const struct pg_arena *a, const struct pg_operation *op, const uint8_t *blob,
                     struct pg_info *info, struct sink *out);
 /* Arm an operation in a free slot as a WATCH frame describes it, and count it in `account`. Return

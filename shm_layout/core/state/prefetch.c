@@ -4,7 +4,7 @@
  * from the line before. For one operation at a time, these are twenty memory latencies in sequence.
  * If each step is done for a set of operations before the next step, the latencies overlap (group
  * prefetching: Chen, Ailamaki, Gibbons, Mowry 2004). These functions change nothing. Their fetches
- * are guesses: an id need not belong to the object that the caller expects. */
+ * are guesses, because an id need not belong to the object that the caller expects. */
 
 #include "core/state/prefetch.h"
 #include "core/base/blobs.h"

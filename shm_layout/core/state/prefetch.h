@@ -19,7 +19,7 @@ void prefetch_links(const struct pg_arena *a, const uint32_t *slots, uint32_t co
 /* Fetch what will be accessed when these outcomes are freed. */
 void prefetch_outcomes(const struct pg_arena *a, const uint32_t *slots, uint32_t count);
 /* Call this before each outcome of an inbox is read. It prefetches outcomes that will soon be read,
- * in any inbox. The list of one inbox would show the next outcome too late. */
+ * in any inbox. The list of one inbox would show the next outcome too late for a prefetch. */
 void prefetch_news(struct pg_arena *a);
 /* Fetch the key and the payload of an outcome if they are short. */
 void prefetch_bytes(const struct pg_arena *a, uint32_t slot);

@@ -408,9 +408,9 @@ void quotas_rebuild_operations(struct pg_arena *a)
     }
 }
 
-/* Two counts per row. Each count is multiplied with a hash of its row, and the products are added
- * up. If two such sums are equal, the counts of each row are equal. The order of the rows has no
- * effect. */
+/* Sums of two counts, `first` and `second`, over all rows of a table. Each count is multiplied with
+ * a hash of its row before it is added. If two tallies are equal, each row has the same counts in
+ * both. The order of the rows has no effect. */
 struct tally {
     uint64_t first, second;
 };

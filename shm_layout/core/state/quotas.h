@@ -42,14 +42,16 @@ void account_operation_counted(struct pg_arena *a, struct pg_session *s, int32_t
 /* Return how many rows of a table with `rows` rows the uid of the running call may hold; UINT32_MAX
  * = no limit. */
 uint32_t share_of(const struct pg_arena *a, uint32_t rows);
-/* Answer a uid that already holds its share of a table. */
+/* Write a refusal to *r, because the uid of the running call already holds its share of a table.
+ * The table has `rows` rows, and the uid holds `held` of them. */
 void share_refuse(const struct pg_arena *a, enum pg_quota quota, uint32_t rows, uint32_t held,
                   struct pg_result *r);
-/* Return whether the uid of the running call, which holds `held` rows, may have another row. False:
- * *r contains the answer. */
+/* Return whether the uid of the running call, which holds `held` rows of a table with `rows` rows,
+ * may have another row of this table. False: *r contains the answer. */
 bool share_admits(const struct pg_arena *a, enum pg_quota quota, uint32_t rows, uint32_t held,
                   struct pg_result *r);
-/* Set the account and the shares of the batch's uid. Call this before the first record. */
+/* Store the account and the shares of the batch's uid in a->call. Call this before the first record
+ * is applied. */
 void account_begin(struct pg_arena *a);
 bool share_refuse_watch_key(const struct pg_arena *a, struct pg_result *r);          /* returns
                                                                                         false */
@@ -58,7 +60,7 @@ bool share_refuse_watches(const struct pg_arena *a, struct pg_result *r);       
 bool share_refuse_operation(const struct pg_arena *a, struct pg_result *r);          /* returns
                                                                                         false */
 /* Return whether the uid of the running batch may have another watch key, another operation, or
- * `count` more watch records. A uid with a limit needs an account. */
+ * `count` more watch records. A uid to which a limit applies needs an account. */
 static inline bool share_admits_watch_key(const struct pg_arena *a, struct pg_result *r)
 {
     if (a->call.watch_key_share == UINT32_MAX ||
@@ -85,8 +87,9 @@ static inline bool share_admits_operation(const struct pg_arena *a, struct pg_re
         return true;
     return share_refuse_operation(a, r);
 }
-/* Charge one operation to the quotas. If there is no account, or a quota of operations is used up,
- * store the answer in *r and return false. */
+/* Charge one record to the quotas of operations per second. If one of these quotas is used up, or
+ * if the quotas of uids need an account and there is none, store the answer in *r and return
+ * false. */
 bool quota_charge(struct pg_arena *a, uint32_t namespace_row, uint16_t account,
                   struct pg_result *r);
 /* Return whether a timer with that many granules may be armed in place of slot `old` (PG_NIL =
@@ -95,9 +98,10 @@ bool quota_admits(struct pg_arena *a, const struct put *put, uint64_t granules, 
                   struct pg_result *r);
 /* Set all counts to 0. They are counted again when slots and watch keys are linked. */
 void quotas_rebuild(struct pg_arena *a);
-/* Call this after all session rows have been checked. */
+/* Count the sessions of each account. Call this after all session rows have been checked. */
 void quotas_rebuild_sessions(struct pg_arena *a);
-/* Call this after the operations of all sessions have been counted. */
+/* Set the number of operations of each account to the sum over its uid's sessions. Call this after
+ * the operations of all sessions have been counted. */
 void quotas_rebuild_operations(struct pg_arena *a);
 bool quotas_check(const struct pg_arena *a, struct pg_fault *fault);
 

@@ -268,7 +268,7 @@ void wal_append_move(struct pg_arena *a, uint32_t slot, int64_t deadline_ns, int
 void wal_append_end(struct pg_arena *a, uint32_t slot, enum pg_end_cause cause)
 {
     const struct pg_hot *h = slot_hot(a, slot);
-    /* DROPPED may be written after a restart, so it has no sender. */
+    /* An END record with cause DROPPED may be written after a restart, so it contains no sender. */
     const bool asked = cause != PG_END_DROPPED;
     struct pg_wal_end *body = wal_frame_begin_with(a, PG_WAL_END, 0, ENDED);
     *body = (struct pg_wal_end){.ticket = ctl_ticket(h->ctl), .at_ns = a->call.moment_ns,

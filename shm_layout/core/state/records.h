@@ -22,9 +22,9 @@ struct pg_wal_entry wal_entry_of(uint64_t position, const struct pg_entry *e);
 struct pg_wal_bulk_load wal_bulk_load_of(const struct pg_bulk_load *l);
 
 /* Each wal_append_* writes one frame, immediately before the store that makes its effect visible,
- * and only if there is a WAL buffer: `if (has_wal(a)) wal_append_...`. That store must follow
- * before the next frame and before the end of the call. The next frame and the end of the call
- * settle the frame: only then does the group-commit thread see it. */
+ * and only if there is a WAL buffer: `if (has_wal(a)) wal_append_...`. That store must come before
+ * the next frame begins and before the call ends. The start of the next frame or the end of the
+ * call settles the frame, and only then does the group-commit thread see the frame. */
 void wal_append_namespace(struct pg_arena *a, uint32_t row, const struct pg_namespace *fields,
                           struct name name);
 void wal_append_topic(struct pg_arena *a, uint32_t row, struct name name);
@@ -48,7 +48,7 @@ void wal_append_session(struct pg_arena *a, const struct pg_session *s);
 /* The caller must have written all fields of the session except its id. */
 void wal_append_opened(struct pg_arena *a, const struct pg_session *s, uint64_t id,
                        struct name name);
-/* The entry will be appended as the newest entry. */
+/* The caller appends the entry as the newest entry after this call. */
 void wal_append_entry(struct pg_arena *a, const struct pg_entry *e);
 void wal_append_bulk_load(struct pg_arena *a, const struct pg_bulk_load *fields);
 void wal_append_done(struct pg_arena *a, uint32_t bulk_load, uint64_t row);

@@ -193,7 +193,8 @@ static inline void slot_end(struct pg_arena *a, uint32_t slot, uint32_t keep)
 }
 
 /* A timer that is already due must not wait for the end of its tick, which a virtual clock may
- * never reach. A wall timer is checked when its tick comes. */
+ * never reach. A wall timer waits for its tick, because the wall clock is checked when the timer
+ * fires. */
 void slot_place(struct pg_arena *a, uint32_t slot)
 {
     const struct pg_hot *h = slot_hot(a, slot);
@@ -375,8 +376,8 @@ static void put_extend(struct pg_arena *a, const struct put *p, int64_t deadline
     a->metrics->extends++;
 }
 
-/* Return whether the PUT may move an operation. EXTEND moves an operation only if it names the
- * ticket. Otherwise an EXTEND of an operation that has ended would arm a timer. */
+/* Return whether the PUT may move an operation. An EXTEND moves an operation only if it contains
+ * the operation's ticket. Otherwise an EXTEND of an operation that has ended would arm a timer. */
 static bool moves_operation(const struct put *p)
 {
     return p->mode == PG_MODE_KEEP || (p->mode == PG_MODE_EXTEND && p->ticket != 0);

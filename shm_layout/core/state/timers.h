@@ -11,8 +11,7 @@
 #include "core/arena.h"
 #include "core/state/keys.h"
 
-/* PG_E_LATE if the timer was armed before this start of the daemon and was due before it, else
- * 0. */
+/* PG_E_LATE if the timer was armed and became due before this start of the daemon, else 0. */
 static inline unsigned late_flag(const struct pg_arena *a, const struct pg_hot *h)
 {
     const bool before = ticket_number(ctl_ticket(h->ctl)) < a->first_number;
@@ -32,7 +31,8 @@ uint32_t key_hash(const struct pg_arena *a, uint32_t namespace_row, unsigned typ
 /* Apply a PUT: arm, replace, keep or extend a timer, depending on the mode of the PUT. *result is
  * the answer. */
 void timers_put(struct pg_arena *a, const struct put *put, struct pg_result *result);
-/* Arm the parked timer of a key with the payload in `put`, if the timer has this ticket. */
+/* Arm the parked timer of a key with the payload in `put`, if `ticket` is the ticket of this
+ * timer. */
 void timers_unpark(struct pg_arena *a, const struct put *put, uint64_t ticket,
                    struct pg_result *result);
 /* Answer a CANCEL of a timer that has fired; `id` is the id of its entry. */
@@ -79,8 +79,8 @@ static inline bool is_parked(const struct pg_arena *a, uint32_t slot)
 {
     return ctl_state(slot_hot(a, slot)->ctl) == PG_S_PARKED;
 }
-/* Return when a timer was armed. This is the deadline minus the stored wait, which is exact to
- * 2^-24 of its length. */
+/* Return when a timer was armed. The result is the deadline minus the stored wait. The error of the
+ * stored wait is at most 2^-24 of the wait. */
 static inline int64_t armed_ns_of(const struct pg_hot *h, const struct pg_cold *c)
 {
     const uint32_t bits = (uint32_t)c->wait_high << 16 | h->wait_low;

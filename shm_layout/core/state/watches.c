@@ -102,7 +102,8 @@ uint32_t watches_take(struct pg_arena *a, uint32_t count)
     a->purgatory->free_watch = at(a, last)->sibling;
     a->purgatory->free_watches -= count;
     at(a, last)->sibling = PG_NIL;
-    chain_fetch(a, at(a, first)->parent);            /* will be taken after two other chains */
+    chain_fetch(a, at(a, first)->parent);            /* this chain is taken after two other
+                                                        chains */
     return first;
 }
 

@@ -47,9 +47,11 @@ static inline void watch_unlink(struct pg_arena *a, uint32_t watch)
     else
         watch_unlink_among(a, watch);
 }
-/* Return the first watcher of a key whose place is above `target`; PG_NIL = none. */
+/* Return the watcher with the lowest place above `target`, among the watchers of the key in a row;
+ * PG_NIL = no place is above `target`. */
 uint32_t watch_above(const struct pg_arena *a, uint32_t row, uint64_t target);
-/* For a rebuild: records that no armed operation claims are free. */
+/* For a rebuild. watches_unclaim marks all records as unclaimed, watch_claim claims one record for
+ * an armed operation, and watches_free_unclaimed frees the records that are still unclaimed. */
 void watches_unclaim(struct pg_arena *a);
 static inline void watch_claim(struct pg_arena *a, uint32_t watch)
 {

@@ -103,8 +103,8 @@ static bool key_write(struct pg_arena *a, struct pg_watermark *l, const struct k
 }
 
 /* Prefetch a row that a later watermark_born will use. Each free row only leads to the next free
- * row. Therefore the key field of a free row also contains guesses of the rows after the next
- * row. */
+ * row. Therefore the key field of a free row also contains guesses of which free rows follow the
+ * next one. */
 static inline void free_row_fetch(const struct pg_arena *a, const struct pg_watermark *l)
 {
     uint32_t row;
@@ -220,8 +220,8 @@ void watermark_left_by_last(struct pg_arena *a, uint32_t row)
 
 /* ---- changes ------------------------------------------------------------------------------- */
 
-/* Set the watermark and the error. The time of the change is stored first: if a rebuild finds the
- * new watermark or error, it must not drop the row, even if the row was forgotten before the
+/* Set the watermark and the error. The time of the change is stored first, because a rebuild that
+ * finds the new watermark or error must not drop the row, even if the row was forgotten before the
  * change. */
 void watermark_set(struct pg_arena *a, uint32_t row, uint64_t watermark, uint32_t error)
 {

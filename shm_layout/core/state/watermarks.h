@@ -32,7 +32,7 @@ bool watermark_info(const struct pg_arena *a, uint32_t row, struct pg_info_watch
 bool watermark_has_key(const struct pg_arena *a, uint32_t row, const struct key *key);
 /* Create a row with watermark 0 in the account of the running batch. PG_NIL: *why contains the
  * answer. With `to_join`, the row is marked as forgotten until an operation joins it, so that the
- * row does not survive a kill before that. */
+ * row does not survive a kill before the operation joins. */
 uint32_t watermark_born(struct pg_arena *a, const struct key *key, bool to_join,
                         struct pg_result *why);
 void watermark_free(struct pg_arena *a, uint32_t row);                      /* the key must have no

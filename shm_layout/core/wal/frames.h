@@ -8,7 +8,7 @@
  * not include the optional pg_asked and pg_timestamps, which follow at the end of the frame. */
 uint64_t frame_bytes(enum pg_wal_type type, uint64_t extra);
 /* True if the type of the frame is one that has an LSN, and the size of the frame matches its body.
- * The frame must be readable: its head, and as many bytes as the head declares. */
+ * The head of the frame, and as many bytes as the head declares, must be readable. */
 bool frame_fits(const struct pg_frame_head *f);
 /* Size of the pg_wal_row between the body and the key of a frame; 0 if the frame has none. */
 static inline uint64_t wal_row_bytes(uint32_t in_bulk_load)

@@ -44,8 +44,8 @@ struct pg_group_commit {
     int error;
     int wake, moved;                 /* eventfds: wakes the thread; reports commits to the daemon */
     atomic_bool kicked, stopping;
-    /* Number of requests to pause or to go on (odd = the last one is a pause), and the number of
-     * the last pause that the thread has begun. */
+    /* `pauses`: number of requests to pause or to continue; odd = the last request is to pause.
+     * `paused`: value of `pauses` for the last pause that the thread has begun. */
     atomic_uint pauses, paused;
     bool threaded;
     pthread_t thread;
@@ -360,8 +360,8 @@ static bool group_write(struct pg_group_commit *c, uint64_t bytes)
     return true;
 }
 
-/* Publish a commit. From then on its frames may be acknowledged, and the daemon may overwrite them
- * in the ring. The release order puts both stores after the sync. */
+/* Publish a commit. After the two stores the committed frames may be acknowledged, and the daemon
+ * may overwrite them in the ring. The release order puts both stores after the sync. */
 static void committed(struct pg_group_commit *c, uint64_t position, uint64_t lsn)
 {
     c->position = position;

@@ -1,5 +1,5 @@
-/* wal_buffer.c - the WAL buffer, a ring in the arena. Each change has a frame in it before it takes
- * effect.
+/* wal_buffer.c - the WAL buffer, a ring in the arena. The frame of each change is in the WAL buffer
+ * before the change takes effect.
  *
  * The order of stores is: the complete frame, then `appended`, then the store that commits the
  * effect, then `tail` (when the next frame begins or the call ends). A crash at any instruction
@@ -235,7 +235,7 @@ bool wal_buffer_in_doubt(const struct pg_arena *a, const struct pg_frame_head **
                      at + (*frame)->bytes, s->appended);
 }
 
-/* Store next_lsn first: if a kill interrupts this function, the next start then makes the same
+/* Store next_lsn first, so that after a kill inside this function the next start makes the same
  * decision. If the frame is kept, `tail` moves over it when the next frame begins, or at the end of
  * the rebuild. */
 void wal_buffer_decide(struct pg_arena *a, const struct pg_frame_head *frame, bool made)

@@ -1,5 +1,5 @@
-/* wal_buffer.h - the WAL buffer, a ring in the arena. Each change has a frame in it before it takes
- * effect. */
+/* wal_buffer.h - the WAL buffer, a ring in the arena. The frame of each change is in the WAL buffer
+ * before the change takes effect. */
 #ifndef PURGATORYD_WAL_WAL_BUFFER_H
 #define PURGATORYD_WAL_WAL_BUFFER_H
 
@@ -21,21 +21,23 @@ void *wal_frame_begin_with(struct pg_arena *a, enum pg_wal_type type, uint64_t e
 void *wal_frame_begin(struct pg_arena *a, enum pg_wal_type type, uint64_t extra);
 /* Complete the frame: store `appended` with release, then the next LSN. */
 void wal_frame_end(struct pg_arena *a);
-/* Make the WAL buffer empty. Its ring must be zeroed. */
+/* Make the WAL buffer empty. The caller must have filled the ring with zeros. */
 void wal_buffer_init(struct pg_arena *a);
 /* Set the LSN of the first frame of an empty WAL buffer. Do nothing without a WAL buffer. */
 void wal_buffer_number(struct pg_arena *a, uint64_t next_lsn);
 /* Let `to` continue the LSNs of `from`, if both arenas have a WAL buffer. The frames are not
  * copied. */
 void wal_buffer_migrate(struct pg_arena *to, const struct pg_arena *from);
-/* Decide the frame in doubt of `a` as it was decided in `decided`, a copy of the arena. */
+/* `decided` is a copy of arena `a`, in which the frame in doubt was kept or dropped. Keep or drop
+ * the frame in doubt of `a` in the same way. */
 void wal_buffer_decide_as(struct pg_arena *a, const struct pg_arena *decided);
 /* True if a frame is in doubt, that is, if it is unknown whether its effect happened. */
 bool wal_buffer_doubts(const struct pg_arena *a);
 /* Move `tail` over the last frame. Every call that may append a frame calls this at its end. */
 void wal_buffer_settle(struct pg_arena *a);
-/* Find the frame in doubt: the WAL buffer alone does not show whether its effect happened. Set
- * *frame to NULL if there is none. Return false and fill *why if the ring is damaged. */
+/* Find the frame in doubt. The WAL buffer alone does not show whether the effect of this frame
+ * happened. Set *frame to NULL if there is none. Return false and fill *why if the ring is
+ * damaged. */
 bool wal_buffer_in_doubt(const struct pg_arena *a, const struct pg_frame_head **frame,
                          struct pg_fault *why);
 /* Decide the frame in doubt: keep it if its effect happened (`made`), else drop it. */
