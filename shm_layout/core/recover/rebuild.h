@@ -5,8 +5,8 @@
 #include "core/base/common.h"
 #include "core/arena.h"
 
-/* True if all rows to which an armed slot or an outcome refers exist, and the blob has a valid
- * size. The content of the blob is not checked. */
+/* True if all rows to which an armed slot or an outcome refers exist, and the lengths of extension,
+ * key and payload are valid. The position and the bytes of the blob are not checked. */
 bool slot_sound(const struct pg_arena *a, const struct pg_hot *h, const struct pg_cold *c);
 bool slot_blob_inside(const struct pg_arena *a, const struct pg_cold *c);
 
