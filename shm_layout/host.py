@@ -10,7 +10,6 @@ import os
 import time
 
 from purgatoryd.shm_layout.disk import DISK, Disk
-from purgatoryd.shm_layout.topology import free_memory
 
 
 class Host:
@@ -51,6 +50,8 @@ class Host:
 
     def free_memory(self) -> list[tuple[str, int]]:
         """Return (name, free bytes) of each limit of memory that applies to this process."""
+        from purgatoryd.shm_layout.topology import free_memory  # short commands do not need it
+
         return free_memory()
 
     def boot_id(self) -> bytes:
