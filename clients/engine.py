@@ -111,7 +111,7 @@ class CallThread(ABC):
 
     @abstractmethod
     def begun(self, call: Call[Any]) -> bool:
-        """Return whether the thread has begun a call. If not, it never begins the call."""
+        """Return whether the thread has begun a call. If not, the call never begins."""
 
     def report(self, call: Call[Result], handle: object) -> Result:
         """Run a call. Attach `handle` to an exception that interrupts it after it has begun."""
@@ -160,7 +160,7 @@ class Worker(CallThread):
         self._requests.put(request)
 
     def begun(self, call: Call[Any]) -> bool:
-        """Return whether the thread has begun a call. If not, it never begins the call."""
+        """Return whether the thread has begun a call. If not, the call never begins."""
         return not call.claim()
 
     def end(self, last: Callable[[], object], limit_s: float) -> None:
@@ -261,7 +261,7 @@ class Engine(CallThread, Jobs):
         return self.call(_asked(taken))
 
     def begun(self, call: Call[Any]) -> bool:
-        """Return whether the engine has begun a call. If not, it never begins the call."""
+        """Return whether the engine has begun a call. If not, the call never begins."""
         return self.knows(lambda: call.taken)
 
     def end(self) -> None:

@@ -420,8 +420,8 @@ class Packer:
         self._host = host
         self.sealed: deque[Batch] = deque()
         self.at_ns: int | None = None
-        # Two counters that only rise: jobs wait until `settled` reaches an earlier value of
-        # `packed`, and a caller may read `queued` while the engine runs.
+        # `packed` and `settled` only rise. A job waits until `settled` has reached the value that
+        # `packed` had earlier. `queued` is their difference, so a caller may read it at any time.
         self.packed = 0
         self.settled = 0
         self._open()

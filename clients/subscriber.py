@@ -292,7 +292,7 @@ class Merged:
         return all(inbox.open for inbox in self._inboxes)
 
     def let_in(self) -> bool:
-        """True once let_in() is true for the inbox of every shard."""
+        """True once every shard has let this subscriber in."""
         return all(inbox.let_in() for inbox in self._inboxes)
 
     def peek(self) -> Next | None:

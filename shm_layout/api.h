@@ -529,7 +529,7 @@ struct pg_watch_lists {
 struct pg_columns {
     uint32_t rows;
     uint32_t capacity;
-    uint32_t bytes_max;           /* bytes in each column of bytes; at least PG_WAL_FRAME_MAX */
+    uint32_t bytes_max;           /* capacity of each bytes column; at least PG_WAL_FRAME_MAX */
     uint32_t payloads;            /* 0 = leave payloads out */
     uint64_t kinds[32];           /* number of records of each type; [0] = records of unknown
                                      types */

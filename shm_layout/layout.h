@@ -207,8 +207,8 @@ struct pg_header {
     uint32_t daemon_state;        /* moving, store-release: enum pg_daemon_state */
     uint32_t daemon_why;          /* moving: bits of enum pg_degraded; written before
                                      daemon_state */
-    int64_t  daemon_since_boot_ns; /* moving, real clock: time of the last change of daemon_state;
-                                      written before daemon_state */
+    int64_t  daemon_since_boot_ns; /* moving: time of the last change of daemon_state, on the real
+                                      clock; written before daemon_state */
     uint64_t term;                /* for replication: the leader's term; 0 without replication */
     struct pg_region regions[40]; /* the first PG_R_COUNT elements are in use; the others are for
                                      later minor versions */
@@ -283,8 +283,8 @@ struct pg_metrics {
     uint64_t outcomes_repeated;   /* outcomes and CHECKs that were sent again because no
                                      acknowledgement came */
     uint64_t records_redone;      /* WAL records redone when the arena was recovered */
-    uint64_t refused_exists;      /* refusals: PUT with mode ERROR, or WATCH, with a key that is
-                                     armed */
+    uint64_t refused_exists;      /* refusals because the key is armed: of a WATCH, or of a PUT
+                                     with mode ERROR */
     uint64_t refused_stopping;    /* refusals: PUT or WATCH while the daemon drains */
     uint64_t iteration_work;      /* timers moved or fired by advances of the wheel that had work */
     uint64_t iteration_budget;    /* sum of the budgets of advances of the wheel that had work */
@@ -1455,7 +1455,7 @@ enum pg_frame_flag {
     PG_W_DURABLE = 2,             /* BATCH: send the reply only after the WAL has committed the
                                      batch */
     PG_W_DRAIN = 4,               /* STOP: refuse new timers, and stop once no timer is armed */
-    PG_W_RESUME = 8,              /* STOP: cancel a drain, so that timers can be armed again */
+    PG_W_RESUME = 8,              /* STOP: end the drain, so that timers can be armed again */
     PG_W_BULK_LOAD = 16           /* BATCH: a struct pg_rows precedes the name table; the records
                                      are rows of a bulk load */
 };
@@ -1547,9 +1547,9 @@ enum pg_status {
     PG_ST_KEPT = 3,               /* PUT with mode KEEP, or EXTEND to an earlier time: the armed
                                      timer is unchanged */
     PG_ST_EXTENDED = 4,           /* PUT with mode EXTEND: same ticket, later deadline */
-    PG_ST_EXISTS = 5,             /* PUT with mode ERROR, or WATCH: the key is armed. PUT with mode
-                                     REPLACE, or with mode EXTEND and no ticket: an operation has
-                                     armed the key */
+    PG_ST_EXISTS = 5,             /* WATCH, or PUT with mode ERROR: the key is armed. PUT with mode
+                                     REPLACE, or with mode EXTEND and no ticket: the key is that of
+                                     an operation */
     PG_ST_CANCELLED = 6,          /* CANCEL: the timer will not fire, or the operation has ended */
     PG_ST_FIRED = 7,              /* CANCEL: too late; the timer's notice is in the replay buffer */
     PG_ST_UNKNOWN = 8,            /* no such timer, operation or watch key */

@@ -155,7 +155,7 @@ def test_a_far_timer_has_its_own_bucket() -> None:
 
 
 def moved_to(core: Purgatory, how: str) -> Purgatory:
-    """Move the armed timers of `core` to another arena, in the way that `how` names; return it."""
+    """Move the armed timers of `core` to another arena in the way `how`. Return the new arena."""
     if how == "a snapshot":
         snapshot, wal = Snapshot(core).finish().data, Wal(core).take()
         redo = Redo(snapshot)

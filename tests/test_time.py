@@ -165,8 +165,8 @@ def take_due(
     """Return the keys of all available notices. Wait at most `wait_s` for the first one."""
     keys: list[str] = []
     while (notice := subscriber.get(0 if keys else wait_s)) is not None:
-        # `fired_at` shows the wall clock of when the notice was built, perhaps one step after it
-        # fired.
+        # `fired_at` is the wall time at which the notice was built. Between the firing of the timer
+        # and that moment, the wall clock may have been stepped once.
         assert wall_time(wall.highest_ns) >= deadlines[str(notice.key)]
         keys.append(str(notice.key))
     return keys

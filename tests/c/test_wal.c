@@ -838,7 +838,7 @@ static void test_an_end_tells_who_asked(void)
     world_close(&w);
 }
 
-/* Each time in a frame is the time of its event, and a frame identifies a replaced timer by ticket
+/* Every timestamp in a frame is that of its event, and a frame identifies a replaced timer by ticket
  * and slot. */
 static void test_frames_tell_when_and_of_what(void)
 {

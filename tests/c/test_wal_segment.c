@@ -254,8 +254,8 @@ static void cut_one(const struct written *s, const struct written *old, uint64_t
         memcpy(bytes + cut, old->bytes + cut, BYTES - cut);
     groups = walk_one(&w, s, bytes, behind == NOTHING ? cut : BYTES, &refused);
     while (behind != NOTHING && cut < s->used && bytes[cut] == s->bytes[cut])
-        cut++;                                       /* the byte after the cut happens to be the
-                                                        original one */
+        cut++;                                       /* the byte written at the cut happens to
+                                                        equal the original byte */
     CHECK_EQUAL(refused,
                 cut < (behind == NOTHING ? PG_WAL_SEGMENT_HEAD : sizeof(struct pg_wal_segment)));
     if (refused)

@@ -36,8 +36,8 @@ void ledger_take_durable(struct ledger *l, const struct pg_arena *a, const struc
 /* Return true if the two ledgers are equal; otherwise describe the difference in *fault. */
 bool ledger_same(const struct ledger *found, const struct ledger *expected,
                  struct pg_fault *fault);
-/* Return true if every fact in `found` has the same state in one of the ledgers `stages`, and every
- * fact that all `stages` contain is in `found`. */
+/* Return true if each fact in `found` has the same state in at least one of the ledgers `stages`,
+ * and each fact that all `stages` contain is in `found`. */
 bool ledger_between(const struct ledger *found, const struct ledger *stages, uint32_t count,
                     struct pg_fault *fault);
 /* Return the sum of the hashes of the replay buffer entries from position `from` to the tail. */

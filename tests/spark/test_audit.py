@@ -244,7 +244,7 @@ CLEAN_STORIES = {
 
 @dataclass
 class Found:
-    """The verdict of the audit, and its kinds of violation by daemon.
+    """The verdict of the audit, and for each daemon the kinds of violation that it found.
 
     `retained`: folder of WALs, lake and ledgers. `soaked`: uuid of the soak's daemon. `totals`: the
     report of the soak.

@@ -34,8 +34,8 @@ def build_library(name: str, directory: Path) -> Path:
 
 @dataclass(frozen=True)
 class Fault:
-    """A planned fault: the function `call` fails with errno `code`; "KILL": the call kills the
-    process."""
+    """A planned fault: the function `call` fails with errno `code`. If `code` is "KILL", the call
+    kills the process instead."""
 
     call: str
     code: str

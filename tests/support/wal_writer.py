@@ -285,8 +285,8 @@ class Wal:
 class Story:
     """A WAL: named records in order, cut into segments, and its snapshots.
 
-    `cuts`: by the name of the record that begins a further segment, (number of LSNs that are
-    missing before the segment, epoch of the segment). `first`: records of the snapshot at the
+    `cuts`: for the name of each record that begins a further segment, the pair (number of LSNs that
+    are missing before the segment, epoch of the segment). `first`: records of the snapshot at the
     beginning, which are all that is armed then; None = no snapshot. `closing`: the same for the
     snapshot at the end. `copied`: number of records that were appended to the WAL while the first
     snapshot was written. `published`: number of notices before the story begins.

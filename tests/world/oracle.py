@@ -740,7 +740,7 @@ class Oracle:
         if one.forgets or issued < one.forgotten:
             return  # the daemon may have forgotten the watch key
         if watermark <= one.before_forget:
-            return  # an old value does not save the key from being forgotten with its last watcher
+            return  # only a higher value keeps the key when its last watcher leaves
         if watermark > one.sure:
             one.sure = watermark
             one.history.append((sent_ns, now_ns, watermark))

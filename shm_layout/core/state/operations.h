@@ -18,8 +18,8 @@ struct watch {
     uint32_t keys_bytes, count;
     uint8_t condition;
     bool notice;
-    bool has_own;                 /* set when it is armed: some key is the operation's own */
-    bool may_end;                 /* set when it is armed: it may have to end immediately */
+    bool has_own;                 /* set at arming: some key is the operation's own */
+    bool may_end;                 /* set at arming: the operation may have to end immediately */
     uint32_t ext;                 /* number of bytes before the key in the blob */
 };
 

@@ -25,7 +25,7 @@ static inline uint32_t row_of_watermark(const struct pg_arena *a, const struct p
     return (uint32_t)(l - a->watermarks);
 }
 uint32_t watermark_find(const struct pg_arena *a, const struct key *key); /* PG_NIL = none */
-/* Write `watch` with the watermark of a watch key, followed by the key. Return false if the row or
+/* Fill *watch from the row of a watch key, and write the key behind it. Return false if the row or
  * the blob is out of bounds: a reader of a changing arena may see such values. */
 bool watermark_info(const struct pg_arena *a, uint32_t row, struct pg_info_watch *watch,
                     struct sink *out);

@@ -45,7 +45,7 @@ struct pg_group_commit {
     int wake, moved;                 /* eventfds: wakes the thread; reports commits to the daemon */
     atomic_bool kicked, stopping;
     /* `pauses`: number of requests to pause or to continue; odd = the last request is to pause.
-     * `paused`: value of `pauses` for the last pause that the thread has begun. */
+     * `paused`: the value that `pauses` had when the thread last began to pause. */
     atomic_uint pauses, paused;
     bool threaded;
     pthread_t thread;
