@@ -49,7 +49,7 @@ class Shards:
         return self.cores[shards[partition]]
 
     def routes(self, to: Mapping[bytes, tuple[int, ...]], shard: int) -> dict[str, Route]:
-        """Return, for each namespace, the route from one shard to its shards in the new placement."""
+        """Return, for each namespace, the route from one shard to the namespace's new shards."""
         mine = (name for name, shards in self.placements.items() if shard in shards)
         return {name.decode(): Route(to[name], fresh_topics=len(to[name]) > 1) for name in mine}
 

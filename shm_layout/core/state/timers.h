@@ -89,7 +89,7 @@ static inline int64_t armed_ns_of(const struct pg_hot *h, const struct pg_cold *
     const bool sound = (bits & INT32_MAX) < 0x5f000000;       /* 2^63; a NaN is above */
     return (int64_t)((uint64_t)h->deadline_ns - (uint64_t)(sound ? (int64_t)wait_ns : 0));
 }
-/* Store the arm time of a timer, as the time from arming to the deadline. If the deadline moves, the
+/* Store the arm time of a timer as the time from arming to the deadline. If the deadline moves, the
  * caller has to call this again. */
 static inline void armed_note(struct pg_hot *h, struct pg_cold *c, int64_t armed_ns)
 {
