@@ -838,8 +838,8 @@ static void test_an_end_tells_who_asked(void)
     world_close(&w);
 }
 
-/* Every timestamp in a frame is that of its event. A frame identifies a replaced timer by ticket and
- * slot. */
+/* Every timestamp in a frame is that of its event. A frame identifies a replaced timer by ticket
+ * and slot. */
 static void test_frames_tell_when_and_of_what(void)
 {
     struct world w = {.rng = {6}, .wal = malloc(FRAMES)};
