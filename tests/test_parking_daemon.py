@@ -103,6 +103,6 @@ def test_parking_is_refused_without_a_wal(daemon: StartDaemon) -> None:
     daemon()
     with (
         Admin("demo", timeout=PATIENCE_S) as admin,
-        pytest.raises(NoWal, match="durability and --park-beyond"),
+        pytest.raises(NoWal, match="durability and parking"),
     ):
         admin.set_namespace("shop", park_beyond_ns=1)
