@@ -15,7 +15,8 @@ static struct pg_arena *arena_open(void)
         .layout_id = 1, .payload_bytes = 4096, .replay_bytes_max = 1024, .tick_ns = 1000000,
         .stream_id = 1, .secret = {1, 2}, .capacity = 8, .replay_capacity = 16, .fanout = 64,
         .namespaces = 1, .topics = 1, .sessions = 2, .watches = 8, .watermarks = 8,
-        .inbox_max = 8, .clock_kind = PG_CLOCK_VIRTUAL, .wal_buffer_bytes = PG_WAL_BUFFER_MIN};
+        .accounts = 2, .bulk_loads = 1, .bulk_load_blocks = 2, .inbox_max = 8,
+        .clock_kind = PG_CLOCK_VIRTUAL, .wal_buffer_bytes = PG_WAL_BUFFER_MIN};
     void *arena = aligned_alloc(4096, pg_arena_bytes(&config));
     void *secret = aligned_alloc(4096, pg_private_bytes(&config));
     struct pg_arena *a = malloc(pg_handle_bytes());
@@ -30,11 +31,32 @@ static struct pg_arena *arena_open(void)
 
 static void row_outside(struct pg_arena *a) { slot_hot(a, a->slots.capacity)->hash = 1; }
 static void slot_twice(struct pg_arena *a) { slots_give(&a->slots, 0); }
+static void slot_taken_outside(struct pg_arena *a)
+{
+    a->slots.free[a->slots.free[0]] = a->slots.capacity;
+    slots_take(&a->slots);
+}
+static void slot_taken_in_use(struct pg_arena *a)
+{
+    slot_state_set(slot_hot(a, a->slots.free[a->slots.free[0]]), 1, PG_S_ARMED);
+    slots_take(&a->slots);
+}
 static void outcome_of_a_free_slot(struct pg_arena *a)
 {
     slot_state_set(slot_hot(a, 0), 1, PG_S_OUTCOME);
 }
 static void blob_without_bytes(struct pg_arena *a) { blobs_take(&a->blobs, 0); }
+static void blob_taken_outside(struct pg_arena *a)
+{
+    const uint32_t size = a->blobs.granules + 1;
+    ((struct pg_blob_free *)blob_at(&a->blobs, 0))->size = size;
+    blobs_take(&a->blobs, size);
+}
+static void blob_taken_in_use(struct pg_arena *a)
+{
+    a->blobs.map[0] |= 1;
+    blobs_take(&a->blobs, 1);
+}
 static void blob_outside(struct pg_arena *a) { blobs_give(&a->blobs, a->blobs.granules, 1); }
 static void blob_beyond_the_end(struct pg_arena *a)
 {
@@ -68,6 +90,37 @@ static void watches_used_up(struct pg_arena *a) { watches_take(a, watches_free(a
 static void no_watch_at_all(struct pg_arena *a) { watches_take(a, 0); }
 static void watch_twice(struct pg_arena *a) { watches_give(a, 0); }
 static void watermark_twice(struct pg_arena *a) { watermark_free(a, 0); }
+static void watermark_taken_in_use(struct pg_arena *a)
+{
+    struct pg_result why;
+    a->call.watch_key_share = UINT32_MAX;
+    watermark_at(a, a->purgatory->free_watermark)->key_len = 1;
+    watermark_born(a, &(struct key){(const uint8_t *)"k", 0, 0, PG_NIL, 1, 0}, false, &why);
+}
+static void block_taken_in_use(struct pg_arena *a)
+{
+    bulk_load_block_at(a, a->free_bulk_load_block)->bulk_load = 1;
+    bulk_load_mark(a, 0, PG_BULK_LOAD_BLOCK_ROWS);
+}
+static void block_given_back_in_use(struct pg_arena *a)
+{
+    bulk_load_block_at(a, 0)->bulk_load = 1;
+    bulk_loads_init(a);
+}
+static void session_uncounted(struct pg_arena *a)
+{
+    struct pg_session *s = session_at(a, 0);
+    account_session_opened(a, s->uid);
+    account_session_ended(a, s);
+}
+static void session_with_results(struct pg_arena *a)
+{
+    struct pg_result why;
+    static const uint8_t nonce[16];
+    session_at(a, 0)->uid = 1;
+    session_reply(a, session_at(a, 0), 0)->count = 1;
+    session_open(a, nonce, 0, 0, 0, (struct name){0}, &why);
+}
 static void answer_without_a_check(struct pg_arena *a) { operation_answered_no(a, 0); }
 static void wal_buffer_full_of_frames(struct pg_arena *a)
 {
@@ -81,8 +134,12 @@ static const struct {
 } breaches[] = {
     {row_outside, "slots: a row is inside its table"},
     {slot_twice, "slots: no slot is given back twice"},
+    {slot_taken_outside, "slots: a taken slot is inside the table"},
+    {slot_taken_in_use, "slots: a taken slot is free"},
     {outcome_of_a_free_slot, "slots: a slot's new state may follow its old state"},
     {blob_without_bytes, "blobs: a blob has bytes"},
+    {blob_taken_outside, "blobs: a taken blob is inside the pool"},
+    {blob_taken_in_use, "blobs: the granules of a taken blob are free"},
     {blob_outside, "blobs: what is given back is inside the pool"},
     {blob_beyond_the_end, "blobs: what is given back is inside the pool"},
     {blob_not_taken, "blobs: a freed blob was allocated"},
@@ -95,6 +152,11 @@ static const struct {
     {no_watch_at_all, "watches: so many records are free"},
     {watch_twice, "watches: no record is given back twice"},
     {watermark_twice, "watermarks: no row is given back twice"},
+    {watermark_taken_in_use, "watermarks: a taken row is free"},
+    {block_taken_in_use, "bulk loads: a taken block is free"},
+    {block_given_back_in_use, "bulk loads: a block given back belongs to no bulk load"},
+    {session_uncounted, "quotas: a session that ends was counted"},
+    {session_with_results, "sessions: a taken row has no results"},
     {answer_without_a_check, "operations: an answered CHECK was sent before"},
     {wal_buffer_full_of_frames, "WAL buffer: a frame has space"},
 };

@@ -238,6 +238,10 @@ uint32_t blobs_take(struct blob_pool *p, uint32_t granules)
     PG_ASSERT_IN_TESTS(granules != 0, "blobs", "a blob has bytes");
     if (UNLIKELY(block == PG_NIL))
         return PG_NIL;
+    PG_ASSERT(granules <= p->granules && block <= p->granules - granules, "blobs",
+              "a taken blob is inside the pool");
+    PG_ASSERT_IN_TESTS(map_is_clear(p, block, granules), "blobs",
+                       "the granules of a taken blob are free");
     size = free_at(p, block)->size;
     next_fetch(p, free_at(p, block)->next, granules);
     unlink_block(p, block);

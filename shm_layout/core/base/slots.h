@@ -26,7 +26,13 @@ static inline uint32_t slots_left(const struct slots *s) { return s->free[0]; }
 static inline uint32_t slots_live(const struct slots *s) { return s->capacity - s->free[0]; }
 static inline uint32_t slots_take(struct slots *s)   /* PG_NIL when no slot is free */
 {
-    return UNLIKELY(s->free[0] == 0) ? PG_NIL : s->free[s->free[0]--];
+    if (UNLIKELY(s->free[0] == 0))
+        return PG_NIL;
+    const uint32_t slot = s->free[s->free[0]];
+    PG_ASSERT(slot < s->capacity, "slots", "a taken slot is inside the table");
+    PG_ASSERT_IN_TESTS((s->hot[slot].ctl & 0xff) == PG_S_FREE, "slots", "a taken slot is free");
+    s->free[0]--;
+    return slot;
 }
 static inline void slots_give(struct slots *s, uint32_t slot)
 {

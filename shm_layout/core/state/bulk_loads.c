@@ -94,6 +94,8 @@ static uint32_t block_near(struct pg_arena *a, uint32_t bulk_load, uint64_t numb
 
 static void block_push_free(struct pg_arena *a, uint32_t block)
 {
+    PG_ASSERT(bulk_load_block_at(a, block)->bulk_load == 0, "bulk loads",
+              "a block given back belongs to no bulk load");
     bulk_load_block_at(a, block)->number = a->free_bulk_load_block;
     a->free_bulk_load_block = block;
 }
@@ -103,6 +105,7 @@ static uint32_t block_born(struct pg_arena *a, uint32_t bulk_load, uint64_t numb
 {
     const uint32_t block = a->free_bulk_load_block;
     struct pg_bulk_load_block *b = bulk_load_block_at(a, block);
+    PG_ASSERT(b->bulk_load == 0, "bulk loads", "a taken block is free");
     a->free_bulk_load_block = (uint32_t)b->number;
     memset(block_bits(a, block), 0, BLOCK_WORDS * sizeof(uint64_t));
     b->number = number;

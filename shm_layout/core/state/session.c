@@ -178,6 +178,7 @@ struct pg_session *session_open(struct pg_arena *a, const uint8_t nonce[16], uin
     s = row_for_new(a);
     if (s == NULL)
         return NULL;
+    PG_ASSERT_IN_TESTS(session_answers(a, s) == 0, "sessions", "a taken row has no results");
     const uint64_t serial = a->secret->next_session++;
     const uint64_t random = keyed_hash(a->secret->secret, serial, nonce, 16);
     memset(s, 0, sizeof *s);

@@ -132,6 +132,8 @@ uint32_t watermark_born(struct pg_arena *a, const struct key *k, bool to_join,
     if (row == PG_NIL)
         return PG_NIL;
     struct pg_watermark *l = watermark_at(a, row);
+    PG_ASSERT(a->purgatory->free_watermarks != 0 && l->key_len == 0, "watermarks",
+              "a taken row is free");
     free_row_fetch(a, l);
     if (!key_write(a, l, k)) {
         answer(why, 0, PG_ST_FULL_PAYLOAD, 0);
