@@ -81,6 +81,33 @@ static void slot_in_an_empty_bucket(struct pg_arena *a)
     a->wheel.buckets[slot_hot(a, 0)->bucket].count = 0;
     wheel_remove(&a->wheel, 0);
 }
+static void cell_outside(struct pg_arena *a)
+{
+    slot_hot(a, 0)->where = a->wheel.state->chunk_count * (PG_CHUNK_CELLS + 1);
+    wheel_remove(&a->wheel, 0);
+}
+static void bucket_outside(struct pg_arena *a)
+{
+    wheel_place(&a->wheel, 0);
+    slot_hot(a, 0)->bucket = UINT16_MAX;
+    wheel_remove(&a->wheel, 0);
+}
+static void blob_of_no_pool(struct pg_arena *a) { blob_at(&a->blobs, a->blobs.granules + 1); }
+static void entry_of_a_slot(struct pg_arena *a) { replay_supersede(a, 0); }
+static void reply_of_no_session(struct pg_arena *a)
+{
+    session_reply(a, a->sessions + a->secret->sessions, 0);
+}
+static void bits_of_no_block(struct pg_arena *a)
+{
+    bulk_load_block_copy(a, a->bulk_load_block_rows, a, 0);
+}
+static void name_outside(struct pg_arena *a)
+{
+    a->name_cells = 0;
+    names_find_namespace(a, namespace_name(a, 0));
+}
+static void histogram_outside(struct pg_arena *a) { measure(a, PG_HISTOGRAMS, 1, 1); }
 static void replay_buffer_full(struct pg_arena *a)
 {
     a->header->replay_tail = a->header->replay_capacity;
@@ -147,6 +174,14 @@ static const struct {
     {chunk_twice, "wheel: no chunk is given back twice"},
     {slot_in_no_bucket, "wheel: a slot is in the cell that it names"},
     {slot_in_an_empty_bucket, "wheel: a bucket that a slot leaves has members"},
+    {cell_outside, "wheel: a cell is inside the chunks"},
+    {bucket_outside, "wheel: a bucket is inside the wheel"},
+    {blob_of_no_pool, "blobs: a blob begins inside the pool"},
+    {entry_of_a_slot, "replay buffer: an id names an entry"},
+    {reply_of_no_session, "sessions: a reply belongs to a session"},
+    {bits_of_no_block, "bulk loads: bits belong to a block"},
+    {name_outside, "names: a cell is inside the index"},
+    {histogram_outside, "histograms: an id names a histogram"},
     {replay_buffer_full, "replay buffer: an entry has space"},
     {watches_used_up, "watches: so many records are free"},
     {no_watch_at_all, "watches: so many records are free"},

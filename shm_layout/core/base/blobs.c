@@ -229,7 +229,7 @@ static inline void next_fetch(const struct blob_pool *p, uint32_t block, uint32_
 {
     const uint32_t lines = granules < FETCHED_GRANULES ? granules : FETCHED_GRANULES;
     for (uint32_t at = 4; at < lines; at += 4)
-        __builtin_prefetch(blob_at(p, block + at), 1);
+        __builtin_prefetch(blob_hint(p, block + at), 1);
 }
 
 uint32_t blobs_take(struct blob_pool *p, uint32_t granules)

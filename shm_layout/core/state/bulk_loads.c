@@ -26,6 +26,7 @@
 
 static uint64_t *block_bits(const struct pg_arena *a, uint32_t block)
 {
+    PG_ASSERT_IN_TESTS(block < a->bulk_load_block_rows, "bulk loads", "bits belong to a block");
     return a->bulk_load_bits + (uint64_t)block * BLOCK_WORDS;
 }
 

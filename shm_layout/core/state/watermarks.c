@@ -336,6 +336,9 @@ bool watermarks_check(const struct pg_arena *a, struct pg_fault *fault, uint64_t
         const struct pg_watermark *l = watermark_at(a, row);
         if (l->key_len == 0)
             continue;
+        if (watermark_granules(l) != 0 && !blob_inside(&a->blobs, watermark_blob(l), l->key_len))
+            return fault_set(fault, "watermarks", "a blob lies outside its region", row,
+                             a->blobs.granules, watermark_blob(l));
         const struct key k = {watermark_key(a, row), l->hash, l->namespace_row, PG_NIL, l->key_len,
                               l->key_type};
         if (a->secret != NULL && k.hash != key_hash(a, k.namespace_row, k.type, k.bytes, k.len))
