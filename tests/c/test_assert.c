@@ -45,6 +45,17 @@ static void outcome_of_a_free_slot(struct pg_arena *a)
 {
     slot_state_set(slot_hot(a, 0), 1, PG_S_OUTCOME);
 }
+static void restored_over_a_timer(struct pg_arena *a)
+{
+    slot_state_set(slot_hot(a, 0), 1, PG_S_ARMED);
+    slot_restore(slot_hot(a, 0), &(struct pg_hot){.ctl = ctl_of(2, PG_S_ARMED)});
+}
+static void bulk_load_dropped_twice(struct pg_arena *a)
+{
+    bulk_load_write(a, 0, &(struct pg_bulk_load){.state = PG_BULK_LOAD_OPEN});
+    bulk_load_drop(a, 0);
+    bulk_load_drop(a, 0);
+}
 static void blob_without_bytes(struct pg_arena *a) { blobs_take(&a->blobs, 0); }
 static void blob_taken_outside(struct pg_arena *a)
 {
@@ -164,6 +175,8 @@ static const struct {
     {slot_taken_outside, "slots: a taken slot is inside the table"},
     {slot_taken_in_use, "slots: a taken slot is free"},
     {outcome_of_a_free_slot, "slots: a slot's new state may follow its old state"},
+    {restored_over_a_timer, "slots: redo writes to a free slot"},
+    {bulk_load_dropped_twice, "bulk loads: a bulk load's new state may follow its old state"},
     {blob_without_bytes, "blobs: a blob has bytes"},
     {blob_taken_outside, "blobs: a taken blob is inside the pool"},
     {blob_taken_in_use, "blobs: the granules of a taken blob are free"},

@@ -41,8 +41,8 @@ static inline void blobs_prefetch_mark(const struct blob_pool *p, uint32_t blob)
 {
     fetch(&p->map[blob / 64]);
 }
-/* Address of a blob for a prefetch. The number may be one that a free slot or a free block left
- * behind, so nobody may load from the address. */
+/* Address of a blob for a prefetch. The number may come from a free slot or a free block, so nobody
+ * may read the bytes at the address. */
 static inline const uint8_t *blob_hint(const struct blob_pool *p, uint32_t blob)
 {
     return p->bytes + (uint64_t)blob * PG_GRANULE;
