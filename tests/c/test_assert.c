@@ -9,14 +9,23 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+static const struct pg_config config = {
+    .layout_id = 1, .payload_bytes = 4096, .replay_bytes_max = 1024, .tick_ns = 1000000,
+    .stream_id = 1, .secret = {1, 2}, .capacity = 8, .replay_capacity = 16, .fanout = 64,
+    .namespaces = 1, .topics = 1, .sessions = 2, .watches = 8, .watermarks = 8,
+    .accounts = 2, .bulk_loads = 1, .bulk_load_blocks = 2, .inbox_max = 8,
+    .clock_kind = PG_CLOCK_VIRTUAL, .wal_buffer_bytes = PG_WAL_BUFFER_MIN};
+
+/* Memory of an arena, which all processes forked later share. */
+static void *shared(uint64_t bytes)
+{
+    void *memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    CHECK(memory != MAP_FAILED);
+    return memory;
+}
+
 static struct pg_arena *arena_open(void)
 {
-    static const struct pg_config config = {
-        .layout_id = 1, .payload_bytes = 4096, .replay_bytes_max = 1024, .tick_ns = 1000000,
-        .stream_id = 1, .secret = {1, 2}, .capacity = 8, .replay_capacity = 16, .fanout = 64,
-        .namespaces = 1, .topics = 1, .sessions = 2, .watches = 8, .watermarks = 8,
-        .accounts = 2, .bulk_loads = 1, .bulk_load_blocks = 2, .inbox_max = 8,
-        .clock_kind = PG_CLOCK_VIRTUAL, .wal_buffer_bytes = PG_WAL_BUFFER_MIN};
     void *arena = aligned_alloc(4096, pg_arena_bytes(&config));
     void *secret = aligned_alloc(4096, pg_private_bytes(&config));
     struct pg_arena *a = malloc(pg_handle_bytes());
@@ -263,9 +272,44 @@ static void nothing_is_stored_after_an_assertion_failed(void)
     CHECK(munmap(free_ids, 64) == 0);
 }
 
+/* The process that put one timer fails in the middle of the second put. The arena that it leaves
+ * behind can be rebuilt, and is whole. */
+static void an_arena_is_rebuilt_after_an_assertion_failed(void)
+{
+    int status;
+    struct pg_fault why;
+    struct pg_result r;
+    struct pg_put put = {.namespace_name = "n", .namespace_len = 1, .topic_name = "",
+                         .key = (const uint8_t *)"a", .key_len = 1, .key_type = PG_KEY_BYTES,
+                         .time_ns = 1000000000};
+    void *arena = shared(pg_arena_bytes(&config)), *secret = shared(pg_private_bytes(&config));
+    struct pg_arena *a = malloc(pg_handle_bytes());
+    CHECK(a != NULL && pg_create(a, arena, secret, &config));
+    const pid_t child = fork();
+    if (child == 0) {
+        pg_put(a, &put, &r);
+        a->wheel.free_chunks[0] = 0;
+        put.key = (const uint8_t *)"b", put.time_ns *= 1000;
+        pg_put(a, &put, &r);
+        _exit(0);
+    }
+    CHECK(child > 0 && waitpid(child, &status, 0) == child);
+    CHECK(WIFSIGNALED(status) && WTERMSIG(status) == SIGABRT);
+    CHECK(pg_attach(a, arena, pg_arena_bytes(&config), secret, pg_private_bytes(&config),
+                    config.layout_id, &why));
+    CHECK(!pg_check(a, &why));
+    CHECK(pg_rebuild(a, 0, &why));
+    CHECK(pg_check(a, &why) && pg_check_live(a, &why));
+    CHECK_EQUAL(pg_metrics_of(a)->live, 2);
+    CHECK(munmap(arena, pg_arena_bytes(&config)) == 0);
+    CHECK(munmap(secret, pg_private_bytes(&config)) == 0);
+    free(a);
+}
+
 int main(void)
 {
     RUN(a_broken_invariant_ends_the_process);
     RUN(nothing_is_stored_after_an_assertion_failed);
+    RUN(an_arena_is_rebuilt_after_an_assertion_failed);
     return 0;
 }
