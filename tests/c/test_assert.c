@@ -4,6 +4,7 @@
 #include "check.h"
 #include "core/core.h"
 
+#include <fcntl.h>
 #include <signal.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
@@ -175,6 +176,54 @@ static void wal_buffer_full_of_frames(struct pg_arena *a)
     wal_frame_begin(a, PG_WAL_GONE, 0);
 }
 
+/* A disk that does nothing, until a sync fails and the WAL's state changes meanwhile. */
+static bool disk_fails;
+static int disk_open(void *a, int directory, const char *name, int flags)
+{
+    (void)a, (void)directory, (void)name, (void)flags;
+    return open("/dev/null", O_RDWR);
+}
+static int64_t disk_pwrite(void *a, int file, const void *bytes, uint64_t count, uint64_t at)
+{
+    (void)a, (void)file, (void)bytes, (void)at;
+    return (int64_t)count;
+}
+static int disk_fallocate(void *a, int file, uint64_t bytes)
+{
+    (void)a, (void)file, (void)bytes;
+    return 0;
+}
+static int disk_sync(void *a, int file)
+{
+    (void)file;
+    if (disk_fails)
+        ((struct pg_arena *)a)->wal_buffer->state = PG_WAL_NONE;
+    return disk_fails ? -1 : 0;
+}
+static int disk_rename(void *a, int directory, const char *from, const char *to)
+{
+    (void)a, (void)directory, (void)from, (void)to;
+    return 0;
+}
+static int disk_fsync_dir(void *a, int directory) { (void)a, (void)directory; return 0; }
+static int64_t disk_clock(void *a) { (void)a; return 0; }
+static void wal_stopped_twice(struct pg_arena *a)
+{
+    const struct pg_storage disk = {a, disk_open, disk_pwrite, disk_fallocate, disk_sync,
+                                    disk_rename, disk_fsync_dir, disk_fsync_dir, disk_clock};
+    const struct pg_walk none = {0};
+    const struct pg_put put = {.namespace_name = "n", .namespace_len = 1, .topic_name = "",
+                               .key = (const uint8_t *)"a", .key_len = 1,
+                               .key_type = PG_KEY_BYTES, .time_ns = 1000000000};
+    struct pg_result r;
+    struct pg_fault why;
+    struct pg_group_commit *c = aligned_alloc(64, (pg_group_commit_bytes() + 63) / 64 * 64);
+    CHECK(pg_group_commit_open(c, a, "/", PG_WAL_SEGMENT_MIN, &none, &disk, &why));
+    pg_put(a, &put, &r);
+    disk_fails = true;
+    pg_group_commit_iterate(c);
+}
+
 static const struct {
     void (*act)(struct pg_arena *a);
     const char *message;
@@ -215,6 +264,7 @@ static const struct {
     {session_uncounted, "quotas: a session that ends was counted"},
     {session_with_results, "sessions: a taken row has no results"},
     {answer_without_a_check, "operations: an answered CHECK was sent before"},
+    {wal_stopped_twice, "wal: only a running WAL stops"},
     {wal_buffer_full_of_frames, "WAL buffer: a frame has space"},
 };
 
