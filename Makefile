@@ -315,7 +315,7 @@ build/crash/stores: $(STORES_C) $(CORE_C:shm_layout/core/%.c=build/crash/seen/%.
 # The core and the scenarios, compiled so that each load, store and fence calls the memory model of
 # tests/orders. Calls of memcpy and similar functions stay calls. With -no-pie, addresses at run
 # time are the addresses in the file.
-ORDERS_FLAGS := -std=c11 -w -g -O1 -fno-builtin -fsanitize=thread -Ishm_layout -Itests/c
+ORDERS_FLAGS := -std=c11 -w -DPG_ASSERT_ALL -g -O1 -fno-builtin -fsanitize=thread -Ishm_layout -Itests/c
 build/orders/core/%.o: shm_layout/core/%.c $(CORE_H)
 	@mkdir -p $(@D)
 	$(CC) $(ORDERS_FLAGS) -c -o $@ $<
