@@ -308,8 +308,8 @@ build/crash/core/%.o: shm_layout/core/%.c $(CORE_H)
 build/crash/crash: $(STEPS_C) $(CORE_C:shm_layout/core/%.c=build/crash/core/%.o) $(CRASH_H) $(TESTS_H) $(CORE_H)
 	$(CC) $(STRICT) -O3 -fvisibility=hidden -Ishm_layout -Itests/c -o $@ $(filter %.c %.o,$^)
 
-# The core with a call before each store, for stores.c. -w hides the warning that fences are not
-# sanitized, which does not matter here.
+# The core with a call before each store, for stores.c. -w is there for the same reason as in
+# build/thread/core.
 build/crash/seen/%.o: shm_layout/core/%.c $(CORE_H)
 	@mkdir -p $(@D)
 	$(CC) -std=c11 -w -O3 -fvisibility=hidden -fsanitize=thread -Ishm_layout -c -o $@ $<
