@@ -283,9 +283,14 @@ build/sanitize/tests/%.o: tests/c/%.c $(TESTS_H) $(CORE_H)
 build/sanitize/tests/%: build/sanitize/tests/%.o build/sanitize/core.a
 	$(CC) -pthread $(SANITIZE) -o $@ $^
 
-build/thread/%: tests/c/%.c $(CORE_C:shm_layout/core/%.c=build/crash/seen/%.o) $(TESTS_H) $(CORE_H)
+# The core for the tests with ThreadSanitizer. -w hides the warning that fences are not sanitized,
+# which does not matter here.
+build/thread/core/%.o: shm_layout/core/%.c $(CORE_H)
 	@mkdir -p $(@D)
-	$(CC) -std=c11 -w -pthread -g -O1 -fsanitize=thread -Ishm_layout -o $@ $(filter %.c %.o,$^)
+	$(CC) -std=c11 -w -DPG_ASSERT_ALL -O3 -fvisibility=hidden -fsanitize=thread -Ishm_layout -c -o $@ $<
+build/thread/%: tests/c/%.c $(CORE_C:shm_layout/core/%.c=build/thread/core/%.o) $(TESTS_H) $(CORE_H)
+	@mkdir -p $(@D)
+	$(CC) -std=c11 -w -DPG_ASSERT_ALL -pthread -g -O1 -fsanitize=thread -Ishm_layout -o $@ $(filter %.c %.o,$^)
 
 build/sanitize/fuzz/%: tests/fuzz/%.c tests/fuzz/main.c build/sanitize/core.a $(TESTS_H) $(CORE_H)
 	@mkdir -p $(@D)
@@ -303,8 +308,8 @@ build/crash/core/%.o: shm_layout/core/%.c $(CORE_H)
 build/crash/crash: $(STEPS_C) $(CORE_C:shm_layout/core/%.c=build/crash/core/%.o) $(CRASH_H) $(TESTS_H) $(CORE_H)
 	$(CC) $(STRICT) -O3 -fvisibility=hidden -Ishm_layout -Itests/c -o $@ $(filter %.c %.o,$^)
 
-# The core with a call before each store, for stores.c and for the tests with ThreadSanitizer. -w
-# hides the warning that fences are not sanitized, which does not matter here.
+# The core with a call before each store, for stores.c. -w is there for the same reason as in
+# build/thread/core.
 build/crash/seen/%.o: shm_layout/core/%.c $(CORE_H)
 	@mkdir -p $(@D)
 	$(CC) -std=c11 -w -O3 -fvisibility=hidden -fsanitize=thread -Ishm_layout -c -o $@ $<
@@ -315,7 +320,7 @@ build/crash/stores: $(STORES_C) $(CORE_C:shm_layout/core/%.c=build/crash/seen/%.
 # The core and the scenarios, compiled so that each load, store and fence calls the memory model of
 # tests/orders. Calls of memcpy and similar functions stay calls. With -no-pie, addresses at run
 # time are the addresses in the file.
-ORDERS_FLAGS := -std=c11 -w -g -O1 -fno-builtin -fsanitize=thread -Ishm_layout -Itests/c
+ORDERS_FLAGS := -std=c11 -w -DPG_ASSERT_ALL -g -O1 -fno-builtin -fsanitize=thread -Ishm_layout -Itests/c
 build/orders/core/%.o: shm_layout/core/%.c $(CORE_H)
 	@mkdir -p $(@D)
 	$(CC) $(ORDERS_FLAGS) -c -o $@ $<

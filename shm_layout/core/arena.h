@@ -206,6 +206,7 @@ static inline void time_set(struct pg_arena *a, int64_t now_ns, int64_t real_boo
 static inline void measure(struct pg_arena *a, enum pg_histogram_id id, int64_t ns, uint64_t times)
 {
 #ifndef PG_UNMEASURED
+    PG_ASSERT_IN_TESTS((unsigned)id < PG_HISTOGRAMS, "histograms", "an id names a histogram");
     histogram_add(&a->histograms[id], ns, times);
 #else
     (void)a, (void)id, (void)ns, (void)times;

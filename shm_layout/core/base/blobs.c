@@ -229,7 +229,7 @@ static inline void next_fetch(const struct blob_pool *p, uint32_t block, uint32_
 {
     const uint32_t lines = granules < FETCHED_GRANULES ? granules : FETCHED_GRANULES;
     for (uint32_t at = 4; at < lines; at += 4)
-        __builtin_prefetch(blob_at(p, block + at), 1);
+        __builtin_prefetch(blob_hint(p, block + at), 1);
 }
 
 uint32_t blobs_take(struct blob_pool *p, uint32_t granules)
@@ -238,6 +238,10 @@ uint32_t blobs_take(struct blob_pool *p, uint32_t granules)
     PG_ASSERT_IN_TESTS(granules != 0, "blobs", "a blob has bytes");
     if (UNLIKELY(block == PG_NIL))
         return PG_NIL;
+    PG_ASSERT(granules <= p->granules && block <= p->granules - granules, "blobs",
+              "a taken blob is inside the pool");
+    PG_ASSERT_IN_TESTS(map_is_clear(p, block, granules), "blobs",
+                       "the granules of a taken blob are free");
     size = free_at(p, block)->size;
     next_fetch(p, free_at(p, block)->next, granules);
     unlink_block(p, block);

@@ -2,6 +2,7 @@
 #ifndef PURGATORYD_BASE_BLOBS_H
 #define PURGATORYD_BASE_BLOBS_H
 
+#include "core/base/check.h"
 #include "core/base/common.h"
 
 /* A segregated-fit allocator over granules of 16 bytes. Used blobs have no header: the owner knows
@@ -40,8 +41,17 @@ static inline void blobs_prefetch_mark(const struct blob_pool *p, uint32_t blob)
 {
     fetch(&p->map[blob / 64]);
 }
+/* Address of a blob for a prefetch. The number may come from a free slot or a free block, so nobody
+ * may read the bytes at the address. */
+static inline const uint8_t *blob_hint(const struct blob_pool *p, uint32_t blob)
+{
+    return p->bytes + (uint64_t)blob * PG_GRANULE;
+}
+/* Bytes of a blob. A reader of a changing arena checks the number with blob_inside first, which
+ * admits zero bytes at the pool's end. */
 static inline uint8_t *blob_at(const struct blob_pool *p, uint32_t blob)
 {
+    PG_ASSERT_IN_TESTS(blob <= p->granules, "blobs", "a blob begins inside the pool");
     return p->bytes + (uint64_t)blob * PG_GRANULE;
 }
 /* Check that map, free lists, size tags and totals agree, that no two free blocks are adjacent, and

@@ -26,7 +26,13 @@ static inline uint32_t slots_left(const struct slots *s) { return s->free[0]; }
 static inline uint32_t slots_live(const struct slots *s) { return s->capacity - s->free[0]; }
 static inline uint32_t slots_take(struct slots *s)   /* PG_NIL when no slot is free */
 {
-    return UNLIKELY(s->free[0] == 0) ? PG_NIL : s->free[s->free[0]--];
+    if (UNLIKELY(s->free[0] == 0))
+        return PG_NIL;
+    const uint32_t slot = s->free[s->free[0]];
+    PG_ASSERT(slot < s->capacity, "slots", "a taken slot is inside the table");
+    PG_ASSERT_IN_TESTS((s->hot[slot].ctl & 0xff) == PG_S_FREE, "slots", "a taken slot is free");
+    s->free[0]--;
+    return slot;
 }
 static inline void slots_give(struct slots *s, uint32_t slot)
 {
@@ -41,8 +47,8 @@ static inline void slots_prefetch(const struct slots *s, uint32_t distance)
     fetch(&s->cold[slot]);
 }
 
-/* Bit mask of the states from which a slot may enter `state`. Recovery writes control words without
- * this check. */
+/* Bit mask of the states from which a slot may enter `state`. Redo writes control words with
+ * slot_restore and slot_restore_free. */
 static inline uint32_t states_before(unsigned state)
 {
     enum { FREE = 1u << PG_S_FREE, ARMED = 1u << PG_S_ARMED, OUTCOME = 1u << PG_S_OUTCOME,
@@ -60,6 +66,19 @@ static inline void slot_state_set(struct pg_hot *h, uint64_t ticket, unsigned st
     PG_ASSERT((1ull << (ctl_state(h->ctl) & 63) & states_before(state)) != 0, "slots",
               "a slot's new state may follow its old state");
     STORE_RELEASE(&h->ctl, ctl_of(ticket, state));
+}
+/* Write a slot that redo found in a frame. Before, redo frees the slot with slot_restore_free, so
+ * that what the slot held is given back. */
+static inline void slot_restore(struct pg_hot *h, const struct pg_hot *fields)
+{
+    PG_ASSERT(ctl_state(h->ctl) == PG_S_FREE, "slots", "redo writes to a free slot");
+    *h = *fields;
+}
+/* Free a slot whose last ticket redo knows; 0 = the next step writes the slot. Redo has no readers,
+ * and may find the slot free. */
+static inline void slot_restore_free(struct pg_hot *h, uint64_t ticket)
+{
+    h->ctl = ctl_of(ticket, PG_S_FREE);
 }
 /* True if the slot is armed or parked. Such a slot owns its key and counts as live. */
 static inline bool ctl_live(uint64_t ctl)

@@ -235,13 +235,22 @@ static uint64_t next_event(const struct pg_wheel *s)
 
 static inline uint32_t *cell_at(const struct wheel *w, uint32_t cell)
 {
+    PG_ASSERT_IN_TESTS(cell / CELLS < w->state->chunk_count, "wheel",
+                       "a cell is inside the chunks");
     return (uint32_t *)(void *)w->chunks + cell;
+}
+
+static inline struct pg_bucket *bucket_row(const struct wheel *w, uint32_t bucket)
+{
+    PG_ASSERT_IN_TESTS(bucket < w->state->due + PG_DUE_BUCKETS, "wheel",
+                       "a bucket is inside the wheel");
+    return &w->buckets[bucket];
 }
 
 /* Start a chunk for one more member. wheel_chunks guarantees that one is free. */
 static uint32_t bucket_grow(struct wheel *w, uint32_t bucket)
 {
-    struct pg_bucket *b = &w->buckets[bucket];
+    struct pg_bucket *b = bucket_row(w, bucket);
     PG_ASSERT(w->free_chunks[0] != 0, "wheel", "a free chunk is left");
     uint32_t chunk = w->free_chunks[w->free_chunks[0]--];
     w->chunks[chunk].previous = b->tail;
@@ -254,7 +263,7 @@ static uint32_t bucket_grow(struct wheel *w, uint32_t bucket)
  * modulo 16 is 15 for the last cell of a chunk and for PG_NIL. */
 static inline void bucket_push(struct wheel *w, uint32_t bucket, uint32_t slot)
 {
-    struct pg_bucket *b = &w->buckets[bucket];
+    struct pg_bucket *b = bucket_row(w, bucket);
     b->tail = b->tail % CELLS == PG_CHUNK_CELLS ? bucket_grow(w, bucket) : b->tail + 1;
     b->count++;
     *cell_at(w, b->tail) = slot;
@@ -265,7 +274,7 @@ static inline void bucket_push(struct wheel *w, uint32_t bucket, uint32_t slot)
 /* Take the newest member. The bucket must have one. */
 static inline uint32_t bucket_pop(struct wheel *w, uint32_t bucket)
 {
-    struct pg_bucket *b = &w->buckets[bucket];
+    struct pg_bucket *b = bucket_row(w, bucket);
     PG_ASSERT(b->count != 0, "wheel", "a bucket that a slot leaves has members");
     uint32_t slot = *cell_at(w, b->tail), chunk = b->tail / CELLS;
     b->count--;
@@ -369,7 +378,7 @@ struct advance {                         /* one call of wheel_advance */
 static bool fire_members(struct advance *t, uint32_t bucket)
 {
     struct wheel *w = t->wheel;
-    struct pg_bucket *b = &w->buckets[bucket];
+    struct pg_bucket *b = bucket_row(w, bucket);
     uint32_t chunk = PG_NIL, prefetched = fetch_members(w, b->tail);
     while (b->tail != PG_NIL) {
         if (t->budget == 0)

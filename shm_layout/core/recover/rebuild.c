@@ -306,12 +306,12 @@ static void fired_end(struct pg_arena *a, uint32_t slot)
 {
     struct pg_hot *h = slot_hot(a, slot);
     if (!is_operation(a, slot)) {
-        h->ctl = ctl_of(ctl_ticket(h->ctl), PG_S_FREE);
+        slot_state_set(h, ctl_ticket(h->ctl), PG_S_FREE);
         slots_give(&a->slots, slot);
         return;
     }
     operation_at(a, slot)->notice_blob = PG_NIL;
-    h->ctl = ctl_of(ctl_ticket(h->ctl), PG_S_OUTCOME);
+    slot_state_set(h, ctl_ticket(h->ctl), PG_S_OUTCOME);
     if (slot < a->rebuild.outcome)
         a->rebuild.outcome = slot;
 }

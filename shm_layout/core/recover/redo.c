@@ -123,7 +123,7 @@ static void slot_ended(struct pg_arena *a, uint32_t slot, uint64_t ticket)
     if (ticket_older(ticket, ctl_ticket(slot_hot(a, slot)->ctl)))
         return;
     slot_drop(a, slot);
-    slot_hot(a, slot)->ctl = ctl_of(ticket, PG_S_FREE);
+    slot_restore_free(slot_hot(a, slot), ticket);
 }
 
 /* Store the frame's timestamps, or `known` if the frame has none. Frames of an export of an arena
@@ -195,7 +195,7 @@ static bool redo_bulk_load(const struct redo *r)
         return true;
     if (bulk_load != PG_NIL) {
         bulk_load_at(r->a, bulk_load)->fencing_token = j->fencing_token;
-        bulk_load_at(r->a, bulk_load)->state = j->state;
+        bulk_load_restore(r->a, bulk_load, j->state);
         return true;
     }
     memcpy(l.id, j->bulk_load, sizeof l.id);
@@ -229,11 +229,12 @@ static bool timer_write(const struct redo *r, const struct pg_wal_arm *j, const 
     slot_cold(a, j->slot)->blob = blob;
     slot_cold(a, j->slot)->account = account_named(r, j->uid, j->counted);
     slot_count(a, j->slot, 1);
-    *h = (struct pg_hot){.ctl = ctl_of(j->ticket, j->parked ? PG_S_PARKED : PG_S_ARMED),
-                         .deadline_ns = j->deadline_ns,
-                         .flags = (wall ? PG_F_WALL | PG_F_EXT : 0) |
-                                  (j->bulk_loaded | j->in_bulk_load ? PG_F_BULK_LOADED : 0),
-                         .topic = (uint16_t)j->topic};
+    slot_restore(h, &(struct pg_hot){
+        .ctl = ctl_of(j->ticket, j->parked ? PG_S_PARKED : PG_S_ARMED),
+        .deadline_ns = j->deadline_ns,
+        .flags = (wall ? PG_F_WALL | PG_F_EXT : 0) |
+                 (j->bulk_loaded | j->in_bulk_load ? PG_F_BULK_LOADED : 0),
+        .topic = (uint16_t)j->topic});
     timestamps_write(r, j->slot,
                      &(struct pg_timestamps){.add_lsn = add_lsn_of(r), .armed_ns = j->armed_ns});
     armed_note(h, slot_cold(a, j->slot), armed_ns_in(r, j));
@@ -256,7 +257,7 @@ static bool redo_arm(const struct redo *r)
     if (!ticket_older(ctl_ticket(slot_hot(r->a, j->slot)->ctl), j->ticket))
         return true;
     slot_drop(r->a, j->slot);
-    slot_hot(r->a, j->slot)->ctl = 0;
+    slot_restore_free(slot_hot(r->a, j->slot), 0);
     return timer_write(r, j, (const uint8_t *)(j + 1) + wal_row_bytes(j->in_bulk_load));
 }
 
@@ -279,7 +280,7 @@ static bool redo_unpark(const struct redo *r)
     if (!ticket_older(ctl_ticket(h->ctl), j->ticket) && h->ctl != ctl_of(j->ticket, PG_S_PARKED))
         return true;
     slot_drop(r->a, j->slot);
-    h->ctl = 0;
+    slot_restore_free(h, 0);
     return timer_write(r, &arm, (const uint8_t *)(j + 1) + wal_row_bytes(j->in_bulk_load));
 }
 
@@ -359,7 +360,7 @@ static void timer_fire(struct pg_arena *a, const struct pg_wal_fire *j)
     if (c->ext_len != 0)
         blobs_give(&a->blobs, c->blob, c->ext_len / PG_GRANULE);
     slot_count(a, j->slot, -1);
-    slot_hot(a, j->slot)->ctl = ctl_of(j->ticket, PG_S_FREE);
+    slot_restore_free(slot_hot(a, j->slot), j->ticket);
     entry_put(a, j->position, &e, j->sequence, j->previous);
 }
 
@@ -440,7 +441,7 @@ static bool redo_watch(const struct redo *r)
     if (!ticket_older(ctl_ticket(slot_hot(r->a, j->slot)->ctl), j->ticket))
         return true;
     slot_drop(r->a, j->slot);
-    slot_hot(r->a, j->slot)->ctl = 0;
+    slot_restore_free(slot_hot(r->a, j->slot), 0);
     if (!operation_restore(r->a, j, keys, account_named(r, j->uid, j->counted)))
         return refuse(r, "no space for an operation with so many watch keys",
                       watches_free(r->a), j->keys);

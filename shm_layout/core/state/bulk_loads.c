@@ -26,6 +26,7 @@
 
 static uint64_t *block_bits(const struct pg_arena *a, uint32_t block)
 {
+    PG_ASSERT_IN_TESTS(block < a->bulk_load_block_rows, "bulk loads", "bits belong to a block");
     return a->bulk_load_bits + (uint64_t)block * BLOCK_WORDS;
 }
 
@@ -94,6 +95,8 @@ static uint32_t block_near(struct pg_arena *a, uint32_t bulk_load, uint64_t numb
 
 static void block_push_free(struct pg_arena *a, uint32_t block)
 {
+    PG_ASSERT(bulk_load_block_at(a, block)->bulk_load == 0, "bulk loads",
+              "a block given back belongs to no bulk load");
     bulk_load_block_at(a, block)->number = a->free_bulk_load_block;
     a->free_bulk_load_block = block;
 }
@@ -103,6 +106,7 @@ static uint32_t block_born(struct pg_arena *a, uint32_t bulk_load, uint64_t numb
 {
     const uint32_t block = a->free_bulk_load_block;
     struct pg_bulk_load_block *b = bulk_load_block_at(a, block);
+    PG_ASSERT(b->bulk_load == 0, "bulk loads", "a taken block is free");
     a->free_bulk_load_block = (uint32_t)b->number;
     memset(block_bits(a, block), 0, BLOCK_WORDS * sizeof(uint64_t));
     b->number = number;
@@ -219,9 +223,36 @@ static uint32_t bulk_load_born(struct pg_arena *a, const struct pg_bulk_load *fi
     return bulk_load;
 }
 
+/* Bit mask of the states from which a bulk load may enter `state`. */
+static uint32_t bulk_load_states_before(uint32_t state)
+{
+    enum { NONE = 1u << PG_BULK_LOAD_NONE, OPEN = 1u << PG_BULK_LOAD_OPEN,
+           CLOSED = 1u << PG_BULK_LOAD_CLOSED };
+    return state == PG_BULK_LOAD_NONE ? OPEN | CLOSED : state == PG_BULK_LOAD_OPEN ? NONE
+         : state == PG_BULK_LOAD_CLOSED ? NONE | OPEN : 0;
+}
+
+static void state_follows(const struct pg_bulk_load *l, uint32_t state)
+{
+    PG_ASSERT((1ull << (l->state & 63) & bulk_load_states_before(state)) != 0, "bulk loads",
+              "a bulk load's new state may follow its old state");
+}
+
+static void bulk_load_state_set(struct pg_bulk_load *l, uint32_t state)
+{
+    state_follows(l, state);
+    STORE_RELEASE(&l->state, state);
+}
+
+void bulk_load_restore(struct pg_arena *a, uint32_t bulk_load, uint32_t state)
+{
+    STORE_RELEASE(&bulk_load_at(a, bulk_load)->state, state);
+}
+
 void bulk_load_write(struct pg_arena *a, uint32_t bulk_load, const struct pg_bulk_load *fields)
 {
     struct pg_bulk_load *l = bulk_load_at(a, bulk_load), next = *fields;
+    state_follows(l, fields->state);
     next.state = PG_BULK_LOAD_NONE;
     next.used_boot_ns = a->call.real_boot_ns;
     next.rows = next.upto = next.blocks = 0;
@@ -243,10 +274,11 @@ static void bulk_load_raise(struct pg_arena *a, struct pg_bulk_load *l, uint64_t
         STORE_RELEASE(&l->fencing_token, fencing_token);
     }
     if (state > l->state) {
+        state_follows(l, state);
         after.state = state;
         if (has_wal(a))
             wal_append_bulk_load(a, &after);
-        STORE_RELEASE(&l->state, state);
+        bulk_load_state_set(l, state);
     }
 }
 
@@ -282,7 +314,7 @@ static uint32_t bulk_load_seek(const struct pg_arena *a, const struct pg_bulk_lo
 
 void bulk_load_drop(struct pg_arena *a, uint32_t bulk_load)
 {
-    STORE_RELEASE(&bulk_load_at(a, bulk_load)->state, (uint32_t)PG_BULK_LOAD_NONE);
+    bulk_load_state_set(bulk_load_at(a, bulk_load), PG_BULK_LOAD_NONE);
     a->metrics->bulk_loads--;
     for (uint32_t i = 0; i < a->bulk_load_block_rows; i++)
         if (bulk_load_block_at(a, i)->bulk_load == bulk_load + 1)

@@ -23,6 +23,9 @@ void bulk_load_over_share(const struct pg_arena *a, struct pg_result *r);
 /* Forget a bulk load and its rows, and write a WAL record. */
 void bulk_load_forget(struct pg_arena *a, uint32_t bulk_load);
 void bulk_load_drop(struct pg_arena *a, uint32_t bulk_load); /* as above, without a WAL record */
+/* Store the state that redo found in a frame. It may be older than the state in a snapshot, whose
+ * parts are from different moments. */
+void bulk_load_restore(struct pg_arena *a, uint32_t bulk_load, uint32_t state);
 /* Set the bit of a row. Return false if the bit needs a block and no block is free. */
 bool bulk_load_mark(struct pg_arena *a, uint32_t bulk_load, uint64_t row);
 /* Return whether a row is done. This uses only authoritative state. */

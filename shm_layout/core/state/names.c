@@ -44,6 +44,12 @@ static uint32_t cell_of(const struct pg_arena *a, uint32_t ns, struct name name)
     return (uint32_t)hash & (a->name_cells - 1);
 }
 
+static uint32_t *name_cell(const struct pg_arena *a, uint32_t cell)
+{
+    PG_ASSERT_IN_TESTS(cell < a->name_cells, "names", "a cell is inside the index");
+    return &a->name_index[cell];
+}
+
 /* Find a topic of namespace row `ns`, or a namespace if ns = PG_NIL. Return its row number; the row
  * numbers of topics follow those of namespaces. If the name does not exist, return PG_NIL, and set
  * *free_cell to the cell in which to store it. */
@@ -51,9 +57,9 @@ static uint32_t name_find(const struct pg_arena *a, uint32_t ns, struct name nam
                           uint32_t *free_cell)
 {
     uint32_t cell = cell_of(a, ns, name);
-    while (a->name_index[cell] != 0) {
-        if (row_is(a, a->name_index[cell] - 1, ns, name))
-            return a->name_index[cell] - 1;
+    while (*name_cell(a, cell) != 0) {
+        if (row_is(a, *name_cell(a, cell) - 1, ns, name))
+            return *name_cell(a, cell) - 1;
         cell = (cell + 1) & (a->name_cells - 1);
     }
     *free_cell = cell;
@@ -64,7 +70,7 @@ static void name_link(struct pg_arena *a, uint32_t row, uint32_t ns, struct name
 {
     uint32_t cell = 0;
     if (name_find(a, ns, name, &cell) == PG_NIL)
-        a->name_index[cell] = row + 1;
+        *name_cell(a, cell) = row + 1;
 }
 
 static bool topic_placed(const struct pg_arena *a, uint32_t i, struct pg_fault *why)
@@ -133,7 +139,7 @@ static uint32_t namespace_born(struct pg_arena *a, struct name name, uint32_t ce
         if (has_wal(a))
             wal_append_namespace(a, i, row, name);
         STORE_RELEASE(&row->name_len, name.len);
-        a->name_index[cell] = i + 1;
+        *name_cell(a, cell) = i + 1;
         return i;
     }
     return PG_NIL;
@@ -446,7 +452,7 @@ static bool cells_used(const struct pg_arena *a, uint32_t names, struct pg_fault
 {
     uint32_t used = 0;
     for (uint32_t i = 0; i < a->name_cells; i++)
-        used += a->name_index[i] != 0;
+        used += *name_cell(a, i) != 0;
     return used == names || fault_set(fault, "names", "cells of the index", 0, names, used);
 }
 

@@ -991,9 +991,10 @@ bool operation_restore(struct pg_arena *a, const struct pg_wal_watch *j,
         .blob = blob, .payload_len = j->payload_len, .key_len = j->key_len,
         .key_type = j->key_type, .ext_len = (uint16_t)operation_ext_bytes(op),
         .account = account};
-    *slot_hot(a, j->slot) = (struct pg_hot){.ctl = ctl_of(j->ticket, PG_S_ARMED),
-                                            .deadline_ns = j->deadline_ns,
-                                            .flags = PG_F_OPERATION, .topic = (uint16_t)j->topic};
+    slot_restore(slot_hot(a, j->slot),
+                 &(struct pg_hot){.ctl = ctl_of(j->ticket, PG_S_ARMED),
+                                  .deadline_ns = j->deadline_ns, .flags = PG_F_OPERATION,
+                                  .topic = (uint16_t)j->topic});
     return true;
 }
 

@@ -171,7 +171,7 @@ void prefetch_outcomes(const struct pg_arena *a, const uint32_t *slots, uint32_t
     fetch_slots(a, slots, count);
     for (uint32_t i = 0; i < count; i++) {
         const struct pg_cold *c = slot_cold(a, slots[i]);
-        const uint8_t *at = blob_at(&a->blobs, c->blob);
+        const uint8_t *at = blob_hint(&a->blobs, c->blob);
         fetch(at);
         fetch_whole(at + (slot_granules(c) - 1) * PG_GRANULE, 2 * PG_GRANULE);
     }
@@ -186,13 +186,14 @@ void prefetch_news(struct pg_arena *a)
     if (next + FAR < a->news_count)
         fetch(slot_cold(a, a->news[next + FAR]));
     if (next + NEAR < a->news_count)
-        fetch_whole(operation_at(a, a->news[next + NEAR]), sizeof(struct pg_operation));
+        fetch_whole(blob_hint(&a->blobs, slot_cold(a, a->news[next + NEAR])->blob),
+                    sizeof(struct pg_operation));
 }
 
 void prefetch_bytes(const struct pg_arena *a, uint32_t slot)
 {
     const struct pg_cold *c = slot_cold(a, slot);
-    const uint8_t *at = blob_at(&a->blobs, c->blob);
+    const uint8_t *at = blob_hint(&a->blobs, c->blob);
     fetch(slot_hot(a, slot));
     fetch_whole(at + c->ext_len, LINE);
     fetch(at + (slot_granules(c) - 1) * PG_GRANULE);

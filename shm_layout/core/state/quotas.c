@@ -174,6 +174,7 @@ void account_session_ended(struct pg_arena *a, const struct pg_session *s)
     const uint32_t row = account_find(a, s->uid);
     if (row == PG_NIL)
         return;
+    PG_ASSERT(account_at(a, row)->sessions != 0, "quotas", "a session that ends was counted");
     account_at(a, row)->sessions--;
     account_at(a, row)->operations -= s->owned;
 }

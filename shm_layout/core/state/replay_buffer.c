@@ -94,7 +94,7 @@ uint64_t replay_append(struct pg_arena *a, const struct pg_entry *fields)
 
 void replay_supersede(struct pg_arena *a, uint32_t id)
 {
-    a->replay_buffer[id - a->slots.capacity].meta |= PG_E_SUPERSEDED << 4;
+    replay_of_id(a, id)->meta |= PG_E_SUPERSEDED << 4;
 }
 
 /* Count the time that entries waited to be sent. Entries that fired in one iteration have the same
@@ -146,7 +146,7 @@ static void entry_index(struct pg_arena *a, uint64_t position)
         return;                   /* a CANCEL of an ended operation answers UNKNOWN, not FIRED */
     for (uint32_t id = index_first(&a->index, e->hash, &at); id != PG_NIL;
          id = index_next(&a->index, e->hash, &at)) {
-        const struct pg_entry *old = &a->replay_buffer[id - a->slots.capacity];
+        const struct pg_entry *old = replay_of_id(a, id);
         if (old->hash == e->hash && topic_at(a, old->topic)->namespace_row == ns &&
             old->key_len == e->key_len && entry_key_type(old) == entry_key_type(e) &&
             memcmp(blob_at(&a->blobs, old->blob), blob_at(&a->blobs, e->blob), e->key_len) == 0) {

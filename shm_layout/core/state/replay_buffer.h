@@ -3,6 +3,7 @@
 #define PURGATORYD_STATE_REPLAY_BUFFER_H
 
 #include "core/base/blobs.h"
+#include "core/base/check.h"
 #include "core/base/common.h"
 #include "core/arena.h"
 
@@ -13,6 +14,8 @@ static inline struct pg_entry *replay_at(const struct pg_arena *a, uint64_t posi
 /* Return the entry for an id from replay_id. */
 static inline struct pg_entry *replay_of_id(const struct pg_arena *a, uint32_t id)
 {
+    PG_ASSERT_IN_TESTS(id - a->slots.capacity < a->header->replay_capacity, "replay buffer",
+                       "an id names an entry");
     return replay_at(a, id - a->slots.capacity);
 }
 static inline uint32_t replay_id(const struct pg_arena *a, uint64_t position)

@@ -22,6 +22,13 @@ static struct pg_session *session_of_nonce(const struct pg_arena *a, const uint8
     return NULL;
 }
 
+static struct pg_reply_memory *reply_at(const struct pg_arena *a, uint64_t i)
+{
+    PG_ASSERT_IN_TESTS(i < (uint64_t)a->secret->sessions * PG_WINDOW, "sessions",
+                       "a reply belongs to a session");
+    return &a->replies[i];
+}
+
 static struct pg_session *most_silent(const struct pg_arena *a)
 {
     struct pg_session *oldest = session_at(a, 0);
@@ -178,6 +185,7 @@ struct pg_session *session_open(struct pg_arena *a, const uint8_t nonce[16], uin
     s = row_for_new(a);
     if (s == NULL)
         return NULL;
+    PG_ASSERT_IN_TESTS(session_answers(a, s) == 0, "sessions", "a taken row has no results");
     const uint64_t serial = a->secret->next_session++;
     const uint64_t random = keyed_hash(a->secret->secret, serial, nonce, 16);
     memset(s, 0, sizeof *s);
@@ -256,7 +264,7 @@ uint32_t pg_sessions(const struct pg_arena *a, uint32_t uid, struct pg_session_i
 struct pg_reply_memory *session_reply(const struct pg_arena *a, const struct pg_session *s,
                                       uint64_t sequence)
 {
-    return &a->replies[(uint64_t)(s - a->sessions) * PG_WINDOW + sequence % PG_WINDOW];
+    return reply_at(a, (uint64_t)(s - a->sessions) * PG_WINDOW + sequence % PG_WINDOW);
 }
 
 static bool intent_sound(const struct pg_arena *a, const struct pg_session *s)
@@ -305,7 +313,7 @@ static void session_settle(struct pg_arena *a, struct pg_session *s)
 /* Mark the results and the ended keys of a reply as in use. */
 static bool reply_rebuild(struct pg_arena *a, uint32_t i, struct pg_fault *why)
 {
-    const struct pg_reply_memory *m = &a->replies[i];
+    const struct pg_reply_memory *m = reply_at(a, i);
     if (answer_granules(m) != 0 &&
         !blobs_rebuild_mark(&a->answers, m->answers, answer_granules(m)))
         return fault_set(why, "sessions",
@@ -359,8 +367,8 @@ bool sessions_check(const struct pg_arena *a, struct pg_fault *fault, uint64_t *
     for (uint32_t i = 0; i < a->secret->sessions * PG_WINDOW; i++) {
         if (session_at(a, i / PG_WINDOW)->id == 0)
             continue;
-        *granules += reply_granules(&a->replies[i]);
-        answers += answer_granules(&a->replies[i]);
+        *granules += reply_granules(reply_at(a, i));
+        answers += answer_granules(reply_at(a, i));
     }
     for (uint32_t i = 0; i < a->secret->sessions; i++) {
         if (session_at(a, i)->id != 0 && !session_sound(a, i, fault))

@@ -132,6 +132,8 @@ uint32_t watermark_born(struct pg_arena *a, const struct key *k, bool to_join,
     if (row == PG_NIL)
         return PG_NIL;
     struct pg_watermark *l = watermark_at(a, row);
+    PG_ASSERT(a->purgatory->free_watermarks != 0 && l->key_len == 0, "watermarks",
+              "a taken row is free");
     free_row_fetch(a, l);
     if (!key_write(a, l, k)) {
         answer(why, 0, PG_ST_FULL_PAYLOAD, 0);
@@ -334,6 +336,9 @@ bool watermarks_check(const struct pg_arena *a, struct pg_fault *fault, uint64_t
         const struct pg_watermark *l = watermark_at(a, row);
         if (l->key_len == 0)
             continue;
+        if (watermark_granules(l) != 0 && !blob_inside(&a->blobs, watermark_blob(l), l->key_len))
+            return fault_set(fault, "watermarks", "a blob lies outside its region", row,
+                             a->blobs.granules, watermark_blob(l));
         const struct key k = {watermark_key(a, row), l->hash, l->namespace_row, PG_NIL, l->key_len,
                               l->key_type};
         if (a->secret != NULL && k.hash != key_hash(a, k.namespace_row, k.type, k.bytes, k.len))

@@ -386,6 +386,8 @@ static void stop_for_good(struct pg_group_commit *c)
 {
     struct pg_wal_buffer *s = c->wal_buffer;
 
+    /* RUNNING may follow any state, because a killed daemon leaves RUNNING or STOPPED. */
+    PG_ASSERT(LOAD_RELAXED(&s->state) == PG_WAL_RUNNING, "wal", "only a running WAL stops");
     s->call = c->call;
     s->error = (uint32_t)c->error;
     s->error_lsn = c->lsn + 1;
