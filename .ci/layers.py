@@ -3,7 +3,8 @@
 A file of shm_layout/core may call functions and include headers of its own storey and of lower
 storeys, and no chain of calls leads from a file back to the same file. `arena.h` is above the
 storey `base`, so the files of `base` know no arena. A lower storey calls a higher storey only
-through a function pointer, whose type is declared in a header and listed in CALLBACKS.
+through a function pointer. A header declares the type of the pointer, or the struct that has the
+pointer as a member, and CALLBACKS lists it.
 
 Each region of the arena has one file, or one storey, that owns its rows. No other file touches
 these rows.
@@ -22,14 +23,18 @@ ROOT = Path(__file__).resolve().parents[1]
 STOREYS = ("base", "wal", "state", "recover", "front")
 """The storeys, from the lowest to the highest."""
 ABOVE_BASE = 0.5
+SHARED_HEADERS = ("layout.h", "api.h")
+"""The headers next to the core's folder."""
 CALLBACKS = {
     "wheel_due_fn": "base/wheel.h",  # the function in front/loop.c expires due timers
     "wheel_soon_fn": "base/wheel.h",  # the one in front/loop.c fetches timers that are due next
+    "pg_storage": "api.h",  # the caller of the core provides the system calls of wal/
 }
-"""For each type of a function pointer that a lower storey calls: the header that declares the
-type."""
+"""For each type of a function pointer that a lower storey calls, and each struct of such pointers:
+the header that declares it."""
 INCLUDE = re.compile(r'^#include "core/([\w/]+\.h)"', re.MULTILINE)
 FUNCTION_POINTER = re.compile(r"\(\*(\w+)\)\(")
+STRUCT = re.compile(r"^struct (\w+) \{.*?^\};", re.MULTILINE | re.DOTALL)
 NO_CODE = re.compile(r'/\*.*?\*/|"(?:\\.|[^"\\])*"', re.DOTALL)
 DEFINITION = re.compile(
     r"^(static )?(?:inline |RARE )*(?:const )?(?:struct |enum )?\w+[ *]+(\w+)\([^;{]*\)\s*\{",
@@ -84,6 +89,15 @@ def code_of(core: Path, pattern: str = "*/*.c") -> dict[str, str]:
     }
 
 
+def headers_of(core: Path) -> dict[str, str]:
+    """Return the code of each header that the core includes, by its name in `#include`."""
+    return (
+        code_of(core, "*/*.h")
+        | code_of(core, "*.h")
+        | {file: NO_CODE.sub(" ", (core.parent / file).read_text()) for file in SHARED_HEADERS}
+    )
+
+
 def includes_of(core: Path) -> dict[str, list[str]]:
     """Return the headers of the core that each file of the core includes, by `storey/file.c`."""
     return {
@@ -134,12 +148,17 @@ def included_upward(includes: dict[str, list[str]]) -> list[str]:
     ]
 
 
+def pointers_of(text: str) -> set[str]:
+    """Return the names of the function pointers that a header declares. For members of a struct,
+    return the name of the struct."""
+    structs = {found[1] for found in STRUCT.finditer(text) if FUNCTION_POINTER.search(found[0])}
+    return structs | set(FUNCTION_POINTER.findall(STRUCT.sub("", text)))
+
+
 def callbacks(headers: dict[str, str]) -> list[str]:
     """Return a message for each type of a function pointer that is declared but not listed, or
     listed but not declared."""
-    found = {
-        name: file for file, text in headers.items() for name in FUNCTION_POINTER.findall(text)
-    }
+    found = {name: file for file, text in headers.items() for name in pointers_of(text)}
     return [
         f"{name}: declared by {found.get(name, 'no header')}, "
         f"listed for {CALLBACKS.get(name, 'no header')}"
@@ -195,7 +214,7 @@ def forbidden(imports: dict[str, set[str]]) -> list[str]:
 def main() -> None:
     """Print all messages. Exit with code 1 if there are any."""
     core = ROOT / "shm_layout" / "core"
-    texts, headers = code_of(core), code_of(core, "*/*.h")
+    texts, headers = code_of(core), headers_of(core)
     calls = calls_of(texts)
     found = upward(calls) or cycle(calls)
     found += included_upward(includes_of(core)) + callbacks(headers) + foreign(texts | headers)

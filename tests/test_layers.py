@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[1]
 layers = lint_script("layers")
 CORE = ROOT / "shm_layout" / "core"
 CODE = layers.code_of(CORE)
-HEADERS = layers.code_of(CORE, "*/*.h")
+HEADERS = layers.headers_of(CORE)
 BELOW_LISTENERS = {"allowance", "config", "log"}
 """Modules of the daemon that daemon/listeners imports."""
 
@@ -100,6 +100,19 @@ def test_function_pointers_are_listed() -> None:
     more = {**HEADERS, "wal/frames.h": "typedef int (*frame_fn)(void);\n"}
     assert layers.callbacks(more) == ["frame_fn: declared by wal/frames.h, listed for no header"]
     assert len(layers.callbacks({})) == len(layers.CALLBACKS)
+
+
+def test_function_pointers_of_shared_headers_are_found() -> None:
+    assert HEADERS.keys() > {"api.h", "layout.h", "arena.h", "wal/frames.h"}
+    pointers = HEADERS["api.h"] + "struct b {\n    int (*c)(void);\n};\nint d(int (*e)(void));\n"
+    more = HEADERS | {"api.h": pointers, "arena.h": "struct f {\n    int (*g)(void);\n};\n"}
+    assert layers.callbacks(more) == [
+        "b: declared by api.h, listed for no header",
+        "e: declared by api.h, listed for no header",
+        "f: declared by arena.h, listed for no header",
+    ]
+    more = HEADERS | {"api.h": HEADERS["api.h"].replace("struct pg_storage {", "struct other {")}
+    assert layers.callbacks(more)[-1] == "pg_storage: declared by no header, listed for api.h"
 
 
 def test_a_file_that_touches_rows_of_another_one_is_found(tmp_path: Path) -> None:
