@@ -1,7 +1,8 @@
 """Check that calls inside the C core point downward, and that each file touches only its own rows.
 
-A file of shm_layout/core may call functions and include headers of its own storey and of lower
-storeys, and no chain of calls leads from a file back to the same file. `arena.h` is above the
+A part of the core is a file `x.c`, its header `x.h`, or both. Inline functions of the header belong
+to the part. A part may call functions and include headers of its own storey and of lower storeys,
+and no chain of calls or includes leads from a part back to the same part. `arena.h` is above the
 storey `base`, so the files of `base` know no arena. A lower storey calls a higher storey only
 through a function pointer. A header declares the type of the pointer, or the struct that has the
 pointer as a member, and CALLBACKS lists it.
@@ -16,6 +17,7 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Iterable, Mapping
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -78,7 +80,7 @@ IMPORT = re.compile(
 )
 
 Calls = dict[str, dict[str, set[str]]]
-"""Names of called functions, by calling file and then by called file."""
+"""Names of called functions, by calling part and then by called part."""
 
 
 def code_of(core: Path, pattern: str = "*/*.c") -> dict[str, str]:
@@ -106,25 +108,53 @@ def includes_of(core: Path) -> dict[str, list[str]]:
     }
 
 
+def part(file: str) -> str:
+    """Return the part of the core to which a file or a header belongs."""
+    return file.rpartition(".")[0]
+
+
+def bodies(text: str) -> str:
+    """Return the bodies of the functions that a file defines, without its declarations."""
+    found = []
+    for match in DEFINITION.finditer(text):
+        line_end = text.find("\n", match.end())
+        on_one_line = text[match.end() : line_end].rstrip().endswith("}")
+        end = line_end if on_one_line else text.find("\n}", match.end())
+        found.append(text[match.end() : end])
+    return "\n".join(found)
+
+
 def calls_of(texts: dict[str, str]) -> Calls:
-    """For each file, return the functions of other files that it calls."""
+    """For each part, return the functions of other parts that it calls."""
     home: dict[str, str] = {}
     own: dict[str, set[str]] = {}
     for file, text in texts.items():
         found = DEFINITION.findall(text)
         own[file] = {name for _, name in found}
-        home |= {name: file for static, name in found if not static}
+        shared = file.endswith(".h")
+        home |= {name: part(file) for static, name in found if shared or not static}
     calls: Calls = {}
     for file, text in texts.items():
-        calls[file] = {}
-        for name in set(CALL.findall(text)) & home.keys() - own[file]:
-            calls[file].setdefault(home[name], set()).add(name)
+        callees = calls.setdefault(part(file), {})
+        code = bodies(text) if file.endswith(".h") else text
+        for name in set(CALL.findall(code)) & home.keys() - own[file]:
+            if home[name] != part(file):
+                callees.setdefault(home[name], set()).add(name)
     return calls
 
 
+def included_parts(includes: dict[str, list[str]]) -> dict[str, set[str]]:
+    """For each part, return the other parts whose headers it includes."""
+    parts: dict[str, set[str]] = {}
+    for file, headers in includes.items():
+        found = {part(header) for header in headers}
+        parts.setdefault(part(file), set()).update(found - {part(file)})
+    return parts
+
+
 def storey(file: str) -> float:
-    """Return the number of a file's storey, counted from the lowest storey."""
-    return ABOVE_BASE if file == "arena.h" else STOREYS.index(file.partition("/")[0])
+    """Return the number of the storey of a file or part, counted from the lowest storey."""
+    return ABOVE_BASE if file in ("arena", "arena.h") else STOREYS.index(file.partition("/")[0])
 
 
 def upward(calls: Calls) -> list[str]:
@@ -167,14 +197,14 @@ def callbacks(headers: dict[str, str]) -> list[str]:
     ]
 
 
-def cycle(calls: Calls) -> list[str]:
-    """Return a message about a chain of calls that leads back to its first file, if there is
-    one."""
+def cycle(graph: Mapping[str, Iterable[str]], verb: str) -> list[str]:
+    """Return a message about a chain of calls or includes that leads back to its first part, if
+    there is one."""
     try:
-        TopologicalSorter(calls).prepare()
+        TopologicalSorter(graph).prepare()
     except CycleError as error:
         chain = list(reversed(error.args[1]))
-        return ["these files call each other: " + " -> ".join(chain)]
+        return [f"these parts {verb} each other: " + " -> ".join(chain)]
     return []
 
 
@@ -215,9 +245,10 @@ def main() -> None:
     """Print all messages. Exit with code 1 if there are any."""
     core = ROOT / "shm_layout" / "core"
     texts, headers = code_of(core), headers_of(core)
-    calls = calls_of(texts)
-    found = upward(calls) or cycle(calls)
-    found += included_upward(includes_of(core)) + callbacks(headers) + foreign(texts | headers)
+    calls, includes = calls_of(texts | headers), includes_of(core)
+    found = upward(calls) or cycle(calls, "call")
+    found += included_upward(includes) or cycle(included_parts(includes), "include")
+    found += callbacks(headers) + foreign(texts | headers)
     found += forbidden(imports_of(ROOT))
     print(*found, sep="\n", end="\n" if found else "")
     sys.exit(bool(found))

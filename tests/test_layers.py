@@ -24,20 +24,22 @@ BELOW_LISTENERS = {"allowance", "config", "log"}
 
 def core(folder: Path, **files: str) -> dict[str, str]:
     """Write a core with these files; return its code. The argument STOREY__NAME is the text of
-    STOREY/NAME.c."""
+    STOREY/NAME.c, and STOREY__NAME_h is the text of STOREY/NAME.h."""
     for name, text in files.items():
         storey, _, stem = name.partition("__")
         (folder / storey).mkdir(exist_ok=True)
-        (folder / storey / f"{stem}.c").write_text(text)
-    return layers.code_of(folder)  # type: ignore[no-any-return]
+        file = f"{stem[:-2]}.h" if stem.endswith("_h") else f"{stem}.c"
+        (folder / storey / file).write_text(text)
+    return layers.code_of(folder, "*/*.[ch]")  # type: ignore[no-any-return]
 
 
 def test_the_core_calls_downward_only() -> None:
-    calls = layers.calls_of(CODE)
+    calls = layers.calls_of(CODE | HEADERS)
     assert len(calls) > 40
-    assert "fault_set" in calls["base/slots.c"]["base/check.c"]
+    assert "fault_set" in calls["base/slots"]["base/check"]
+    assert "blob_at" in calls["arena"]["base/blobs"]
     assert layers.upward(calls) == []
-    assert layers.cycle(calls) == []
+    assert layers.cycle(calls, "call") == []
 
 
 def test_a_call_of_a_higher_storey_is_found(tmp_path: Path) -> None:
@@ -52,7 +54,7 @@ def test_a_call_of_a_higher_storey_is_found(tmp_path: Path) -> None:
         )
     )
     assert layers.upward(calls) == [
-        "base/slots.c calls timers_put() of state/timers.c, which is above it"
+        "base/slots calls timers_put() of state/timers, which is above it"
     ]
 
 
@@ -66,9 +68,28 @@ def test_files_that_call_each_other_are_found(tmp_path: Path) -> None:
         )
     )
     assert layers.upward(calls) == []
-    (chain,) = layers.cycle(calls)
-    assert chain.startswith("these files call each other: state/")
+    (chain,) = layers.cycle(calls, "call")
+    assert chain.startswith("these parts call each other: state/")
     assert chain.count("->") == 3
+
+
+def test_calls_from_inline_functions_and_of_them_are_found(tmp_path: Path) -> None:
+    code = core(
+        tmp_path,
+        state__a="int a(void)\n{\n    return small(1);\n}\n",
+        state__a_h="int a(void);\nint b(void);\nstatic inline int one(void) { return 1; }\n",
+        state__b="int b(void)\n{\n    return 1;\n}\n",
+        state__b_h="static inline int small(int n)\n{\n    return n + one();\n}\nint a(void);\n",
+        wal__c_h="static inline int c(void) { return a(); }\nint b(void);\n",
+    )
+    calls = layers.calls_of(code)
+    assert calls == {
+        "state/a": {"state/b": {"small"}},
+        "state/b": {"state/a": {"one"}},
+        "wal/c": {"state/a": {"a"}},
+    }
+    assert layers.cycle(calls, "call")[0].count("->") == 2
+    assert layers.upward(calls) == ["wal/c calls a() of state/a, which is above it"]
 
 
 def test_a_static_function_of_the_same_name_is_no_call_of_another_file(tmp_path: Path) -> None:
@@ -79,7 +100,7 @@ def test_a_static_function_of_the_same_name_is_no_call_of_another_file(tmp_path:
             front__c="void c(void)\n{\n}\n",
         )
     )
-    assert calls["base/a.c"] == {}
+    assert calls["base/a"] == {}
 
 
 def test_the_core_includes_downward_only() -> None:
@@ -93,6 +114,16 @@ def test_the_core_includes_downward_only() -> None:
         "base/slots.h includes arena.h, which is above it",
         "wal/frames.c includes state/keys.h, which is above it",
     ]
+
+
+def test_parts_that_include_each_other_are_found() -> None:
+    parts = layers.included_parts(layers.includes_of(CORE))
+    assert parts["state/timers"] > {"arena", "state/rows"}
+    assert layers.cycle(parts, "include") == []
+    parts = layers.included_parts({"wal/a.h": ["wal/b.h"], "wal/b.c": ["wal/b.h", "wal/a.h"]})
+    assert parts == {"wal/a": {"wal/b"}, "wal/b": {"wal/a"}}
+    (chain,) = layers.cycle(parts, "include")
+    assert chain.startswith("these parts include each other: wal/")
 
 
 def test_function_pointers_are_listed() -> None:

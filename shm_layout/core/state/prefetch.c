@@ -12,8 +12,7 @@
 #include "core/base/index.h"
 #include "core/base/wheel.h"
 #include "core/arena.h"
-#include "core/state/operations.h"
-#include "core/state/timers.h"
+#include "core/state/rows.h"
 
 #define LINE 64
 #define CHAIN 8                   /* number of watch keys per operation that are fetched */
