@@ -8,7 +8,8 @@ through a function pointer. A header declares the type of the pointer, or the st
 pointer as a member, and CALLBACKS lists it.
 
 Each region of the arena has one file, or one storey, that owns its rows. No other file touches
-these rows.
+these rows. Other members of an arena's handle and of its header may be read by all files; only the
+files in WRITERS write them.
 
 Packages in Python import each other only as PACKAGES allows.
 """
@@ -57,12 +58,60 @@ OWNERS = {
     "bulk_loads": "state/bulk_loads.c", "bulk_load_blocks": "state/bulk_loads.c",
     "bulk_load_bits": "state/bulk_loads.c", "sessions": "state/session.c",
     "replies": "state/session.c", "answers": "state/session.c",
+    "wheel.state": "base/wheel.c", "wheel.buckets": "base/wheel.c",
+    "wheel.chunks": "base/wheel.c", "wheel.free_chunks": "base/wheel.c",
+    "index.buckets": "base/index.c", "index.id_bits": "base/index.c",
+    "blobs.heap": "base/blobs.c", "blobs.map": "base/blobs.c", "blobs.bytes": "base/blobs.c",
+    "watermark_index": "state/watermarks.c", "bulk_load_index": "state/bulk_loads.c",
 }  # fmt: skip
 """For each member of struct pg_arena: the file or the storey that owns its rows."""
-POINTING = r"(?! = region\(| = \((?:struct blob_pool|struct pg_\w+ \*|uint8_t \*)\))"
+POINTING = (
+    r"(?! = region\(| = \((?:struct blob_pool|struct key_index|struct pg_\w+ \*|uint8_t \*)\))"
+)
 """Code that sets a pointer when an arena is opened; it touches no row, so TOUCH leaves it out."""
 TOUCH = re.compile(
     r"\b(?:a|to|from)->(" + "|".join(map(re.escape, OWNERS)) + r")\b(?!\()" + POINTING
+)
+OPENING = "recover/arena.c"
+"""The file that opens an arena and may set each member of the handle."""
+WRITERS = {
+    "session_rows": {"state/session.c"}, "inbox_news": {"state/inbox.c"},
+    "orphans": {"state/inbox.c"}, "news": {"state/inbox.c"}, "news_count": {"state/inbox.c"},
+    "news_seen": {"state/inbox.c", "state/prefetch.c"},
+    "holding": {"front/loop.c"}, "hold_after_ns": {"front/loop.c"},
+    "hold_upto_ns": {"front/loop.c"},
+    "wall_cursor": {"state/timers.c", "recover/rebuild.c"},
+    "wall_placed_by_ns": {"state/timers.c", "recover/rebuild.c"},
+    "restricted": {"state/quotas.c"}, "topics_stuck_at": {"state/names.c"},
+    "topics_refused_at": {"state/names.c", "state/quotas.c"},
+    "topics_refused_uid": {"state/names.c"}, "topics_refused_held": {"state/names.c"},
+    "free_bulk_load_block": {"state/bulk_loads.c"}, "bulk_load_block": {"state/bulk_loads.c"},
+    "wal_buffer_end": {"wal/wal_buffer.c"},
+    "first_number": {"recover/rebuild.c"}, "started_ns": {"recover/rebuild.c"},
+    "draining": {OPENING}, "nameless": {OPENING}, "confined": {OPENING},
+    "histograms": {"arena.h", "recover/migrate.c"},
+    "header->quota_timers": {"state/quotas.c"}, "header->quota_bytes": {"state/quotas.c"},
+    "header->quota_ops": {"state/quotas.c"}, "header->uid_share": {"state/quotas.c"},
+    "header->own_uid": {"state/quotas.c"}, "header->next_deadline_ns": {"front/loop.c"},
+    "header->now_ns": {"front/loop.c", "recover/rebuild.c"},
+    "header->wall_offset_ns": {"state/timers.c", "recover/redo.c"},
+    "header->replay_head": {"state/replay_buffer.c", "recover/redo.c", "recover/migrate.c"},
+    "header->replay_tail": {"state/replay_buffer.c", "recover/migrate.c"},
+    "header->published": {"state/replay_buffer.c", "recover/migrate.c"},
+    "header->replay_bytes": {"state/replay_buffer.c"},
+    "header->next_incarnation": {"state/names.c", "recover/redo.c", "recover/merge.c"},
+    "header->state": {OPENING, "recover/rebuild.c"},
+    "header->daemon_state": {OPENING, "recover/rebuild.c"},
+    "header->epoch": {OPENING}, "header->heartbeat_boot_ns": {OPENING},
+    "header->daemon_pid": {OPENING}, "header->placement": {OPENING},
+    "header->loop_iterations": {OPENING},
+}  # fmt: skip
+"""For each member of struct pg_arena or of its header that all files may read: the files that write
+it."""
+WRITE = re.compile(
+    r"(?:(?P<before>\+\+|--|\b(?:STORE_\w+|mem\w+|histogram_add)\(&?)|\b)(?:a|to|from)->"
+    r"(?P<member>" + "|".join(map(re.escape, sorted(WRITERS, key=len, reverse=True))) + r")\b"
+    r"(?(before)|(?=(?:\[[^\]]*\])?(?:\+\+|--|\s*(?:[-+*/|&^]|<<|>>)?=(?!=))))"
 )
 
 PACKAGES = {
@@ -218,6 +267,16 @@ def foreign(texts: dict[str, str]) -> list[str]:
     ]
 
 
+def foreign_writes(texts: dict[str, str]) -> list[str]:
+    """Return a message for each member of WRITERS that is written by a file not listed for it."""
+    return [
+        f"{file} writes {member}, which only {' and '.join(sorted(WRITERS[member]))} may write"
+        for file, text in texts.items()
+        for member in sorted({found["member"] for found in WRITE.finditer(text)})
+        if file not in WRITERS[member] | {OPENING}
+    ]
+
+
 def imports_of(root: Path) -> dict[str, set[str]]:
     """For each package, return the other packages that its files import."""
     return {
@@ -248,7 +307,7 @@ def main() -> None:
     calls, includes = calls_of(texts | headers), includes_of(core)
     found = upward(calls) or cycle(calls, "call")
     found += included_upward(includes) or cycle(included_parts(includes), "include")
-    found += callbacks(headers) + foreign(texts | headers)
+    found += callbacks(headers) + foreign(texts | headers) + foreign_writes(texts | headers)
     found += forbidden(imports_of(ROOT))
     print(*found, sep="\n", end="\n" if found else "")
     sys.exit(bool(found))

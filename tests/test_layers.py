@@ -164,6 +164,51 @@ def test_each_file_of_the_core_touches_rows_of_its_own() -> None:
     assert layers.foreign(CODE | HEADERS) == []
     assert "wal_buffer" in layers.TOUCH.findall(CODE["wal/wal_buffer.c"])
     assert "name_index" in layers.TOUCH.findall(CODE["state/names.c"])
+    assert "watermark_index" in layers.TOUCH.findall(HEADERS["state/watermarks.h"])
+
+
+def test_a_file_that_touches_the_inside_of_a_handle_is_found(tmp_path: Path) -> None:
+    code = core(
+        tmp_path,
+        state__prefetch="void f(struct pg_arena *a)\n{\n    fetch(&a->wheel.chunks[1]);\n"
+        "    wheel_place(&a->wheel, 1);\n    index_first(&a->index, 1);\n"
+        "    a->blobs.granules;  g->to->blobs.heap->used;\n}\n",
+    )
+    assert layers.foreign(code) == [
+        "state/prefetch.c touches rows of blobs.heap, which belong to base/blobs.c",
+        "state/prefetch.c touches rows of wheel.chunks, which belong to base/wheel.c",
+    ]
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        "a->orphans = 1;", "r->a->orphans |= 1;", "a->orphans++;", "--a->orphans;",
+        "to->orphans = a->now_ns = 1;", "STORE_RELEASE(&a->orphans, 1);", "a->orphans[n] = 1;",
+    ],
+)  # fmt: skip
+def test_a_write_by_a_file_that_may_only_read_is_found(tmp_path: Path, write: str) -> None:
+    text = f"void f(struct pg_arena *a)\n{{\n    {write}\n}}\n"
+    code = core(tmp_path, state__timers=text, state__inbox=text, recover__arena=text)
+    assert layers.foreign_writes(code) == [
+        "state/timers.c writes orphans, which only state/inbox.c may write"
+    ]
+    reads = "if (a->orphans == 1 || b <= a->orphans)\n    c = a->orphans + a->orphans_max++;\n"
+    assert layers.foreign_writes({"state/timers.c": reads}) == []
+
+
+def test_each_file_of_the_core_writes_members_of_its_own() -> None:
+    assert layers.foreign_writes(CODE | HEADERS) == []
+    found = {
+        member: {
+            file
+            for file, text in (CODE | HEADERS).items()
+            if member in {write["member"] for write in layers.WRITE.finditer(text)}
+        }
+        for member in layers.WRITERS
+    }
+    for member, files in layers.WRITERS.items():
+        assert found[member] | {layers.OPENING} == files | {layers.OPENING}, member
 
 
 def test_each_assertion_of_the_core_is_broken_by_a_test() -> None:
