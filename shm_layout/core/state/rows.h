@@ -8,6 +8,7 @@
 #include "core/base/slots.h"
 #include "core/base/tickets.h"
 #include "core/arena.h"
+#include "core/state/operation_bytes.h"
 
 #define NO_WALL INT64_MIN         /* wall time of a timer that has none */
 
@@ -34,7 +35,11 @@ static inline uint32_t slot_granules(const struct pg_cold *c)
     return blob_granules((uint64_t)c->ext_len + c->key_len + c->payload_len);
 }
 /* Number of granules of a notice. The slot must have a notice. */
-uint64_t notice_granules(const struct pg_arena *a, uint32_t slot);
+static inline uint64_t notice_granules(const struct pg_arena *a, uint32_t slot)
+{
+    const struct pg_cold *c = slot_cold(a, slot);
+    return granules_of_notice(c->key_len, operation_at(a, slot)->keys, c->payload_len);
+}
 /* Number of granules of an operation's notice if the notice is not in the replay buffer yet, else
  * 0. */
 static inline uint64_t operation_granules(const struct pg_arena *a, uint32_t slot)
