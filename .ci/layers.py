@@ -1,12 +1,15 @@
 """Check that calls inside the C core point downward, and that each file touches only its own rows.
 
-A file of shm_layout/core may call functions and include headers of its own storey and of lower
-storeys, and no chain of calls leads from a file back to the same file. `arena.h` is above the
+A part of the core is a file `x.c`, its header `x.h`, or both. Inline functions of the header belong
+to the part. A part may call functions and include headers of its own storey and of lower storeys,
+and no chain of calls or includes leads from a part back to the same part. `arena.h` is above the
 storey `base`, so the files of `base` know no arena. A lower storey calls a higher storey only
-through a function pointer, whose type is declared in a header and listed in CALLBACKS.
+through a function pointer. A header declares the type of the pointer, or the struct that has the
+pointer as a member, and CALLBACKS lists it.
 
 Each region of the arena has one file, or one storey, that owns its rows. No other file touches
-these rows.
+these rows. Other members of an arena's handle and of its header may be read by all files; only the
+files in WRITERS write them.
 
 Packages in Python import each other only as PACKAGES allows.
 """
@@ -15,6 +18,7 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Iterable, Mapping
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -22,14 +26,18 @@ ROOT = Path(__file__).resolve().parents[1]
 STOREYS = ("base", "wal", "state", "recover", "front")
 """The storeys, from the lowest to the highest."""
 ABOVE_BASE = 0.5
+SHARED_HEADERS = ("layout.h", "api.h")
+"""The headers next to the core's folder."""
 CALLBACKS = {
     "wheel_due_fn": "base/wheel.h",  # the function in front/loop.c expires due timers
     "wheel_soon_fn": "base/wheel.h",  # the one in front/loop.c fetches timers that are due next
+    "pg_storage": "api.h",  # the caller of the core provides the system calls of wal/
 }
-"""For each type of a function pointer that a lower storey calls: the header that declares the
-type."""
+"""For each type of a function pointer that a lower storey calls, and each struct of such pointers:
+the header that declares it."""
 INCLUDE = re.compile(r'^#include "core/([\w/]+\.h)"', re.MULTILINE)
 FUNCTION_POINTER = re.compile(r"\(\*(\w+)\)\(")
+STRUCT = re.compile(r"^struct (\w+) \{.*?^\};", re.MULTILINE | re.DOTALL)
 NO_CODE = re.compile(r'/\*.*?\*/|"(?:\\.|[^"\\])*"', re.DOTALL)
 DEFINITION = re.compile(
     r"^(static )?(?:inline |RARE )*(?:const )?(?:struct |enum )?\w+[ *]+(\w+)\([^;{]*\)\s*\{",
@@ -50,12 +58,60 @@ OWNERS = {
     "bulk_loads": "state/bulk_loads.c", "bulk_load_blocks": "state/bulk_loads.c",
     "bulk_load_bits": "state/bulk_loads.c", "sessions": "state/session.c",
     "replies": "state/session.c", "answers": "state/session.c",
+    "wheel.state": "base/wheel.c", "wheel.buckets": "base/wheel.c",
+    "wheel.chunks": "base/wheel.c", "wheel.free_chunks": "base/wheel.c",
+    "index.buckets": "base/index.c", "index.id_bits": "base/index.c",
+    "blobs.heap": "base/blobs.c", "blobs.map": "base/blobs.c", "blobs.bytes": "base/blobs.c",
+    "watermark_index": "state/watermarks.c", "bulk_load_index": "state/bulk_loads.c",
 }  # fmt: skip
 """For each member of struct pg_arena: the file or the storey that owns its rows."""
-POINTING = r"(?! = region\(| = \((?:struct blob_pool|struct pg_\w+ \*|uint8_t \*)\))"
+POINTING = (
+    r"(?! = region\(| = \((?:struct blob_pool|struct key_index|struct pg_\w+ \*|uint8_t \*)\))"
+)
 """Code that sets a pointer when an arena is opened; it touches no row, so TOUCH leaves it out."""
 TOUCH = re.compile(
     r"\b(?:a|to|from)->(" + "|".join(map(re.escape, OWNERS)) + r")\b(?!\()" + POINTING
+)
+OPENING = "recover/arena.c"
+"""The file that opens an arena and may set each member of the handle."""
+WRITERS = {
+    "session_rows": {"state/session.c"}, "inbox_news": {"state/inbox.c"},
+    "orphans": {"state/inbox.c"}, "news": {"state/inbox.c"}, "news_count": {"state/inbox.c"},
+    "news_seen": {"state/inbox.c", "state/prefetch.c"},
+    "holding": {"front/loop.c"}, "hold_after_ns": {"front/loop.c"},
+    "hold_upto_ns": {"front/loop.c"},
+    "wall_cursor": {"state/timers.c", "recover/rebuild.c"},
+    "wall_placed_by_ns": {"state/timers.c", "recover/rebuild.c"},
+    "restricted": {"state/quotas.c"}, "topics_stuck_at": {"state/names.c"},
+    "topics_refused_at": {"state/names.c", "state/quotas.c"},
+    "topics_refused_uid": {"state/names.c"}, "topics_refused_held": {"state/names.c"},
+    "free_bulk_load_block": {"state/bulk_loads.c"}, "bulk_load_block": {"state/bulk_loads.c"},
+    "wal_buffer_end": {"wal/wal_buffer.c"},
+    "first_number": {"recover/rebuild.c"}, "started_ns": {"recover/rebuild.c"},
+    "draining": {OPENING}, "nameless": {OPENING}, "confined": {OPENING},
+    "histograms": {"arena.h", "recover/migrate.c"},
+    "header->quota_timers": {"state/quotas.c"}, "header->quota_bytes": {"state/quotas.c"},
+    "header->quota_ops": {"state/quotas.c"}, "header->uid_share": {"state/quotas.c"},
+    "header->own_uid": {"state/quotas.c"}, "header->next_deadline_ns": {"front/loop.c"},
+    "header->now_ns": {"front/loop.c", "recover/rebuild.c"},
+    "header->wall_offset_ns": {"state/timers.c", "recover/redo.c"},
+    "header->replay_head": {"state/replay_buffer.c", "recover/redo.c", "recover/migrate.c"},
+    "header->replay_tail": {"state/replay_buffer.c", "recover/migrate.c"},
+    "header->published": {"state/replay_buffer.c", "recover/migrate.c"},
+    "header->replay_bytes": {"state/replay_buffer.c"},
+    "header->next_incarnation": {"state/names.c", "recover/redo.c", "recover/merge.c"},
+    "header->state": {OPENING, "recover/rebuild.c"},
+    "header->daemon_state": {OPENING, "recover/rebuild.c"},
+    "header->epoch": {OPENING}, "header->heartbeat_boot_ns": {OPENING},
+    "header->daemon_pid": {OPENING}, "header->placement": {OPENING},
+    "header->loop_iterations": {OPENING},
+}  # fmt: skip
+"""For each member of struct pg_arena or of its header that all files may read: the files that write
+it."""
+WRITE = re.compile(
+    r"(?:(?P<before>\+\+|--|\b(?:STORE_\w+|mem\w+|histogram_add)\(&?)|\b)(?:a|to|from)->"
+    r"(?P<member>" + "|".join(map(re.escape, sorted(WRITERS, key=len, reverse=True))) + r")\b"
+    r"(?(before)|(?=(?:\[[^\]]*\])?(?:\+\+|--|\s*(?:[-+*/|&^]|<<|>>)?=(?!=))))"
 )
 
 PACKAGES = {
@@ -73,7 +129,7 @@ IMPORT = re.compile(
 )
 
 Calls = dict[str, dict[str, set[str]]]
-"""Names of called functions, by calling file and then by called file."""
+"""Names of called functions, by calling part and then by called part."""
 
 
 def code_of(core: Path, pattern: str = "*/*.c") -> dict[str, str]:
@@ -84,6 +140,15 @@ def code_of(core: Path, pattern: str = "*/*.c") -> dict[str, str]:
     }
 
 
+def headers_of(core: Path) -> dict[str, str]:
+    """Return the code of each header that the core includes, by its name in `#include`."""
+    return (
+        code_of(core, "*/*.h")
+        | code_of(core, "*.h")
+        | {file: NO_CODE.sub(" ", (core.parent / file).read_text()) for file in SHARED_HEADERS}
+    )
+
+
 def includes_of(core: Path) -> dict[str, list[str]]:
     """Return the headers of the core that each file of the core includes, by `storey/file.c`."""
     return {
@@ -92,25 +157,53 @@ def includes_of(core: Path) -> dict[str, list[str]]:
     }
 
 
+def part(file: str) -> str:
+    """Return the part of the core to which a file or a header belongs."""
+    return file.rpartition(".")[0]
+
+
+def bodies(text: str) -> str:
+    """Return the bodies of the functions that a file defines, without its declarations."""
+    found = []
+    for match in DEFINITION.finditer(text):
+        line_end = text.find("\n", match.end())
+        on_one_line = text[match.end() : line_end].rstrip().endswith("}")
+        end = line_end if on_one_line else text.find("\n}", match.end())
+        found.append(text[match.end() : end])
+    return "\n".join(found)
+
+
 def calls_of(texts: dict[str, str]) -> Calls:
-    """For each file, return the functions of other files that it calls."""
+    """For each part, return the functions of other parts that it calls."""
     home: dict[str, str] = {}
     own: dict[str, set[str]] = {}
     for file, text in texts.items():
         found = DEFINITION.findall(text)
         own[file] = {name for _, name in found}
-        home |= {name: file for static, name in found if not static}
+        shared = file.endswith(".h")
+        home |= {name: part(file) for static, name in found if shared or not static}
     calls: Calls = {}
     for file, text in texts.items():
-        calls[file] = {}
-        for name in set(CALL.findall(text)) & home.keys() - own[file]:
-            calls[file].setdefault(home[name], set()).add(name)
+        callees = calls.setdefault(part(file), {})
+        code = bodies(text) if file.endswith(".h") else text
+        for name in set(CALL.findall(code)) & home.keys() - own[file]:
+            if home[name] != part(file):
+                callees.setdefault(home[name], set()).add(name)
     return calls
 
 
+def included_parts(includes: dict[str, list[str]]) -> dict[str, set[str]]:
+    """For each part, return the other parts whose headers it includes."""
+    parts: dict[str, set[str]] = {}
+    for file, headers in includes.items():
+        found = {part(header) for header in headers}
+        parts.setdefault(part(file), set()).update(found - {part(file)})
+    return parts
+
+
 def storey(file: str) -> float:
-    """Return the number of a file's storey, counted from the lowest storey."""
-    return ABOVE_BASE if file == "arena.h" else STOREYS.index(file.partition("/")[0])
+    """Return the number of the storey of a file or part, counted from the lowest storey."""
+    return ABOVE_BASE if file in ("arena", "arena.h") else STOREYS.index(file.partition("/")[0])
 
 
 def upward(calls: Calls) -> list[str]:
@@ -134,12 +227,17 @@ def included_upward(includes: dict[str, list[str]]) -> list[str]:
     ]
 
 
+def pointers_of(text: str) -> set[str]:
+    """Return the names of the function pointers that a header declares. For members of a struct,
+    return the name of the struct."""
+    structs = {found[1] for found in STRUCT.finditer(text) if FUNCTION_POINTER.search(found[0])}
+    return structs | set(FUNCTION_POINTER.findall(STRUCT.sub("", text)))
+
+
 def callbacks(headers: dict[str, str]) -> list[str]:
     """Return a message for each type of a function pointer that is declared but not listed, or
     listed but not declared."""
-    found = {
-        name: file for file, text in headers.items() for name in FUNCTION_POINTER.findall(text)
-    }
+    found = {name: file for file, text in headers.items() for name in pointers_of(text)}
     return [
         f"{name}: declared by {found.get(name, 'no header')}, "
         f"listed for {CALLBACKS.get(name, 'no header')}"
@@ -148,14 +246,14 @@ def callbacks(headers: dict[str, str]) -> list[str]:
     ]
 
 
-def cycle(calls: Calls) -> list[str]:
-    """Return a message about a chain of calls that leads back to its first file, if there is
-    one."""
+def cycle(graph: Mapping[str, Iterable[str]], verb: str) -> list[str]:
+    """Return a message about a chain of calls or includes that leads back to its first part, if
+    there is one."""
     try:
-        TopologicalSorter(calls).prepare()
+        TopologicalSorter(graph).prepare()
     except CycleError as error:
         chain = list(reversed(error.args[1]))
-        return ["these files call each other: " + " -> ".join(chain)]
+        return [f"these parts {verb} each other: " + " -> ".join(chain)]
     return []
 
 
@@ -166,6 +264,16 @@ def foreign(texts: dict[str, str]) -> list[str]:
         for file, text in texts.items()
         for region in sorted(set(TOUCH.findall(text)))
         if not file.replace(".h", ".c").startswith(OWNERS[region])
+    ]
+
+
+def foreign_writes(texts: dict[str, str]) -> list[str]:
+    """Return a message for each member of WRITERS that is written by a file not listed for it."""
+    return [
+        f"{file} writes {member}, which only {' and '.join(sorted(WRITERS[member]))} may write"
+        for file, text in texts.items()
+        for member in sorted({found["member"] for found in WRITE.finditer(text)})
+        if file not in WRITERS[member] | {OPENING}
     ]
 
 
@@ -195,10 +303,11 @@ def forbidden(imports: dict[str, set[str]]) -> list[str]:
 def main() -> None:
     """Print all messages. Exit with code 1 if there are any."""
     core = ROOT / "shm_layout" / "core"
-    texts, headers = code_of(core), code_of(core, "*/*.h")
-    calls = calls_of(texts)
-    found = upward(calls) or cycle(calls)
-    found += included_upward(includes_of(core)) + callbacks(headers) + foreign(texts | headers)
+    texts, headers = code_of(core), headers_of(core)
+    calls, includes = calls_of(texts | headers), includes_of(core)
+    found = upward(calls) or cycle(calls, "call")
+    found += included_upward(includes) or cycle(included_parts(includes), "include")
+    found += callbacks(headers) + foreign(texts | headers) + foreign_writes(texts | headers)
     found += forbidden(imports_of(ROOT))
     print(*found, sep="\n", end="\n" if found else "")
     sys.exit(bool(found))

@@ -27,6 +27,7 @@
 #include "core/state/quotas.h"
 #include "core/state/records.h"
 #include "core/state/replay_buffer.h"
+#include "core/state/rows.h"
 #include "core/state/session.h"
 #include "core/state/timers.h"
 #include "core/state/watches.h"

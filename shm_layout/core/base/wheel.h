@@ -53,6 +53,13 @@ uint32_t wheel_release(struct wheel *w, uint32_t budget, wheel_due_fn on_due, vo
                        bool *more);
 /* Prefetch the slots that will move to other cells when `slots` are removed from the wheel. */
 void wheel_fetch_last(const struct wheel *w, const uint32_t *slots, uint32_t count);
+/* Prefetch the cell of a linked slot. */
+static inline void wheel_fetch_cell(const struct wheel *w, const struct pg_hot *h)
+{
+    fetch(&w->chunks[h->where / 16]);
+}
+/* Number of timers that the wheel has moved to a finer level. */
+static inline uint64_t wheel_moved(const struct wheel *w) { return w->state->moved; }
 /* Time at which wheel_advance has to be called next, to fire timers, to cascade or to drain
  * gradually. A time in the past means immediately; INT64_MAX = the wheel is empty. */
 int64_t wheel_next_ns(const struct wheel *w);

@@ -76,7 +76,7 @@ static uint32_t watch_keys_hash(struct pg_arena *a, struct group *g, uint32_t ns
         const wire_watch_key *k = (const wire_watch_key *)at;
         at += sizeof *k;
         hashes[count] = group_hash(a, g, ns, k->key_type, at, k->key_len);
-        index_prefetch(&a->watermark_index, hashes[count++]);
+        watermark_fetch(a, hashes[count++]);
         at += k->key_len;
     }
     return count;
@@ -92,7 +92,7 @@ static uint32_t record_hash(struct pg_arena *a, struct group *g, const wire_reco
     if (of_watermark(r->op)) {
         g->watermarks[g->watermark_count] = place;
         g->reach[g->watermark_count++] = reach_of(r);
-        index_prefetch(&a->watermark_index, a->call.hashes[n]);
+        watermark_fetch(a, a->call.hashes[n]);
         return 0;
     }
     index_prefetch(&a->index, a->call.hashes[n]);

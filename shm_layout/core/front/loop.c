@@ -42,11 +42,11 @@ uint32_t pg_advance(struct pg_arena *a, int64_t now_ns, int64_t wall_offset_ns,
     bool waiting = false;
     if (UNLIKELY(wheel_holds(&a->wheel)) && !a->holding)
         released = wheel_release(&a->wheel, budget, expire, a, &waiting);
-    const uint64_t moved = a->wheel.state->moved;
+    const uint64_t moved = wheel_moved(&a->wheel);
     const uint32_t done = released + wheel_advance_prefetch(&a->wheel, now_ns, budget - released,
                                                             expire, expire_soon, a, &left);
     wal_buffer_settle(a);
-    a->metrics->moved += a->wheel.state->moved - moved;
+    a->metrics->moved += wheel_moved(&a->wheel) - moved;
     a->metrics->iterations++;
     a->metrics->iterations_full += done == budget;
     a->metrics->iteration_work += done;

@@ -609,7 +609,7 @@ static bool replay_merge(struct merge *g, struct pg_source *sources, uint32_t co
     struct pg_header *h = g->to->header;
     const struct tally sent = entries_count(g, sources, count, true);
     const struct tally unsent = entries_count(g, sources, count, false);
-    const uint64_t free = (uint64_t)(g->to->blobs.granules - g->to->blobs.heap->used) * PG_GRANULE;
+    const uint64_t free = (g->to->blobs.granules - blobs_used(&g->to->blobs)) * PG_GRANULE;
     const uint64_t most = h->replay_bytes_max < free ? h->replay_bytes_max : free;
     const struct tally space = {minus(h->replay_capacity, unsent.entries),
                                 minus(most, unsent.bytes)};

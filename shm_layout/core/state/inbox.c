@@ -13,11 +13,10 @@
 #include "core/arena.h"
 #include "core/wal/wal_buffer.h"
 #include "core/state/operation_bytes.h"
-#include "core/state/operations.h"
 #include "core/state/prefetch.h"
 #include "core/state/quotas.h"
 #include "core/state/records.h"
-#include "core/state/session.h"
+#include "core/state/rows.h"
 #include "core/state/timers.h"
 
 /* ---- the list ---------------------------------------------------------------------------- */

@@ -24,7 +24,4 @@ void inboxes_reset(struct pg_arena *a);
  * "false" to the current CHECK. */
 bool inbox_acknowledge(struct pg_arena *a, struct pg_session *s, const struct pg_ack *ack);
 
-/* Maximum number of bytes before an operation's own payload in its notice. */
-#define PG_VERDICT_MAX (sizeof(struct pg_verdict) + PG_WATCH_KEYS_MAX / 8)
-
 #endif

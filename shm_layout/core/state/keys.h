@@ -1,8 +1,13 @@
-/* keys.h - a key, and the parameters of a PUT. */
+/* keys.h - a name, a key, and the parameters of a PUT. */
 #ifndef PURGATORYD_STATE_KEYS_H
 #define PURGATORYD_STATE_KEYS_H
 
 #include "core/base/common.h"
+
+struct name {
+    const char *bytes;
+    uint32_t len;
+};
 
 struct key {
     const uint8_t *bytes;

@@ -4,11 +4,7 @@
 
 #include "core/base/common.h"
 #include "core/arena.h"
-
-struct name {
-    const char *bytes;
-    uint32_t len;
-};
+#include "core/state/keys.h"
 
 /* Check authoritative state: lengths within bounds, each topic in a namespace. */
 bool names_sound(const struct pg_arena *a, struct pg_fault *why);

@@ -4,6 +4,7 @@
 #ifndef PURGATORYD_OPERATION_BYTES_H
 #define PURGATORYD_OPERATION_BYTES_H
 
+#include "core/base/blobs.h"
 #include "core/base/common.h"
 
 static inline uint32_t bitmap_bytes(uint32_t keys) { return (keys + 7) / 8; }
@@ -50,6 +51,21 @@ static inline struct pg_share *shares_of(struct pg_operation *op)
 static inline uint32_t operation_ext_bytes(const struct pg_operation *op)
 {
     return ext_bytes(op->condition, op->keys, op->has_own);
+}
+
+/* Maximum number of bytes before an operation's own payload in its notice. */
+#define PG_VERDICT_MAX (sizeof(struct pg_verdict) + PG_WATCH_KEYS_MAX / 8)
+
+/* Number of bytes after the key in an operation's notice, whose own payload has `payload_len`
+ * bytes. */
+static inline uint32_t notice_payload(uint32_t keys, uint32_t payload_len)
+{
+    return (uint32_t)sizeof(struct pg_verdict) + bitmap_bytes(keys) + payload_len;
+}
+
+static inline uint32_t granules_of_notice(uint32_t key_len, uint32_t keys, uint32_t payload_len)
+{
+    return blob_granules((uint64_t)key_len + notice_payload(keys, payload_len));
 }
 
 #endif

@@ -38,24 +38,6 @@ static struct pg_watermark *watermark_of(const struct pg_arena *a, uint32_t x)
     return watermark_at(a, watch_at(a, x)->key_row);
 }
 
-/* ---- the notice of an operation ----------------------------------------------------------- */
-
-static uint32_t notice_payload(uint32_t keys, uint32_t payload_len)
-{
-    return (uint32_t)sizeof(struct pg_verdict) + bitmap_bytes(keys) + payload_len;
-}
-
-static uint32_t granules_of_notice(uint32_t key_len, uint32_t keys, uint32_t payload_len)
-{
-    return blob_granules((uint64_t)key_len + notice_payload(keys, payload_len));
-}
-
-uint64_t notice_granules(const struct pg_arena *a, uint32_t slot)
-{
-    const struct pg_cold *c = slot_cold(a, slot);
-    return granules_of_notice(c->key_len, operation_at(a, slot)->keys, c->payload_len);
-}
-
 /* ---- bounded work ------------------------------------------------------------------------ */
 
 #define KEYS_PER_VISIT 8          /* examining this many keys counts as one visit */

@@ -8,6 +8,7 @@
 #include "core/base/sink.h"
 #include "core/arena.h"
 #include "core/state/keys.h"
+#include "core/state/rows.h"
 #include "core/state/timers.h"
 
 struct watch {
@@ -26,18 +27,6 @@ struct watch {
 static inline bool has_targets(unsigned condition)
 {
     return condition != PG_C_SUM && condition != PG_C_CLIENT;
-}
-static inline struct pg_operation *operation_at(const struct pg_arena *a, uint32_t slot)
-{
-    return (struct pg_operation *)blob_at(&a->blobs, slot_cold(a, slot)->blob);
-}
-static inline bool is_operation(const struct pg_arena *a, uint32_t slot)
-{
-    return (slot_hot(a, slot)->flags & PG_F_OPERATION) != 0;
-}
-static inline bool is_bulk_loaded(const struct pg_hot *h)
-{
-    return (h->flags & PG_F_BULK_LOADED) != 0;
 }
 /* Prefetch distance for loops over all slots: prefetch the blob of an operation this many slots in
  * advance. */
@@ -115,19 +104,5 @@ bool operations_link(struct pg_arena *a, const uint32_t *slots, uint32_t *count,
                      struct pg_fault *why);
 void operations_settle(struct pg_arena *a, uint32_t outcome, uint32_t unsettled);
 bool operations_check(const struct pg_arena *a, struct pg_fault *fault);
-/* Number of granules of a notice. The slot must have a notice. */
-uint64_t notice_granules(const struct pg_arena *a, uint32_t slot);
-/* Number of granules of an operation's notice if the notice is not in the replay buffer yet, else
- * 0. */
-static inline uint64_t operation_granules(const struct pg_arena *a, uint32_t slot)
-{
-    return LIKELY(operation_at(a, slot)->notice_blob == PG_NIL) ? 0 : notice_granules(a, slot);
-}
-/* Number of bytes in all blobs of an armed slot. */
-static inline uint64_t slot_bytes(const struct pg_arena *a, uint32_t slot)
-{
-    const uint64_t notice = is_operation(a, slot) ? operation_granules(a, slot) : 0;
-    return (slot_granules(slot_cold(a, slot)) + notice) * PG_GRANULE;
-}
 
 #endif

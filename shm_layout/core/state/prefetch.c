@@ -12,8 +12,8 @@
 #include "core/base/index.h"
 #include "core/base/wheel.h"
 #include "core/arena.h"
-#include "core/state/operations.h"
-#include "core/state/timers.h"
+#include "core/state/rows.h"
+#include "core/state/watermarks.h"
 
 #define LINE 64
 #define CHAIN 8                   /* number of watch keys per operation that are fetched */
@@ -52,7 +52,7 @@ static void fetch_operation(const struct pg_arena *a, uint32_t slot)
 {
     const struct pg_hot *h = slot_hot(a, slot);
     index_prefetch(&a->index, h->hash);
-    fetch(&a->wheel.chunks[h->where / 16]);
+    wheel_fetch_cell(&a->wheel, h);
     fetch_whole(operation_at(a, slot), sizeof(struct pg_operation) + PG_GRANULE);
 }
 
@@ -82,7 +82,7 @@ static void fetch_chains(const struct pg_arena *a, uint32_t *watches, uint32_t c
         }
         for (uint32_t i = 0; i < count; i++) {
             if (watermark_at(a, rows[i])->first == watermark_at(a, rows[i])->latest)
-                index_prefetch(&a->watermark_index, watermark_at(a, rows[i])->hash);
+                watermark_fetch(a, watermark_at(a, rows[i])->hash);
             if (watches[i] != PG_NIL)
                 watches[left++] = watches[i];
         }
@@ -150,7 +150,7 @@ void prefetch_watermarks(const struct pg_arena *a, const uint32_t *hashes, const
     uint32_t first[PG_PREFETCH_MAX], slots[PG_PREFETCH_MAX];
     struct probe at;
     for (uint32_t i = 0; i < count; i++) {
-        rows[places[i]] = index_first(&a->watermark_index, hashes[places[i]], &at);
+        rows[places[i]] = watermark_first(a, hashes[places[i]], &at);
         if (rows[places[i]] != PG_NIL)
             fetch_watermark(a, rows[places[i]]);
     }

@@ -16,8 +16,7 @@
 #include "core/base/common.h"
 #include "core/arena.h"
 #include "core/state/keys.h"
-#include "core/state/operations.h"
-#include "core/state/timers.h"
+#include "core/state/rows.h"
 
 /* ---- access ---------------------------------------------------------------------------- */
 

@@ -10,12 +10,9 @@
 #include "core/wal/frames.h"
 #include "core/wal/wal_buffer.h"
 #include "core/state/keys.h"
-#include "core/state/names.h"
 #include "core/state/operation_bytes.h"
-#include "core/state/operations.h"
 #include "core/state/quotas.h"
-#include "core/state/replay_buffer.h"
-#include "core/state/timers.h"
+#include "core/state/rows.h"
 #include "core/state/watches.h"
 
 /* ---- the bodies of frames ------------------------------------------------------------------- */

@@ -6,7 +6,6 @@
 #include "core/base/common.h"
 #include "core/arena.h"
 #include "core/state/keys.h"
-#include "core/state/names.h"
 
 /* Each of these functions returns the fixed part of a frame's body. */
 struct pg_wal_namespace wal_namespace_of(uint32_t row, const struct pg_namespace *n,

@@ -11,7 +11,7 @@
 #include "core/base/index.h"
 #include "core/arena.h"
 #include "core/wal/wal_buffer.h"
-#include "core/state/inbox.h"
+#include "core/state/operation_bytes.h"
 #include "core/state/records.h"
 
 /* ---- withdrawing ------------------------------------------------------------------------ */

@@ -6,6 +6,7 @@
 #include "core/base/check.h"
 #include "core/base/common.h"
 #include "core/arena.h"
+#include "core/state/rows.h"
 
 static inline struct pg_entry *replay_at(const struct pg_arena *a, uint64_t position)
 {
@@ -22,8 +23,6 @@ static inline uint32_t replay_id(const struct pg_arena *a, uint64_t position)
 {
     return a->slots.capacity + (uint32_t)(position & (a->header->replay_capacity - 1));
 }
-static inline unsigned entry_flags(const struct pg_entry *e) { return e->meta >> 4; }
-static inline unsigned entry_key_type(const struct pg_entry *e) { return e->meta & 15; }
 static inline uint32_t entry_granules(const struct pg_entry *e)
 {
     return blob_granules((uint64_t)e->key_len + e->payload_len);

@@ -6,15 +6,8 @@
 #include "core/base/common.h"
 #include "core/arena.h"
 #include "core/state/names.h"
+#include "core/state/rows.h"
 
-static inline uint32_t row_of_session(uint64_t id) { return (uint32_t)(id & 0xffff); }
-static inline struct pg_session *session_find(const struct pg_arena *a, uint64_t id)
-{
-    if (id == 0 || row_of_session(id) >= a->secret->sessions)
-        return NULL;
-    struct pg_session *s = session_at(a, row_of_session(id));
-    return s->id == id ? s : NULL;
-}
 /* Find the session of a nonce, or open a session. NULL: if the uid already holds its share of
  * sessions, *why contains the answer; if all rows are in use, why->ticket is 0. */
 struct pg_session *session_open(struct pg_arena *a, const uint8_t nonce[16], uint32_t uid,

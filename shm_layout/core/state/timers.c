@@ -18,10 +18,10 @@
 #include "core/arena.h"
 #include "core/wal/wal_buffer.h"
 #include "core/state/keys.h"
-#include "core/state/operations.h"
 #include "core/state/quotas.h"
 #include "core/state/records.h"
 #include "core/state/replay_buffer.h"
+#include "core/state/rows.h"
 
 /* ---- keys ------------------------------------------------------------------------------ */
 

@@ -10,14 +10,7 @@
 #include "core/base/tickets.h"
 #include "core/arena.h"
 #include "core/state/keys.h"
-
-/* PG_E_LATE if the timer was armed and became due before this start of the daemon, else 0. */
-static inline unsigned late_flag(const struct pg_arena *a, const struct pg_hot *h)
-{
-    const bool before = ticket_number(ctl_ticket(h->ctl)) < a->first_number;
-    return before && h->deadline_ns < a->started_ns ? PG_E_LATE : 0;
-}
-#define NO_WALL INT64_MIN
+#include "core/state/rows.h"
 
 /* key_scope: the scope in which a key is hashed. key_hash_of: the bits of the hash that are
  * stored. */
@@ -66,14 +59,6 @@ bool timers_link_newest(struct pg_arena *a, uint32_t newest, struct pg_fault *wh
 /* Check all slots and the key index. Add the number of granules of all slots' blobs to
  * *granules. */
 bool timers_check(struct pg_arena *a, struct pg_fault *fault, uint64_t *granules);
-static inline uint32_t slot_granules(const struct pg_cold *c)
-{
-    return blob_granules((uint64_t)c->ext_len + c->key_len + c->payload_len);
-}
-static inline uint32_t slot_namespace(const struct pg_arena *a, uint32_t slot)
-{
-    return topic_at(a, slot_hot(a, slot)->topic)->namespace_row;
-}
 
 static inline bool is_parked(const struct pg_arena *a, uint32_t slot)
 {

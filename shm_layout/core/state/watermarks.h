@@ -4,6 +4,7 @@
 
 #include "core/base/blobs.h"
 #include "core/base/common.h"
+#include "core/base/index.h"
 #include "core/base/sink.h"
 #include "core/arena.h"
 #include "core/wal/wal_buffer.h"
@@ -25,6 +26,16 @@ static inline uint32_t row_of_watermark(const struct pg_arena *a, const struct p
     return (uint32_t)(l - a->watermarks);
 }
 uint32_t watermark_find(const struct pg_arena *a, const struct key *key); /* PG_NIL = none */
+/* Prefetch what watermark_find accesses first for a key with this hash. */
+static inline void watermark_fetch(const struct pg_arena *a, uint32_t hash)
+{
+    index_prefetch(&a->watermark_index, hash);
+}
+/* Return the first row whose key may have this hash; PG_NIL = none. */
+static inline uint32_t watermark_first(const struct pg_arena *a, uint32_t hash, struct probe *at)
+{
+    return index_first(&a->watermark_index, hash, at);
+}
 /* Fill *watch from the row of a watch key, and write the key behind it. Return false if the row or
  * the blob is out of bounds: a reader of a changing arena may see such values. */
 bool watermark_info(const struct pg_arena *a, uint32_t row, struct pg_info_watch *watch,

@@ -1,0 +1,70 @@
+/* rows.h - what the rows of slots, sessions and replay buffer entries say. These functions call no
+ * other part of the state, so every part may call them. */
+#ifndef PURGATORYD_STATE_ROWS_H
+#define PURGATORYD_STATE_ROWS_H
+
+#include "core/base/blobs.h"
+#include "core/base/common.h"
+#include "core/base/slots.h"
+#include "core/base/tickets.h"
+#include "core/arena.h"
+#include "core/state/operation_bytes.h"
+
+#define NO_WALL INT64_MIN         /* wall time of a timer that has none */
+
+/* PG_E_LATE if the timer was armed and became due before this start of the daemon, else 0. */
+static inline unsigned late_flag(const struct pg_arena *a, const struct pg_hot *h)
+{
+    const bool before = ticket_number(ctl_ticket(h->ctl)) < a->first_number;
+    return before && h->deadline_ns < a->started_ns ? PG_E_LATE : 0;
+}
+static inline struct pg_operation *operation_at(const struct pg_arena *a, uint32_t slot)
+{
+    return (struct pg_operation *)blob_at(&a->blobs, slot_cold(a, slot)->blob);
+}
+static inline bool is_operation(const struct pg_arena *a, uint32_t slot)
+{
+    return (slot_hot(a, slot)->flags & PG_F_OPERATION) != 0;
+}
+static inline bool is_bulk_loaded(const struct pg_hot *h)
+{
+    return (h->flags & PG_F_BULK_LOADED) != 0;
+}
+static inline uint32_t slot_granules(const struct pg_cold *c)
+{
+    return blob_granules((uint64_t)c->ext_len + c->key_len + c->payload_len);
+}
+/* Number of granules of a notice. The slot must have a notice. */
+static inline uint64_t notice_granules(const struct pg_arena *a, uint32_t slot)
+{
+    const struct pg_cold *c = slot_cold(a, slot);
+    return granules_of_notice(c->key_len, operation_at(a, slot)->keys, c->payload_len);
+}
+/* Number of granules of an operation's notice if the notice is not in the replay buffer yet, else
+ * 0. */
+static inline uint64_t operation_granules(const struct pg_arena *a, uint32_t slot)
+{
+    return LIKELY(operation_at(a, slot)->notice_blob == PG_NIL) ? 0 : notice_granules(a, slot);
+}
+/* Number of bytes in all blobs of an armed slot. */
+static inline uint64_t slot_bytes(const struct pg_arena *a, uint32_t slot)
+{
+    const uint64_t notice = is_operation(a, slot) ? operation_granules(a, slot) : 0;
+    return (slot_granules(slot_cold(a, slot)) + notice) * PG_GRANULE;
+}
+static inline uint32_t slot_namespace(const struct pg_arena *a, uint32_t slot)
+{
+    return topic_at(a, slot_hot(a, slot)->topic)->namespace_row;
+}
+static inline unsigned entry_flags(const struct pg_entry *e) { return e->meta >> 4; }
+static inline unsigned entry_key_type(const struct pg_entry *e) { return e->meta & 15; }
+static inline uint32_t row_of_session(uint64_t id) { return (uint32_t)(id & 0xffff); }
+static inline struct pg_session *session_find(const struct pg_arena *a, uint64_t id)
+{
+    if (id == 0 || row_of_session(id) >= a->secret->sessions)
+        return NULL;
+    struct pg_session *s = session_at(a, row_of_session(id));
+    return s->id == id ? s : NULL;
+}
+
+#endif
