@@ -8,6 +8,7 @@ import pytest
 from real_daemon import PATIENCE_S, Daemon, StartDaemon, eventually, remove_arena_files, stats
 
 from purgatoryd.clients import Admin, BulkLoad, CancelResult, Client, Exists, NoWal, Status
+from purgatoryd.shm_layout.retention_holds import RetentionHold, set_hold
 from purgatoryd.shm_layout.wal import Walk, contents, segments, uuid_of
 from purgatoryd.shm_layout.wire import Key
 
@@ -19,6 +20,7 @@ HOUR_S, FAR_S = 3600.0, 7200.0
 def parking(daemon: StartDaemon, daemon_dir: Path) -> Daemon:
     wal = ("--wal-dir", str(daemon_dir / "wal"), "--durable-namespace", "shop")
     running = daemon("demo", *wal)
+    set_hold(daemon_dir / "wal" / "demo", RetentionHold("parked", 1))
     with Admin("demo", timeout=PATIENCE_S) as admin:
         settings = admin.set_namespace("shop", park_beyond_ns=round(HOUR_S * 10**9))
     assert settings.park_beyond_ns == HOUR_S * 10**9
