@@ -114,7 +114,7 @@ def test_each_exit_code_is_on_the_page_of_errors_alone() -> None:
 
 
 @pytest.mark.parametrize("page", ["errors", "metrics"])
-def test_what_a_reference_lists_is_in_no_other_reference(page: str) -> None:
+def test_no_reference_lists_a_name_of_another(page: str) -> None:
     listed = [name for name in rows(page) if re.match(r"[A-Z]|purgatoryd_", name)]
     assert len(listed) > 50
     others = [TEXTS[DOCS / "reference" / f"{name}.md"] for name in REFERENCES if name != page]
