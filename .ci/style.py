@@ -144,12 +144,16 @@ LIST_ITEM = re.compile(r"(?:[-*+]|\d+\.|[\w`-]+:)\s+")
 def python_prose(text: str) -> Iterator[Prose]:
     """Return the comments, docstrings and messages of a Python file."""
     yield from _joined(_python_comments(text))
-    for node in ast.walk(ast.parse(text)):
+    tree = ast.parse(text)
+    for node in ast.walk(tree):
         for body in (getattr(node, name, []) for name in ("body", "orelse", "finalbody")):
             for statement in body if isinstance(body, list) else []:
                 if isinstance(statement, ast.Expr) and (said := _constant(statement.value)):
                     yield Prose(statement.lineno, "docstring", said)
         yield from (Prose(part.lineno, "message", _constant(part)) for part in _messages(node))
+    for statement in tree.body:
+        if isinstance(statement, (ast.Assign, ast.AnnAssign)):
+            yield from _table_texts(statement.value)
 
 
 def _python_comments(text: str) -> Iterator[tuple[int, int, str]]:
@@ -168,6 +172,32 @@ def _messages(node: ast.AST) -> Iterator[ast.expr]:
         called = node.func.attr if isinstance(node.func, ast.Attribute) else ""
         yield from node.args[:1] if called in MESSAGE_CALLS else []
         yield from (word.value for word in node.keywords if word.arg in MESSAGE_ARGUMENTS)
+    elif isinstance(node, ast.FunctionDef) and node.name == "__str__":
+        for part in ast.walk(node):
+            if isinstance(part, ast.Return) and part.value is not None:
+                yield from _alternatives(part.value)
+
+
+def _alternatives(value: ast.expr) -> Iterator[ast.expr]:
+    """Return the expressions of which a conditional expression returns one."""
+    if isinstance(value, ast.IfExp):
+        yield from _alternatives(value.body)
+        yield from _alternatives(value.orelse)
+    else:
+        yield value
+
+
+def _table_texts(value: ast.expr | None) -> Iterator[Prose]:
+    """Return the texts of several words in a dict, list or tuple, except keys of a dict."""
+    if isinstance(value, ast.Dict):
+        parts = value.values
+    else:
+        parts = value.elts if isinstance(value, (ast.List, ast.Tuple)) else []
+    for part in parts:
+        said = _constant(part)
+        if said.count(" ") > 1:
+            yield Prose(part.lineno, "message", said)
+        yield from _table_texts(part)
 
 
 def _constant(node: ast.expr) -> str:

@@ -124,6 +124,12 @@ def test_sentences_end_at_full_stops_paragraphs_and_list_items() -> None:
             [2, 4],
         ),
         ("a.py", "assert x, 'who asks'\nlog.info('of it')\nf('what it is')\n", [1, 2]),
+        ("a.py", "TABLE = {'of a key': [('x', 'Of a key.'), 'of']}\nx = 'Of a key.'\n", [1]),
+        (
+            "a.py",
+            "def __str__(self):\n    y = 'of a key'\n    return 'of it' if y else f'of {y}'\n",
+            [3, 3],
+        ),
         (
             "a.md",
             "# What it is\n\n* What it is.\n| What is |\n\n```\nWhat is\n```\nOf it.\n",
