@@ -75,6 +75,16 @@ def test_the_pages_have_at_most_as_many_words_as_promised() -> None:
     assert sum(found.values()) <= WORDS_MAX
 
 
+def test_the_readme_begins_with_what_why_the_picture_and_the_commands() -> None:
+    first, _, rest = TEXTS[ROOT / "README.md"].partition("\n## ")
+    parts = ("Timers for all", "Use it where", "![", "\nmake run", "\nmake test")
+    places = [first.find(part) for part in parts]
+    assert places == sorted(places)
+    assert places[0] > 0
+    assert len(first.splitlines()) < 20
+    assert rest.index("Why\n") < rest.index("You need ")
+
+
 def test_words_are_counted_without_code_and_generated_parts() -> None:
     assert words(DOCS / "operations.md") > 1_000
     assert words(DOCS / "reference" / "settings.md") == 0
