@@ -7,7 +7,8 @@ Two kinds of findings:
 
 style_exceptions.txt lists the sentences that are allowed to stay. Each line has the path, the hash
 of the sentence and its first words. Entries without a finding are errors; `--shrink` removes them.
-Nothing adds entries, so the list can only shrink.
+Nothing adds entries, and a list longer than CEILING is an error. `--shrink` lowers CEILING to the
+length of the list, so the list can only shrink.
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ from typing import Any, NamedTuple
 ROOT = Path(__file__).resolve().parents[1]
 WORDS = Path(__file__).with_name("vocabulary.toml")
 EXCEPTIONS = Path(__file__).with_name("style_exceptions.txt")
+CEILING = 197
+"""The largest permitted number of exceptions."""
 STAMP = ROOT / "build" / "style.stamp"
 """An empty file; its modification time is the start of the last run without findings."""
 SKIPPED = (
@@ -141,12 +144,16 @@ LIST_ITEM = re.compile(r"(?:[-*+]|\d+\.|[\w`-]+:)\s+")
 def python_prose(text: str) -> Iterator[Prose]:
     """Return the comments, docstrings and messages of a Python file."""
     yield from _joined(_python_comments(text))
-    for node in ast.walk(ast.parse(text)):
+    tree = ast.parse(text)
+    for node in ast.walk(tree):
         for body in (getattr(node, name, []) for name in ("body", "orelse", "finalbody")):
             for statement in body if isinstance(body, list) else []:
                 if isinstance(statement, ast.Expr) and (said := _constant(statement.value)):
                     yield Prose(statement.lineno, "docstring", said)
         yield from (Prose(part.lineno, "message", _constant(part)) for part in _messages(node))
+    for statement in tree.body:
+        if isinstance(statement, (ast.Assign, ast.AnnAssign)):
+            yield from _table_texts(statement.value)
 
 
 def _python_comments(text: str) -> Iterator[tuple[int, int, str]]:
@@ -165,6 +172,32 @@ def _messages(node: ast.AST) -> Iterator[ast.expr]:
         called = node.func.attr if isinstance(node.func, ast.Attribute) else ""
         yield from node.args[:1] if called in MESSAGE_CALLS else []
         yield from (word.value for word in node.keywords if word.arg in MESSAGE_ARGUMENTS)
+    elif isinstance(node, ast.FunctionDef) and node.name == "__str__":
+        for part in ast.walk(node):
+            if isinstance(part, ast.Return) and part.value is not None:
+                yield from _alternatives(part.value)
+
+
+def _alternatives(value: ast.expr) -> Iterator[ast.expr]:
+    """Return the expressions of which a conditional expression returns one."""
+    if isinstance(value, ast.IfExp):
+        yield from _alternatives(value.body)
+        yield from _alternatives(value.orelse)
+    else:
+        yield value
+
+
+def _table_texts(value: ast.expr | None) -> Iterator[Prose]:
+    """Return the texts of several words in a dict, list or tuple, except keys of a dict."""
+    if isinstance(value, ast.Dict):
+        parts = value.values
+    else:
+        parts = value.elts if isinstance(value, (ast.List, ast.Tuple)) else []
+    for part in parts:
+        said = _constant(part)
+        if said.count(" ") > 1:
+            yield Prose(part.lineno, "message", said)
+        yield from _table_texts(part)
 
 
 def _constant(node: ast.expr) -> str:
@@ -364,6 +397,12 @@ def compare(found: list[Finding], listed: list[str]) -> tuple[list[Finding], lis
     return refused, stale
 
 
+def with_ceiling(script: str, entries: int) -> str:
+    """Return the text of this script with CEILING lowered to a number of entries."""
+    return re.sub(r"(?m)^CEILING = (\d+)$",
+                  lambda found: f"CEILING = {min(int(found[1]), entries)}", script)  # fmt: skip
+
+
 def main() -> int:
     """Check the files that have changed since the last run without findings. Return 1 if there are
     findings."""
@@ -376,15 +415,20 @@ def main() -> int:
     refused, stale = compare(list(findings(files.items())), concerned)
     for path, line, rule, text in refused:
         print(f"{path}:{line}: {rule}: {text[:120]}")
-    if "--shrink" in sys.argv and stale:
+    if "--shrink" in sys.argv:
         for entry in stale:
             listed.remove(entry)
         EXCEPTIONS.write_text("".join(f"{entry}\n" for entry in listed))
+        script = Path(__file__)
+        script.write_text(with_ceiling(script.read_text(), len(listed)))
         stale = []
     if stale:
         print("these sentences are gone; `python .ci/style.py --shrink` removes them from", end=" ")
         print(EXCEPTIONS.relative_to(ROOT), *stale, sep="\n    ")
-    if refused or stale:
+    if excess := max(0, len(listed) - CEILING):
+        print(f"{EXCEPTIONS.relative_to(ROOT)}: {len(listed)} entries, {CEILING} are permitted;",
+              "rewrite the new sentences instead of listing them")  # fmt: skip
+    if refused or stale or excess:
         return 1
     STAMP.parent.mkdir(exist_ok=True)
     STAMP.touch()

@@ -20,6 +20,8 @@ A payload is `payload` if it is UTF-8, else `payload_base64`.
 """
 
 _DIRECTORY = """\
+## Socket directory
+
 `PURGATORYD_DIR`, if set, is the directory of sockets and locks, for daemons and clients.
 Otherwise there are three: `/run/purgatoryd`, `$XDG_RUNTIME_DIR/purgatoryd` and
 `/tmp/purgatoryd-UID`. A daemon uses the first one that it can write, a client the first one that

@@ -88,13 +88,13 @@ GROUPS: dict[str, tuple[Row, ...]] = {
     "Sessions and operations": (
         ("sessions", "sessions", click.INT, "Maximum number of client sessions open at once."),
         ("session-grace", "session_grace_ns", units.Duration(),
-         "How long a session outlives its connection if the client's process cannot be watched."),
+         "Time that a session outlives its connection if the client's process cannot be watched."),
         ("watches", "watches", click.INT,
          "Number of watch records: one per watch key of an operation."),
         ("watch-keys", "watch_keys", click.INT,
          "Maximum number of watch keys whose watermarks the daemon remembers."),
         ("watermark-ttl", "watermark_ttl_ns", units.Duration(),
-         "How long a watermark is kept after its last change and after the end of its last "
+         "Time that a watermark is kept after its last change and after the end of its last "
          "watcher."),
         ("inbox", "inbox", click.INT,
          "Maximum number of operations of a session, armed or with an unacknowledged outcome."),
@@ -104,7 +104,7 @@ GROUPS: dict[str, tuple[Row, ...]] = {
         ("bulk-load-rows", "bulk_load_rows", click.INT,
          "Number of rows of all bulk loads that the daemon remembers."),
         ("bulk-load-ttl", "bulk_load_ttl_ns", units.Duration(),
-         "How long the daemon remembers a bulk load after its last use."),
+         "Time that the daemon remembers a bulk load after its last use."),
     ),
     "Access and quotas": (
         ("allow-uid", "allow_uids", click.INT,

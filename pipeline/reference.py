@@ -94,20 +94,20 @@ MISSING = {
 LEDGER = {
     "op": "`add`, `cancel`, `watch`, `unpark`: an acknowledged call. `row`: a row of a bulk load "
     "was applied before. `outcome`, `notice`: received. `lost`: a subscriber reported lost notices",
-    "ticket": "of the timer or operation; of a `row`: of the timer of its key, 0 = none",
-    "bulk_load": "of a `row`: id of the bulk load, 32 hex digits",
-    "row": "of a `row`: its number",
-    "namespace": "of key or topic",
-    "key": "of calls and notices; bytes and UUIDs in hex",
+    "ticket": "ticket of the timer or operation; in a `row` the timer of its key, 0 = none",
+    "bulk_load": "id of the bulk load of a `row`, 32 hex digits",
+    "row": "number of a `row`",
+    "namespace": "namespace of the key or topic",
+    "key": "key of a call or notice; bytes and UUIDs in hex",
     "key_type": "`str`, `bytes` or `uuid`",
     "found": "status of a call, or cause of an outcome or notice",
-    "acked_boot_ns": "of calls and outcomes: arrival of the answer, on the host's boot clock",
-    "topic": "of a notice or a loss",
-    "sequence": "of a notice; of a loss the first one",
-    "upto": "of a loss: the last one; 0 = the stream changed",
+    "acked_boot_ns": "arrival of the answer to a call, or of an outcome, on the host's boot clock",
+    "topic": "topic of a notice or a loss",
+    "sequence": "sequence of a notice, or the first one of a loss",
+    "upto": "last sequence of a loss; 0 = the stream changed",
     "stream": "id of the stream, 16 hex digits",
     "subscriber": "number of the subscriber in this ledger",
-    "received_boot_ns": "of a notice: arrival at the socket; null with a virtual clock",
+    "received_boot_ns": "arrival of a notice at the socket; null with a virtual clock",
 }
 """Meaning of each field of a line."""
 

@@ -75,6 +75,16 @@ def test_the_pages_have_at_most_as_many_words_as_promised() -> None:
     assert sum(found.values()) <= WORDS_MAX
 
 
+def test_the_readme_begins_with_what_why_the_picture_and_the_commands() -> None:
+    first, _, rest = TEXTS[ROOT / "README.md"].partition("\n## ")
+    parts = ("Timers for all", "Use it where", "![", "\nmake run", "\nmake test")
+    places = [first.find(part) for part in parts]
+    assert places == sorted(places)
+    assert places[0] > 0
+    assert len(first.splitlines()) < 20
+    assert rest.index("Why\n") < rest.index("You need ")
+
+
 def test_words_are_counted_without_code_and_generated_parts() -> None:
     assert words(DOCS / "operations.md") > 1_000
     assert words(DOCS / "reference" / "settings.md") == 0
@@ -113,8 +123,27 @@ def test_each_exit_code_is_on_the_page_of_errors_alone() -> None:
         assert [path.name for path in TEXTS if row in TEXTS[path]] == ["errors.md"]
 
 
+def test_the_socket_directory_is_on_one_page() -> None:
+    named = [path.name for path, text in TEXTS.items() if "/tmp/purgatoryd-UID" in text]
+    assert named == ["cli.md"]
+
+
+def test_no_guide_states_the_default_of_a_setting() -> None:
+    """A long number, or a default next to the word "default", stands only on the settings page."""
+    found = rows("settings")
+    long_ones = {
+        flag: found[flag][0] for flag in found if re.fullmatch(r"[\d,]{5,}", found[flag][0])
+    }
+    for path in DOCS.glob("*.md"):
+        text = re.sub(r"^```.*?^```$", "", TEXTS[path], flags=re.MULTILINE | re.DOTALL)
+        for flag, default in long_ones.items():
+            near = rf"`(?:--)?{flag}`[^.|]{{0,40}}(?<![\d,]){default}(?![\d,])"
+            assert not re.search(near, text), f"{path.name}: {flag}"
+        assert not re.search(r"`(?:--)?log-level` is", text), path.name
+
+
 @pytest.mark.parametrize("page", ["errors", "metrics"])
-def test_what_a_reference_lists_is_in_no_other_reference(page: str) -> None:
+def test_no_reference_lists_a_name_of_another(page: str) -> None:
     listed = [name for name in rows(page) if re.match(r"[A-Z]|purgatoryd_", name)]
     assert len(listed) > 50
     others = [TEXTS[DOCS / "reference" / f"{name}.md"] for name in REFERENCES if name != page]

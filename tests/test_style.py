@@ -124,6 +124,12 @@ def test_sentences_end_at_full_stops_paragraphs_and_list_items() -> None:
             [2, 4],
         ),
         ("a.py", "assert x, 'who asks'\nlog.info('of it')\nf('what it is')\n", [1, 2]),
+        ("a.py", "TABLE = {'of a key': [('x', 'Of a key.'), 'of']}\nx = 'Of a key.'\n", [1]),
+        (
+            "a.py",
+            "def __str__(self):\n    y = 'of a key'\n    return 'of it' if y else f'of {y}'\n",
+            [3, 3],
+        ),
         (
             "a.md",
             "# What it is\n\n* What it is.\n| What is |\n\n```\nWhat is\n```\nOf it.\n",
@@ -162,3 +168,23 @@ def test_a_line_may_move_but_a_rewritten_sentence_leaves_the_list() -> None:
     known = finding("Who may read.")
     assert style.compare([known._replace(line=7)], [known.listed]) == ([], [])
     assert style.compare([], [known.listed]) == ([], [known.listed])
+
+
+def test_the_list_of_exceptions_may_not_grow(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    listed = style.EXCEPTIONS.read_text().splitlines()
+    assert len(listed) <= style.CEILING
+    monkeypatch.setattr(style, "STAMP", tmp_path / "style.stamp")
+    monkeypatch.setattr(style, "texts", lambda _=0: [])
+    monkeypatch.setattr(style, "clean_since_s", lambda: 0)
+    assert style.main() == 0
+    monkeypatch.setattr(style, "CEILING", len(listed) - 1)
+    assert style.main() == 1
+    assert f"{len(listed)} entries, {len(listed) - 1} are permitted" in capsys.readouterr().out
+
+
+def test_the_ceiling_is_only_lowered() -> None:
+    script = "a = 1\nCEILING = 7\n"
+    assert style.with_ceiling(script, 5) == "a = 1\nCEILING = 5\n"
+    assert style.with_ceiling(script, 9) == script

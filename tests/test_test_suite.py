@@ -264,7 +264,7 @@ def test_each_promise_has_a_test_in_make_test() -> None:
     assert len(found) > 40
     for promise, quick, longer in found:
         names = re.findall(r"`(tests/[\w/]+\.(?:py|c)(?:::\w+)?)`", quick)
-        assert names or promise.startswith("the tests notice a fault in"), promise
+        assert names or promise.startswith("The tests notice a fault in"), promise
         assert [name for name in names if not runs_in_make_test(name)] == [], promise
         for path in re.findall(r"`(tests/[\w/.]+)", longer):
             assert (TESTS.parent / path).is_file(), path
