@@ -526,6 +526,7 @@ def test_the_command_shows_shards(daemon_dir: Path) -> None:
     assert [json.loads(line)["shard"] for line in out.splitlines()] == [0, 1]
 
 
+@pytest.mark.alone  # the advice avoids the loop CPUs of all daemons, also of those of other tests
 def test_the_command_advises(daemon_dir: Path) -> None:
     ours = os.sched_getaffinity(0)
     code, out, _ = command("--advise", "5", "--json", "--placement", "none")
