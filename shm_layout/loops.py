@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from purgatoryd.shm_layout import shm
 from purgatoryd.shm_layout._core import ffi, lib
+from purgatoryd.shm_layout.health import is_alive
 from purgatoryd.shm_layout.layout import ABI, PlacementPart, kernel_number, size_of
 
 _HEADER_BYTES = size_of("pg_header")
@@ -48,7 +49,7 @@ def _loops(path: str) -> list[Loop]:
     header = ffi.from_buffer("struct pg_header *", _beginning(path).ljust(_HEADER_BYTES, b"\0"))
     arena = header.magic == lib.PG_MAGIC and header.abi_major == ABI[0]
     cpu, pid = kernel_number(header.placement.reaper_cpu), int(header.daemon_pid)
-    alive = arena and os.path.exists(f"/proc/{pid}")
+    alive = arena and is_alive(header)
     chosen = PlacementPart.CORE in PlacementPart(header.placement.applied)
     return [Loop(cpu, pid, chosen)] if alive and cpu is not None else []
 

@@ -24,6 +24,7 @@ from real_daemon import (
     PATIENCE_S,
     Daemon,
     StartDaemon,
+    boot_ns,
     clean_environment,
     eventually,
     stats,
@@ -243,6 +244,8 @@ def test_loops_of_other_daemons_are_known(
     monkeypatch.setattr(shm, "MOUNT", tmp_path)  # loop_cpus() reads only arenas in this folder
     os.mkfifo(tmp_path / "purgatoryd.fifo")
     write_header(tmp_path / "purgatoryd.foreign", 7, magic=0)
+    # The pid of a killed daemon now belongs to this process, which started later.
+    write_header(tmp_path / "purgatoryd.killed", 7, moved_boot_ns=1)
     assert loop_cpus("/purgatoryd.another") == [pair[0]]
     assert loop_cpus(pinned.paths.arena) == []
     pinned.kill()
@@ -254,9 +257,12 @@ def write_header(
     cpu: int,
     magic: int = lib.PG_MAGIC,
     parts: PlacementPart = PlacementPart.CPUS | CORE,
+    moved_boot_ns: int | None = None,
 ) -> None:
-    """Write the arena header of a daemon whose pid is this process and whose loop is on `cpu`."""
+    """Write the arena header of a daemon whose pid is this process and whose loop is on `cpu`.
+    `moved_boot_ns`: time of its last heartbeat; None = now."""
     header = ffi.new("struct pg_header *")
+    header.heartbeat_boot_ns = boot_ns() if moved_boot_ns is None else moved_boot_ns
     header.placement.applied = parts
     header.magic, header.abi_major, header.daemon_pid = magic, ABI[0], os.getpid()
     header.placement.reaper_cpu = cpu + 1
