@@ -220,13 +220,21 @@ def _siblings(root: Path, cpu: int) -> frozenset[int]:
 
 def _cpusets(root: Path) -> Iterator[frozenset[int]]:
     """Yield the CPUs that each cgroup hierarchy allows this process."""
+    for mount, group, (file,) in _hierarchies(root, _CPUSETS):
+        if cpus := _nearest(mount, group, file):
+            yield cpus
+
+
+def _hierarchies(
+    root: Path, hierarchies: Iterable[tuple[str, ...]]
+) -> Iterator[tuple[Path, str, list[str]]]:
+    """Yield (mount point, path of this process's cgroup, other fields) for each of the given
+    hierarchies (controller, mount point, other fields) that contains the process."""
     for line in _text(root, "proc/self/cgroup").splitlines():
         _, controllers, group = line.split(":", 2)
-        for controller, mount, file in _CPUSETS:
-            if controller not in controllers.split(","):
-                continue
-            if cpus := _nearest(root / mount, group, file):
-                yield cpus
+        for controller, mount, *fields in hierarchies:
+            if controller in controllers.split(","):
+                yield root / mount, group, fields
 
 
 def _nearest(mount: Path, group: str, file: str) -> frozenset[int]:
@@ -246,20 +254,16 @@ def _upward(group: str) -> Iterator[str]:
 
 def _cgroup_memory(root: Path) -> Iterator[tuple[str, int]]:
     """Yield (name, free bytes) of each cgroup with a limit that contains this process."""
-    for line in _text(root, "proc/self/cgroup").splitlines():
-        _, controllers, group = line.split(":", 2)
-        for controller, mount, limit, use, prefix in _MEMORIES:
-            if controller not in controllers.split(","):
+    for mount, group, (limit, use, prefix) in _hierarchies(root, _MEMORIES):
+        for folder in _upward(group):
+            texts = [_text(mount / folder, file).strip() for file in (limit, use)]
+            if not all(map(str.isdecimal, texts)):  # the limit may be "max"
                 continue
-            for folder in _upward(group):
-                texts = [_text(root / mount / folder, file).strip() for file in (limit, use)]
-                if not all(map(str.isdecimal, texts)):  # the limit may be "max"
-                    continue
-                stat = _text(root / mount / folder, "memory.stat").split()
-                fields = dict(zip(stat[::2], stat[1::2], strict=False))
-                cached = sum(int(fields.get(prefix + field, 0)) for field in _CACHES)
-                free = int(texts[0]) - int(texts[1]) + cached
-                yield f"the memory of cgroup /{folder}", max(0, free)
+            stat = _text(mount / folder, "memory.stat").split()
+            fields = dict(zip(stat[::2], stat[1::2], strict=False))
+            cached = sum(int(fields.get(prefix + field, 0)) for field in _CACHES)
+            free = int(texts[0]) - int(texts[1]) + cached
+            yield f"the memory of cgroup /{folder}", max(0, free)
 
 
 def _nodes(root: Path, online: frozenset[int]) -> tuple[Node, ...]:
