@@ -30,7 +30,7 @@ static inline void fetch(const void *at)
 }
 
 /* Read one byte per 64 KiB of memory that is about to be written for the first time. On a read
- * fault the kernel maps the surrounding pages, too; on a write fault it maps only one page. */
+ * fault the kernel also maps the surrounding pages; on a write fault it maps only one page. */
 static inline void touch(const void *at, uint64_t bytes)
 {
     enum { AROUND = 65536 };

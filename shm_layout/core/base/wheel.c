@@ -17,7 +17,6 @@
 #include "core/base/common.h"
 #include "core/base/slots.h"
 
-enum { CELLS = 16 };                   /* number of 32-bit words in a chunk; word 0 is `previous` */
 enum {
     DRAIN_EXTRA = 512,                   /* added to each batch of moves, so that prefetching pays
                                             off */
@@ -235,7 +234,7 @@ static uint64_t next_event(const struct pg_wheel *s)
 
 static inline uint32_t *cell_at(const struct wheel *w, uint32_t cell)
 {
-    PG_ASSERT_IN_TESTS(cell / CELLS < w->state->chunk_count, "wheel",
+    PG_ASSERT_IN_TESTS(cell / CHUNK_WORDS < w->state->chunk_count, "wheel",
                        "a cell is inside the chunks");
     return (uint32_t *)(void *)w->chunks + cell;
 }
@@ -256,7 +255,7 @@ static uint32_t bucket_grow(struct wheel *w, uint32_t bucket)
     w->chunks[chunk].previous = b->tail;
     if (b->tail == PG_NIL)
         mark_occupied(w->state, bucket);
-    return chunk * CELLS + 1;
+    return chunk * CHUNK_WORDS + 1;
 }
 
 /* Append a slot to a bucket. One test finds both a full chunk and an empty chain, because `tail`
@@ -264,7 +263,7 @@ static uint32_t bucket_grow(struct wheel *w, uint32_t bucket)
 static inline void bucket_push(struct wheel *w, uint32_t bucket, uint32_t slot)
 {
     struct pg_bucket *b = bucket_row(w, bucket);
-    b->tail = b->tail % CELLS == PG_CHUNK_CELLS ? bucket_grow(w, bucket) : b->tail + 1;
+    b->tail = b->tail % CHUNK_WORDS == PG_CHUNK_CELLS ? bucket_grow(w, bucket) : b->tail + 1;
     b->count++;
     *cell_at(w, b->tail) = slot;
     w->hot[slot].where = b->tail;
@@ -276,9 +275,9 @@ static inline uint32_t bucket_pop(struct wheel *w, uint32_t bucket)
 {
     struct pg_bucket *b = bucket_row(w, bucket);
     PG_ASSERT(b->count != 0, "wheel", "a bucket that a slot leaves has members");
-    uint32_t slot = *cell_at(w, b->tail), chunk = b->tail / CELLS;
+    uint32_t slot = *cell_at(w, b->tail), chunk = b->tail / CHUNK_WORDS;
     b->count--;
-    if (b->tail % CELLS != 1) {
+    if (b->tail % CHUNK_WORDS != 1) {
         b->tail--;
         return slot;
     }
@@ -295,9 +294,9 @@ static inline uint32_t bucket_pop(struct wheel *w, uint32_t bucket)
  * or PG_NIL if there is none. */
 static inline uint32_t fetch_chunk(const struct wheel *w, uint32_t tail)
 {
-    uint32_t before = tail == PG_NIL ? PG_NIL : w->chunks[tail / CELLS].previous;
+    uint32_t before = tail == PG_NIL ? PG_NIL : w->chunks[tail / CHUNK_WORDS].previous;
     if (before != PG_NIL)
-        __builtin_prefetch(&w->chunks[before / CELLS], 1);
+        __builtin_prefetch(&w->chunks[before / CHUNK_WORDS], 1);
     return before;
 }
 
@@ -306,7 +305,7 @@ static inline uint32_t fetch_chunk(const struct wheel *w, uint32_t tail)
 static inline uint32_t fetch_members(const struct wheel *w, uint32_t tail)
 {
     if (tail != PG_NIL)
-        for (uint32_t cell = tail & ~(CELLS - 1u); ++cell <= tail;)
+        for (uint32_t cell = tail & ~(CHUNK_WORDS - 1u); ++cell <= tail;)
             __builtin_prefetch(&w->hot[*cell_at(w, cell)], 1);
     return fetch_chunk(w, tail);
 }
@@ -383,11 +382,11 @@ static bool fire_members(struct advance *t, uint32_t bucket)
     while (b->tail != PG_NIL) {
         if (t->budget == 0)
             return false;
-        if (b->tail / CELLS != chunk) {
-            chunk = b->tail / CELLS;
+        if (b->tail / CHUNK_WORDS != chunk) {
+            chunk = b->tail / CHUNK_WORDS;
             prefetched = fetch_members(w, prefetched);
             if (t->on_soon != NULL)
-                t->on_soon(t->context, w->chunks[chunk].slots, b->tail % CELLS);
+                t->on_soon(t->context, w->chunks[chunk].slots, b->tail % CHUNK_WORDS);
         }
         uint32_t slot = bucket_pop(w, bucket);
         if (!t->on_due(t->context, slot)) {
@@ -409,7 +408,7 @@ static inline bool fire(struct advance *t, uint32_t bucket)
 static inline uint32_t pop_prefetch(struct wheel *w, uint32_t bucket)
 {
     uint32_t tail = w->buckets[bucket].tail, slot;
-    if (tail % CELLS == PG_CHUNK_CELLS)
+    if (tail % CHUNK_WORDS == PG_CHUNK_CELLS)
         fetch_chunk(w, fetch_chunk(w, tail));
     slot = bucket_pop(w, bucket);
     __builtin_prefetch(&w->hot[slot], 1);
@@ -658,18 +657,18 @@ static bool check_chain(struct audit *a, uint32_t bucket)
     const struct wheel *w = a->wheel;
     uint32_t cell = w->buckets[bucket].tail, count = 0;
     for (; cell != PG_NIL && count <= a->capacity; count++) {
-        if (cell / CELLS >= w->state->chunk_count || cell % CELLS == 0)
+        if (cell / CHUNK_WORDS >= w->state->chunk_count || cell % CHUNK_WORDS == 0)
             return broken(a, "a cell lies outside the chunks", bucket, w->state->chunk_count, cell);
         if (!check_member(a, bucket, cell))
             return false;
-        if (cell % CELLS != 1) {
+        if (cell % CHUNK_WORDS != 1) {
             cell--;
             continue;
         }
         a->chunks++;
-        a->chunk_sum += id_mix(cell / CELLS);
-        cell = w->chunks[cell / CELLS].previous;
-        if (cell != PG_NIL && cell % CELLS != PG_CHUNK_CELLS)
+        a->chunk_sum += id_mix(cell / CHUNK_WORDS);
+        cell = w->chunks[cell / CHUNK_WORDS].previous;
+        if (cell != PG_NIL && cell % CHUNK_WORDS != PG_CHUNK_CELLS)
             return broken(a, "a chunk inside a chain is not full", bucket, PG_CHUNK_CELLS, cell);
     }
     a->linked += count;

@@ -53,10 +53,11 @@ uint32_t wheel_release(struct wheel *w, uint32_t budget, wheel_due_fn on_due, vo
                        bool *more);
 /* Prefetch the slots that will move to other cells when `slots` are removed from the wheel. */
 void wheel_fetch_last(const struct wheel *w, const uint32_t *slots, uint32_t count);
+enum { CHUNK_WORDS = 16 };        /* number of 32-bit words in a chunk; word 0 is `previous` */
 /* Prefetch the cell of a linked slot. */
 static inline void wheel_fetch_cell(const struct wheel *w, const struct pg_hot *h)
 {
-    fetch(&w->chunks[h->where / 16]);
+    fetch(&w->chunks[h->where / CHUNK_WORDS]);
 }
 /* Number of timers that the wheel has moved to a finer level. */
 static inline uint64_t wheel_moved(const struct wheel *w) { return w->state->moved; }

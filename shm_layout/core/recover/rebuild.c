@@ -62,11 +62,6 @@ bool slot_sound(const struct pg_arena *a, const struct pg_hot *h, const struct p
            c->payload_len <= PG_PAYLOAD_MAX;
 }
 
-bool slot_blob_inside(const struct pg_arena *a, const struct pg_cold *c)
-{
-    return (uint64_t)c->blob + slot_granules(c) <= a->blobs.granules;
-}
-
 /* True if the blob and the rows that the slot refers to may be read. If not, rebuild_keys reports a
  * fault. */
 static bool slot_readable(const struct pg_arena *a, uint32_t slot)

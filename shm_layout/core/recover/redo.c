@@ -106,15 +106,18 @@ static bool slot_holds(const struct pg_arena *a, uint32_t slot, uint64_t ticket)
     return ctl_live(slot_hot(a, slot)->ctl) && ctl_ticket(slot_hot(a, slot)->ctl) == ticket;
 }
 
-static void slot_drop(struct pg_arena *a, uint32_t slot)
+/* Free a slot and what it holds, if anything. `ticket`: the last ticket of the slot; 0 = the next
+ * step writes the slot. */
+static void slot_drop(struct pg_arena *a, uint32_t slot, uint64_t ticket)
 {
     const struct pg_cold *c = slot_cold(a, slot);
-    if (ctl_state(slot_hot(a, slot)->ctl) == PG_S_FREE)
-        return;
-    slot_count(a, slot, -1);
-    if (is_operation(a, slot))
-        operation_release(a, slot);
-    blobs_give(&a->blobs, c->blob, slot_granules(c));
+    if (ctl_state(slot_hot(a, slot)->ctl) != PG_S_FREE) {
+        slot_count(a, slot, -1);
+        if (is_operation(a, slot))
+            operation_release(a, slot);
+        blobs_give(&a->blobs, c->blob, slot_granules(c));
+    }
+    slot_restore_free(slot_hot(a, slot), ticket);
 }
 
 /* Free the slot, unless a younger timer occupies it. */
@@ -122,8 +125,7 @@ static void slot_ended(struct pg_arena *a, uint32_t slot, uint64_t ticket)
 {
     if (ticket_older(ticket, ctl_ticket(slot_hot(a, slot)->ctl)))
         return;
-    slot_drop(a, slot);
-    slot_restore_free(slot_hot(a, slot), ticket);
+    slot_drop(a, slot, ticket);
 }
 
 /* Store the frame's timestamps, or `known` if the frame has none. Frames of an export of an arena
@@ -256,8 +258,7 @@ static bool redo_arm(const struct redo *r)
     }
     if (!ticket_older(ctl_ticket(slot_hot(r->a, j->slot)->ctl), j->ticket))
         return true;
-    slot_drop(r->a, j->slot);
-    slot_restore_free(slot_hot(r->a, j->slot), 0);
+    slot_drop(r->a, j->slot, 0);
     return timer_write(r, j, (const uint8_t *)(j + 1) + wal_row_bytes(j->in_bulk_load));
 }
 
@@ -276,11 +277,10 @@ static bool redo_unpark(const struct redo *r)
         !key_sound(r, j->key_type, j->key_len, j->payload_len) || !ext_absent(r, j->ext_len) ||
         (j->in_bulk_load && !row_done(r, (const struct pg_wal_row *)(j + 1))))
         return false;
-    struct pg_hot *h = slot_hot(r->a, j->slot);
+    const struct pg_hot *h = slot_hot(r->a, j->slot);
     if (!ticket_older(ctl_ticket(h->ctl), j->ticket) && h->ctl != ctl_of(j->ticket, PG_S_PARKED))
         return true;
-    slot_drop(r->a, j->slot);
-    slot_restore_free(h, 0);
+    slot_drop(r->a, j->slot, 0);
     return timer_write(r, &arm, (const uint8_t *)(j + 1) + wal_row_bytes(j->in_bulk_load));
 }
 
@@ -440,8 +440,7 @@ static bool redo_watch(const struct redo *r)
             return false;
     if (!ticket_older(ctl_ticket(slot_hot(r->a, j->slot)->ctl), j->ticket))
         return true;
-    slot_drop(r->a, j->slot);
-    slot_restore_free(slot_hot(r->a, j->slot), 0);
+    slot_drop(r->a, j->slot, 0);
     if (!operation_restore(r->a, j, keys, account_named(r, j->uid, j->counted)))
         return refuse(r, "no space for an operation with so many watch keys",
                       watches_free(r->a), j->keys);

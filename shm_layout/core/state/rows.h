@@ -34,6 +34,10 @@ static inline uint32_t slot_granules(const struct pg_cold *c)
 {
     return blob_granules((uint64_t)c->ext_len + c->key_len + c->payload_len);
 }
+static inline bool slot_blob_inside(const struct pg_arena *a, const struct pg_cold *c)
+{
+    return (uint64_t)c->blob + slot_granules(c) <= a->blobs.granules;
+}
 /* Number of granules of a notice. The slot must have a notice. */
 static inline uint64_t notice_granules(const struct pg_arena *a, uint32_t slot)
 {

@@ -655,8 +655,7 @@ bool timers_check(struct pg_arena *a, struct pg_fault *fault, uint64_t *granules
     for (uint32_t i = 0; i < a->slots.capacity; i++) {
         if (ctl_state(slot_hot(a, i)->ctl) == PG_S_FREE)
             continue;
-        if (!blob_inside(&a->blobs, slot_cold(a, i)->blob,
-                         (uint64_t)slot_granules(slot_cold(a, i)) * PG_GRANULE))
+        if (!slot_blob_inside(a, slot_cold(a, i)))
             return fault_set(fault, "slots", "a blob lies outside its region", i,
                              a->blobs.granules, slot_cold(a, i)->blob);
         *granules += slot_granules(slot_cold(a, i));
