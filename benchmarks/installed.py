@@ -31,11 +31,8 @@ def install(directory: Path) -> Path:
     _run(sys.executable, "-m", "venv", "--without-pip", str(environment))
     python = environment / "bin" / "python"
     _run(*pip, "--python", str(python), "install", *quietly, *map(str, wheels.glob("*.whl")))
-    site = subprocess.run(
-        [python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"],
-        check=True, capture_output=True, text=True,
-    ).stdout.strip()  # fmt: skip
-    Path(site, "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    packages = sysconfig.get_path("purelib", vars={"base": str(environment)})
+    Path(packages, "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
     return environment / "bin"
 
 

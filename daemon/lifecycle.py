@@ -24,7 +24,6 @@ from purgatoryd.shm_layout.host import HOST, Host
 from purgatoryd.shm_layout.layout import (
     EVENTS_NAMESPACE,
     EVENTS_TOPIC,
-    ArenaState,
     DaemonState,
     Degraded,
 )
@@ -194,7 +193,7 @@ class DaemonLifecycle(Lifecycle[Degraded]):
     def _give_up(self) -> None:
         super()._give_up()
         if self._arena is not None:
-            self._arena.set_state(ArenaState(self._arena.header.state))
+            self._arena.clear_pid()
 
     def heartbeat(self) -> None:
         """Report progress in the arena header as well, where the supervisor of a shard reads it."""

@@ -234,7 +234,7 @@ def _open_left(opening: Opening) -> Arena:
         return _resize(arena, opening)
     except PurgatorydError:
         arena.set_daemon_state(DaemonState.STOPPED, Degraded(0), opening.host.boot_ns())
-        arena.set_state(ArenaState(arena.header.state))
+        arena.clear_pid()
         raise
 
 

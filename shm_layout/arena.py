@@ -611,6 +611,10 @@ class Arena(_Owned):
         """Publish the arena's state, and the daemon's pid while it runs."""
         lib.pg_set_state(self._a, int(state), pid)
 
+    def clear_pid(self) -> None:
+        """Publish that no process runs on the arena. The arena's state stays."""
+        self.set_state(ArenaState(self.header.state))
+
     def set_placement(self, placed: Placed) -> None:
         """Publish where the daemon runs."""
         numbers = (placed.node, placed.memory_node, placed.reaper_cpu)
