@@ -183,17 +183,21 @@ def test_a_file_that_touches_the_inside_of_a_handle_is_found(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     "write",
     [
-        "a->orphans = 1;", "r->a->orphans |= 1;", "a->orphans++;", "--a->orphans;",
-        "to->orphans = a->now_ns = 1;", "STORE_RELEASE(&a->orphans, 1);", "a->orphans[n] = 1;",
+        "a->state.orphans = 1;", "r->a->state.orphans |= 1;", "a->state.orphans++;",
+        "--a->state.orphans;", "to->state.orphans = a->state.now_ns = 1;",
+        "STORE_RELEASE(&a->state.orphans, 1);", "a->state.orphans[n] = 1;",
     ],
 )  # fmt: skip
 def test_a_write_by_a_file_that_may_only_read_is_found(tmp_path: Path, write: str) -> None:
     text = f"void f(struct pg_arena *a)\n{{\n    {write}\n}}\n"
     code = core(tmp_path, state__timers=text, state__inbox=text, recover__arena=text)
     assert layers.foreign_writes(code) == [
-        "state/timers.c writes orphans, which only state/inbox.c may write"
+        "state/timers.c writes state.orphans, which only state/inbox.c may write"
     ]
-    reads = "if (a->orphans == 1 || b <= a->orphans)\n    c = a->orphans + a->orphans_max++;\n"
+    reads = (
+        "if (a->state.orphans == 1 || b <= a->state.orphans)\n"
+        "    c = a->state.orphans + a->state.orphans_max++;\n"
+    )
     assert layers.foreign_writes({"state/timers.c": reads}) == []
 
 

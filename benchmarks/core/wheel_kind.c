@@ -20,6 +20,7 @@ static struct timers *create(uint32_t capacity, int64_t tick_ns)
     t->slots.hot = memory((size_t)capacity * sizeof *t->slots.hot);
     t->slots.free = memory(((size_t)capacity + 1) * sizeof *t->slots.free);
     t->wheel.hot = t->slots.hot;
+    t->wheel.capacity = capacity;
     t->wheel.state = memory(sizeof *t->wheel.state);
     t->wheel.buckets = memory(wheel_buckets(&t->shape) * sizeof *t->wheel.buckets);
     t->wheel.chunks = memory(wheel_chunks(&t->shape) * sizeof *t->wheel.chunks);

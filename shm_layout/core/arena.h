@@ -10,8 +10,6 @@
 #include "core/base/slots.h"
 #include "core/base/wheel.h"
 
-struct put;
-
 /* Number of replay buffer entries that one pg_notices call examines. */
 #define PG_NOTICE_WINDOW 1024
 
@@ -61,7 +59,6 @@ struct call_state {
     uint64_t bulk_load_row;
     uint32_t bulk_load;           /* bulk load of the batch; PG_NIL = none */
     unsigned bulk_load_status;    /* PG_ST_NONE, or the status that refuses all bulk load rows */
-    const struct put *parking;    /* the PUT whose timer is being parked; NULL = none */
     struct pg_timestamps batch_timestamps; /* the timestamps that all records of the batch share */
     uint8_t name_uses[PG_BATCH_NAMES];      /* NEEDS_ bits of the records that use each name */
     uint8_t name_access[PG_BATCH_NAMES];    /* access_of() result for the sender, per name */
@@ -92,6 +89,44 @@ struct call_state {
     uint16_t group_next[PG_NOTICE_WINDOW];
 };
 
+/* State that this process keeps between calls. No other process sees it. */
+struct arena_state {
+    bool draining;                /* the daemon is stopping, so no timer may be armed */
+    bool nameless;                /* the arena file has no name, so no timer may be armed */
+    bool confined;                /* only a NAMESPACE record may create a namespace */
+    bool restricted;              /* a namespace has an owner or a quota, or uids have quotas */
+    bool inbox_news;              /* some session has unsent outcomes */
+    bool holding;                 /* operations that came due in an outage wait for their release */
+    /* Start of the outage on the arena's clock. Operations with earlier deadlines were handled
+     * before the outage. */
+    int64_t hold_after_ns;
+    int64_t hold_upto_ns;         /* end of the outage on the arena's clock */
+    int64_t now_ns;               /* time of the last advance, on the arena's clock */
+    int64_t started_ns;           /* arena clock at the last rebuild */
+    uint64_t first_number;        /* first ticket number after the last rebuild */
+    uint64_t wal_buffer_end;      /* position after the frame being written */
+    int64_t wall_placed_by_ns;    /* wall offset that the last placement of wall timers used */
+    /* Next slot to place after a step of the wall clock; PG_NIL = no step is being applied. */
+    uint32_t wall_cursor;
+    uint32_t session_rows;        /* number of the first session row after the last used row */
+    uint32_t free_bulk_load_block; /* first block of the free chain; PG_NIL = none */
+    uint32_t bulk_load_block;     /* block of the last row lookup, or PG_NIL */
+    /* Slots of outcomes and CHECKs whose session has ended, linked by inbox_next. */
+    uint32_t orphans;
+    /* Value of ends_so_far() at the last failed search for a reusable topic row. As long as
+     * ends_so_far() returns this value, no timer, operation or notice has ended since then, and no
+     * topic row is reusable. */
+    uint64_t topics_stuck_at;
+    /* Value of ends_so_far() when the uid below was refused another topic. As long as ends_so_far()
+     * returns this value, the uid gets no further topic. */
+    uint64_t topics_refused_at;
+    uint32_t topics_refused_uid, topics_refused_held;
+    struct rebuild rebuild;
+    uint32_t news_count, news_seen;
+    uint32_t news[PG_NEWS];       /* slots that most recently entered an inbox, for prefetching */
+};
+
+/* The mapping, the state between calls, and the running call. */
 struct pg_arena {
     /* The mapping: where its regions begin, and how many rows they have. */
     struct pg_header *header;
@@ -126,41 +161,8 @@ struct pg_arena {
     uint32_t namespace_rows, topic_rows, name_cells, account_rows, watch_rows, watermark_rows;
     uint32_t bulk_load_rows, bulk_load_block_rows;
 
-    /* State that this process keeps between calls. */
-    bool draining;                /* the daemon is stopping, so no timer may be armed */
-    bool nameless;                /* the arena file has no name, so no timer may be armed */
-    bool confined;                /* only a NAMESPACE record may create a namespace */
-    bool restricted;              /* a namespace has an owner or a quota, or uids have quotas */
-    bool inbox_news;              /* some session has unsent outcomes */
-    bool holding;                 /* operations that came due in an outage wait for their release */
-    /* Start of the outage on the arena's clock. Operations with earlier deadlines were handled
-     * before the outage. */
-    int64_t hold_after_ns;
-    int64_t hold_upto_ns;         /* end of the outage on the arena's clock */
-    int64_t now_ns;               /* time of the last advance, on the arena's clock */
-    int64_t started_ns;           /* arena clock at the last rebuild */
-    uint64_t first_number;        /* first ticket number after the last rebuild */
-    uint64_t wal_buffer_end;      /* position after the frame being written */
-    int64_t wall_placed_by_ns;    /* wall offset that the last placement of wall timers used */
-    /* Next slot to place after a step of the wall clock; PG_NIL = no step is being applied. */
-    uint32_t wall_cursor;
-    uint32_t session_rows;        /* number of the first session row after the last used row */
-    uint32_t free_bulk_load_block; /* first block of the free chain; PG_NIL = none */
-    uint32_t bulk_load_block;     /* block of the last row lookup, or PG_NIL */
-    /* Slots of outcomes and CHECKs whose session has ended, linked by inbox_next. */
-    uint32_t orphans;
-    /* Value of ends_so_far() at the last failed search for a reusable topic row. As long as
-     * ends_so_far() returns this value, no timer, operation or notice has ended since then, and no
-     * topic row is reusable. */
-    uint64_t topics_stuck_at;
-    /* Value of ends_so_far() when the uid below was refused another topic. As long as ends_so_far()
-     * returns this value, the uid gets no further topic. */
-    uint64_t topics_refused_at;
-    uint32_t topics_refused_uid, topics_refused_held;
-    struct rebuild rebuild;
+    struct arena_state state;
     struct call_state call;
-    uint32_t news_count, news_seen;
-    uint32_t news[PG_NEWS];       /* slots that most recently entered an inbox, for prefetching */
 };
 
 /* Define the accessor of a table's rows. The caller has checked that the row exists. */
@@ -195,7 +197,7 @@ static inline const uint8_t *slot_key(const struct pg_arena *a, uint32_t slot)
 static inline void time_set(struct pg_arena *a, int64_t now_ns, int64_t real_boot_ns)
 {
     const bool later = a->header->clock_kind == PG_CLOCK_BOOT && real_boot_ns > now_ns;
-    a->now_ns = now_ns;
+    a->state.now_ns = now_ns;
     a->call.moment_ns = later ? real_boot_ns : now_ns;
     a->call.real_boot_ns = real_boot_ns;
     a->call.real_s = (uint32_t)(real_boot_ns / 1000000000);

@@ -102,6 +102,10 @@ static void slot_in_an_empty_bucket(struct pg_arena *a)
     a->wheel.buckets[slot_hot(a, 0)->bucket].count = 0;
     wheel_remove(&a->wheel, 0);
 }
+static void slot_outside_the_wheel(struct pg_arena *a)
+{
+    wheel_place(&a->wheel, a->wheel.capacity);
+}
 static void cell_outside(struct pg_arena *a)
 {
     slot_hot(a, 0)->where = a->wheel.state->chunk_count * (PG_CHUNK_CELLS + 1);
@@ -147,7 +151,7 @@ static void watermark_taken_in_use(struct pg_arena *a)
 }
 static void block_taken_in_use(struct pg_arena *a)
 {
-    bulk_load_block_at(a, a->free_bulk_load_block)->bulk_load = 1;
+    bulk_load_block_at(a, a->state.free_bulk_load_block)->bulk_load = 1;
     bulk_load_mark(a, 0, PG_BULK_LOAD_BLOCK_ROWS);
 }
 static void block_given_back_in_use(struct pg_arena *a)
@@ -245,6 +249,7 @@ static const struct {
     {chunk_twice, "wheel: no chunk is given back twice"},
     {slot_in_no_bucket, "wheel: a slot is in the cell that it names"},
     {slot_in_an_empty_bucket, "wheel: a bucket that a slot leaves has members"},
+    {slot_outside_the_wheel, "wheel: a slot is inside the table"},
     {cell_outside, "wheel: a cell is inside the chunks"},
     {bucket_outside, "wheel: a bucket is inside the wheel"},
     {blob_of_no_pool, "blobs: a blob begins inside the pool"},

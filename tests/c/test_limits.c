@@ -437,7 +437,7 @@ static void a_bulk_load_lives_from_when_it_was_last_claimed(void)
     CHECK_EQUAL(bulk_load_claim(a, &wanted, &refused), 0);
     pg_bulk_loads_sweep(a, 105ll * SECOND, (int64_t)TTL_S * SECOND);
     CHECK_EQUAL(bulk_load_find(a, wanted.id), 0);
-    time_set(a, a->now_ns, 109ll * SECOND);
+    time_set(a, a->state.now_ns, 109ll * SECOND);
     CHECK_EQUAL(bulk_load_claim(a, &wanted, &refused), 0);
     pg_bulk_loads_sweep(a, 115ll * SECOND, (int64_t)TTL_S * SECOND);
     CHECK_EQUAL(bulk_load_find(a, wanted.id), 0);

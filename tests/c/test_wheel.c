@@ -37,6 +37,7 @@ static struct world *world_new(int64_t tick_ns, uint32_t fanout, uint32_t capaci
     x->slots.hot = malloc(capacity * sizeof *x->slots.hot);
     x->slots.free = malloc((capacity + 1) * sizeof *x->slots.free);
     x->wheel.hot = x->slots.hot;
+    x->wheel.capacity = capacity;
     x->wheel.state = malloc(sizeof *x->wheel.state);
     x->wheel.buckets = malloc(wheel_buckets(&x->shape) * sizeof *x->wheel.buckets);
     x->wheel.chunks = malloc(wheel_chunks(&x->shape) * sizeof *x->wheel.chunks);
@@ -73,7 +74,7 @@ static void verify(const struct world *x)
 {
     struct pg_fault fault = {0};
     bool ok = slots_check(&x->slots, &fault)
-              && wheel_check(&x->wheel, x->slots.capacity, slots_live(&x->slots), &fault);
+              && wheel_check(&x->wheel, slots_live(&x->slots), &fault);
     if (!ok)
         fprintf(stderr, "%s: %s: at %" PRIu64 ": expected %" PRIu64 ", found %" PRIu64 "\n",
                 fault.part, fault.detail, fault.where, fault.expected, fault.found);
@@ -532,7 +533,7 @@ static void expect_fault(const struct world *x, const char *detail)
 {
     struct pg_fault fault = {0};
     if (slots_check(&x->slots, &fault))
-        wheel_check(&x->wheel, x->slots.capacity, slots_live(&x->slots), &fault);
+        wheel_check(&x->wheel, slots_live(&x->slots), &fault);
     if (strcmp(fault.detail, detail) != 0)
         fprintf(stderr, "found: %s, expected: %s\n", fault.detail, detail);
     CHECK(strcmp(fault.detail, detail) == 0);

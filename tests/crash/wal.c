@@ -40,7 +40,7 @@ bool frames_redo(const struct frames *snapshot, const struct frames *appended,
     return pg_redo(to->a, &redo, snapshot->words, snapshot->bytes, why) &&
            pg_redo(to->a, &redo, appended->words, appended->bytes, why) &&
            pg_redo_end(to->a, &redo, from->real_ns, 0, from->a->header->wall_offset_ns, why) &&
-           pg_rebuild(to->a, from->a->now_ns, why);
+           pg_rebuild(to->a, from->a->state.now_ns, why);
 }
 
 /* Return false if the timer of an ARM or WATCH frame is armed or parked and has other timestamps

@@ -31,7 +31,8 @@ static uint64_t carve(struct pg_local *l, uint8_t *memory, const struct wheel_sh
         l->wheel = (struct wheel){(struct pg_wheel *)(memory + at[1]),
                                   (struct pg_bucket *)(memory + at[2]),
                                   (struct pg_chunk *)(memory + at[3]),
-                                  (uint32_t *)(memory + at[4]), (struct pg_hot *)(memory + at[5])};
+                                  (uint32_t *)(memory + at[4]), (struct pg_hot *)(memory + at[5]),
+                                  shape->capacity};
         l->slots = (struct slots){l->wheel.hot, NULL, (uint32_t *)(memory + at[6]),
                                   shape->capacity};
     }
@@ -101,5 +102,5 @@ int pg_local_check(const struct pg_local *l, struct pg_fault *fault)
 {
     memset(fault, 0, sizeof *fault);
     return slots_check(&l->slots, fault) &&
-           wheel_check(&l->wheel, l->slots.capacity, slots_live(&l->slots), fault);
+           wheel_check(&l->wheel, slots_live(&l->slots), fault);
 }

@@ -49,9 +49,15 @@ static inline uint64_t deadline_tick(const struct pg_wheel *s, int64_t deadline_
     return divide((uint64_t)deadline_ns - 1, s->multiplier, s->shift) + 1;
 }
 
+static inline struct pg_hot *hot_at(const struct wheel *w, uint32_t slot)
+{
+    PG_ASSERT_IN_TESTS(slot < w->capacity, "wheel", "a slot is inside the table");
+    return &w->hot[slot];
+}
+
 static inline uint64_t slot_tick(const struct wheel *w, uint32_t slot)
 {
-    return deadline_tick(w->state, w->hot[slot].deadline_ns);
+    return deadline_tick(w->state, hot_at(w, slot)->deadline_ns);
 }
 
 static int64_t tick_to_ns(const struct pg_wheel *s, uint64_t tick)
@@ -266,8 +272,8 @@ static inline void bucket_push(struct wheel *w, uint32_t bucket, uint32_t slot)
     b->tail = b->tail % CHUNK_WORDS == PG_CHUNK_CELLS ? bucket_grow(w, bucket) : b->tail + 1;
     b->count++;
     *cell_at(w, b->tail) = slot;
-    w->hot[slot].where = b->tail;
-    w->hot[slot].bucket = (uint16_t)bucket;
+    hot_at(w, slot)->where = b->tail;
+    hot_at(w, slot)->bucket = (uint16_t)bucket;
 }
 
 /* Take the newest member. The bucket must have one. */
@@ -345,17 +351,17 @@ bool wheel_holds(const struct wheel *w)
  * removed slot itself. */
 void wheel_remove(struct wheel *w, uint32_t slot)
 {
-    const uint32_t hole = w->hot[slot].where;
+    const uint32_t hole = hot_at(w, slot)->where;
     PG_ASSERT_IN_TESTS(*cell_at(w, hole) == slot, "wheel", "a slot is in the cell that it names");
-    const uint32_t last = bucket_pop(w, w->hot[slot].bucket);
+    const uint32_t last = bucket_pop(w, hot_at(w, slot)->bucket);
     *cell_at(w, hole) = last;
-    w->hot[last].where = hole;
+    hot_at(w, last)->where = hole;
 }
 
 void wheel_fetch_last(const struct wheel *w, const uint32_t *slots, uint32_t count)
 {
     for (uint32_t i = 0; i < count; i++) {
-        const uint32_t tail = w->buckets[w->hot[slots[i]].bucket].tail;
+        const uint32_t tail = w->buckets[hot_at(w, slots[i])->bucket].tail;
         if (tail != PG_NIL)
             __builtin_prefetch(&w->hot[*cell_at(w, tail)], 1);
     }
@@ -578,7 +584,6 @@ int64_t wheel_next_deadline_ns(const struct wheel *w)
 
 struct audit {
     const struct wheel *wheel;
-    uint32_t capacity;
     uint32_t linked;                     /* number of slots found in buckets */
     /* Number of chunks found in buckets, and the sum of the mixed ids of all chunks. */
     uint32_t chunks;
@@ -637,8 +642,8 @@ static bool check_member(struct audit *a, uint32_t bucket, uint32_t cell)
     const struct wheel *w = a->wheel;
     uint32_t slot = *cell_at(w, cell);
     uint64_t first, span = bucket_span(w->state, bucket, &first), tick;
-    if (slot >= a->capacity)
-        return broken(a, "a cell holds an id out of bounds", cell, a->capacity, slot);
+    if (slot >= w->capacity)
+        return broken(a, "a cell holds an id out of bounds", cell, w->capacity, slot);
     if (w->hot[slot].where != cell)
         return broken(a, "slot's cell", slot, cell, w->hot[slot].where);
     if (w->hot[slot].bucket != bucket)
@@ -656,7 +661,7 @@ static bool check_chain(struct audit *a, uint32_t bucket)
 {
     const struct wheel *w = a->wheel;
     uint32_t cell = w->buckets[bucket].tail, count = 0;
-    for (; cell != PG_NIL && count <= a->capacity; count++) {
+    for (; cell != PG_NIL && count <= w->capacity; count++) {
         if (cell / CHUNK_WORDS >= w->state->chunk_count || cell % CHUNK_WORDS == 0)
             return broken(a, "a cell lies outside the chunks", bucket, w->state->chunk_count, cell);
         if (!check_member(a, bucket, cell))
@@ -717,10 +722,9 @@ static bool check_pool(struct audit *a)
            || broken(a, "a chunk is used or free twice", 0, expected, a->chunk_sum);
 }
 
-bool wheel_check(const struct wheel *w, uint32_t capacity, uint32_t armed_count,
-                 struct pg_fault *fault)
+bool wheel_check(const struct wheel *w, uint32_t armed_count, struct pg_fault *fault)
 {
-    struct audit a = {w, capacity, 0, 0, 0, fault};
+    struct audit a = {w, 0, 0, 0, fault};
     uint32_t armed = 0;
 
     if (!check_clock(&a))
@@ -728,7 +732,7 @@ bool wheel_check(const struct wheel *w, uint32_t capacity, uint32_t armed_count,
     for (uint32_t bucket = 0; bucket < w->state->due + PG_DUE_BUCKETS; bucket++)
         if (!check_chain(&a, bucket))
             return false;
-    for (uint32_t slot = 0; slot < capacity; slot++)
+    for (uint32_t slot = 0; slot < w->capacity; slot++)
         armed += ctl_state(w->hot[slot].ctl) == PG_S_ARMED;
     if (armed != armed_count || a.linked != armed)
         return broken(&a, "armed slots that are linked", armed_count, armed, a.linked);

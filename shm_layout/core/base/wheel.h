@@ -19,6 +19,7 @@ struct wheel {
     uint32_t *free_chunks;        /* free_chunks[0] = number of free chunks */
     /* The wheel reads deadline_ns of each slot and owns its `where` and `bucket`. */
     struct pg_hot *hot;
+    uint32_t capacity;            /* slots */
 };
 
 struct wheel_shape {
@@ -80,7 +81,6 @@ uint32_t wheel_advance_prefetch(struct wheel *w, int64_t now_ns, uint32_t budget
 /* Check that every armed slot is linked exactly once, in a bucket that its deadline allows, and
  * that chains, counts, bitmaps and pool agree. `armed_count` is the expected number of linked
  * slots. */
-bool wheel_check(const struct wheel *w, uint32_t capacity, uint32_t armed_count,
-                 struct pg_fault *fault);
+bool wheel_check(const struct wheel *w, uint32_t armed_count, struct pg_fault *fault);
 
 #endif

@@ -296,7 +296,7 @@ static void extra_trim(struct pg_arena *a, struct pg_reply_memory *m)
     a->metrics->blob_bytes -= (uint64_t)(all - used) * PG_GRANULE;
 }
 
-static void timer_apply(struct pg_arena *a, const struct step *s, struct pg_result *result)
+static void timer_apply(struct pg_arena *a, struct step *s, struct pg_result *result)
 {
     if (UNLIKELY(s->record->op == PG_OP_UNPARK))
         timers_unpark(a, &s->put, s->record->value, result);
@@ -305,7 +305,7 @@ static void timer_apply(struct pg_arena *a, const struct step *s, struct pg_resu
 }
 
 /* Apply a row of a bulk load unless it was applied before, and mark the row as done. */
-static void row_apply(struct pg_arena *a, const struct step *s, struct pg_result *result)
+static void row_apply(struct pg_arena *a, struct step *s, struct pg_result *result)
 {
     if (!bulk_load_admits(a, &s->put.key, s->session->bulk_load_first + s->n, result))
         return;
@@ -318,7 +318,7 @@ static bool arms(unsigned op)
     return op == PG_OP_PUT || op == PG_OP_WATCH || op == PG_OP_UNPARK;
 }
 
-static bool arm_apply(struct pg_arena *a, const struct step *s, struct pg_result *result)
+static bool arm_apply(struct pg_arena *a, struct step *s, struct pg_result *result)
 {
     if (has_wal(a) && !wal_buffer_admits(a, result))
         return true;
@@ -341,7 +341,7 @@ static bool cancel_apply(struct pg_arena *a, const struct step *s, struct pg_res
 
 /* Apply a record. Return false if the work limit of this call is reached; the next call for the
  * same batch continues. */
-static bool op_apply(struct pg_arena *a, const struct step *s, struct pg_result *result)
+static bool op_apply(struct pg_arena *a, struct step *s, struct pg_result *result)
 {
     const struct key *key = &s->put.key;
     if (arms(s->record->op))
@@ -387,8 +387,8 @@ static bool record_allowed(struct pg_arena *a, struct step *s, struct pg_result 
     const wire_record *r = s->record;
     const unsigned access = a->call.name_access[r->name];
     s->put.limited = access == ACCESS_QUOTA;
-    if ((a->draining || a->nameless) && arms(r->op)) {
-        answer(result, 0, a->draining ? PG_ST_STOPPING : PG_ST_ARENA, 0);
+    if ((a->state.draining || a->state.nameless) && arms(r->op)) {
+        answer(result, 0, a->state.draining ? PG_ST_STOPPING : PG_ST_ARENA, 0);
         return false;
     }
     if (access == ACCESS_DENIED ||
@@ -483,7 +483,7 @@ static bool record_apply(struct pg_arena *a, struct step *s, const uint8_t *at,
         return true;
     if (UNLIKELY(s->session->busy_last != 0) && busy_refuses(a, s, result))
         return true;
-    if (UNLIKELY(a->restricted | a->draining | a->nameless | a->call.reserved) &&
+    if (UNLIKELY(a->state.restricted | a->state.draining | a->state.nameless | a->call.reserved) &&
         !record_allowed(a, s, result))
         return true;
     put_read(a, s, at);
@@ -542,10 +542,11 @@ static void name_resolve(struct pg_arena *a, uint32_t i, struct name ns, struct 
                          uint32_t uid)
 {
     const unsigned uses =
-        a->call.name_uses[i] & (a->draining || a->nameless ? NEEDS_NAMESPACE : ~0u);
+        a->call.name_uses[i] & (a->state.draining || a->state.nameless ? NEEDS_NAMESPACE : ~0u);
     a->call.name_rows[i] = a->call.name_namespaces[i] = PG_NIL;
     a->call.name_refusals[i] = (struct pg_result){0, 0};
-    a->call.name_access[i] = a->restricted ? access_of(a, names_find_namespace(a, ns), uid) : 0;
+    a->call.name_access[i] =
+        a->state.restricted ? access_of(a, names_find_namespace(a, ns), uid) : 0;
     if (UNLIKELY(a->call.name_access[i] == ACCESS_DENIED))
         return;                   /* a sender without access creates no name */
     if (UNLIKELY(name_reserved(ns) || name_reserved(topic))) {
@@ -685,7 +686,7 @@ static void rows_begin(struct pg_arena *a, struct pg_session *s, const struct re
     for (uint32_t i = 0; i < q->frame.count; i++)
         uses |= op_rules[record_at(q, i)->op].uses;
     const bool arms = (uses & (NEEDS_TOPIC | NEEDS_NAMESPACE)) != 0;
-    bulk_load_begin(a, s, &q->rows, arms && !a->draining && !a->nameless ? ns : PG_NIL);
+    bulk_load_begin(a, s, &q->rows, arms && !a->state.draining && !a->state.nameless ? ns : PG_NIL);
 }
 
 bool batch_apply(struct pg_arena *a, const struct request *q, struct pg_session *s)

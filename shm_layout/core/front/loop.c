@@ -14,7 +14,7 @@ static bool expire(void *context, uint32_t slot)
     struct pg_arena *a = context;
     if (!is_operation(a, slot))
         return timer_expire(a, slot);
-    if (UNLIKELY(a->holding) && operation_waits(a, slot)) {
+    if (UNLIKELY(a->state.holding) && operation_waits(a, slot)) {
         wheel_hold(&a->wheel, slot);
         return true;
     }
@@ -40,7 +40,7 @@ uint32_t pg_advance(struct pg_arena *a, int64_t now_ns, int64_t wall_offset_ns,
     const bool stepping = wall_iteration(a, budget), freeing = orphans_free(a);
     uint32_t released = 0;
     bool waiting = false;
-    if (UNLIKELY(wheel_holds(&a->wheel)) && !a->holding)
+    if (UNLIKELY(wheel_holds(&a->wheel)) && !a->state.holding)
         released = wheel_release(&a->wheel, budget, expire, a, &waiting);
     const uint64_t moved = wheel_moved(&a->wheel);
     const uint32_t done = released + wheel_advance_prefetch(&a->wheel, now_ns, budget - released,
@@ -59,20 +59,20 @@ uint32_t pg_advance(struct pg_arena *a, int64_t now_ns, int64_t wall_offset_ns,
 int pg_hold_operations(struct pg_arena *a, int64_t after_ns, int64_t upto_ns, int again)
 {
     const bool waiting = wheel_holds(&a->wheel);
-    if (waiting && !a->holding && !again)
+    if (waiting && !a->state.holding && !again)
         return false;
-    if (!waiting && !a->holding)
-        a->hold_after_ns = after_ns;
-    a->holding = true;
-    a->hold_upto_ns = upto_ns;
+    if (!waiting && !a->state.holding)
+        a->state.hold_after_ns = after_ns;
+    a->state.holding = true;
+    a->state.hold_upto_ns = upto_ns;
     return !waiting;
 }
 
-void pg_release_operations(struct pg_arena *a) { a->holding = false; }
+void pg_release_operations(struct pg_arena *a) { a->state.holding = false; }
 
 int64_t pg_next_ns(const struct pg_arena *a)
 {
-    const bool at_once = a->wall_cursor != PG_NIL || a->orphans != PG_NIL ||
-                         (!a->holding && wheel_holds(&a->wheel));
-    return at_once ? a->now_ns : wheel_next_ns(&a->wheel);
+    const bool at_once = a->state.wall_cursor != PG_NIL || a->state.orphans != PG_NIL ||
+                         (!a->state.holding && wheel_holds(&a->wheel));
+    return at_once ? a->state.now_ns : wheel_next_ns(&a->wheel);
 }

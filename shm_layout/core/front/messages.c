@@ -96,7 +96,7 @@ static bool handle_hello(struct pg_arena *a, struct request *q, struct sink *out
     const struct pg_placement *placed = &a->header->placement;
     struct pg_welcome w = {.session = s->id, .stream_id = a->header->stream_id,
                            .layout_id = a->header->layout_id, .epoch = a->header->epoch,
-                           .now_ns = a->now_ns, .wall_offset_ns = a->header->wall_offset_ns,
+                           .now_ns = a->state.now_ns, .wall_offset_ns = a->header->wall_offset_ns,
                            .last = s->last, .tick_ns = a->header->tick_ns,
                            .clock_kind = a->header->clock_kind, .window = PG_WINDOW,
                            .batch_records = PG_BATCH_RECORDS, .message_bytes = PG_MESSAGE_MAX,
@@ -146,9 +146,9 @@ static bool time_allowed(const struct pg_arena *a, const struct request *q, stru
 {
     if (!(q->frame.flags & PG_W_AT))
         return true;
-    if (a->header->clock_kind == PG_CLOCK_VIRTUAL && q->frame.at_ns >= a->now_ns)
+    if (a->header->clock_kind == PG_CLOCK_VIRTUAL && q->frame.at_ns >= a->state.now_ns)
         return true;
-    return refused(why, PG_ERR_CLOCK, (uint64_t)a->now_ns, (uint64_t)q->frame.at_ns);
+    return refused(why, PG_ERR_CLOCK, (uint64_t)a->state.now_ns, (uint64_t)q->frame.at_ns);
 }
 
 static bool namespaces_full(const struct pg_arena *a, struct refusal *why)
@@ -175,7 +175,7 @@ static bool wrong_shard(const struct pg_arena *a, struct refusal *why)
 static bool names_here(const struct pg_arena *a, const struct request *q, struct refusal *why)
 {
     const uint8_t *at = q->names;
-    for (uint32_t i = 0; a->confined && i < q->frame.names; i++) {
+    for (uint32_t i = 0; a->state.confined && i < q->frame.names; i++) {
         struct name ns, topic;
         at = names_next(at, &ns, &topic);
         if (names_elsewhere(a, ns))
@@ -207,7 +207,7 @@ static bool handle_batch(struct pg_arena *a, struct request *q, struct sink *out
         return refused(why, PG_ERR_OUT_OF_ORDER, s->last + 1, q->frame.sequence);
     if (s->current != q->frame.sequence && !time_allowed(a, q, why))
         return false;             /* once a batch has begun, it continues whatever the clock says */
-    if ((q->frame.flags & PG_W_AT) && q->frame.at_ns > a->now_ns) {
+    if ((q->frame.flags & PG_W_AT) && q->frame.at_ns > a->state.now_ns) {
         *wait_ns = q->frame.at_ns;
         return true;
     }
@@ -502,7 +502,7 @@ int pg_handle(struct pg_arena *a, const void *message, uint64_t message_bytes, u
     struct sink out = {reply, 0, PG_MESSAGE_MAX, false};
     struct refusal why = {PG_ERR_INTERNAL, {0, 0}};
 
-    time_set(a, a->now_ns, real_boot_ns);
+    time_set(a, a->state.now_ns, real_boot_ns);
     a->call.visits_left = VISITS_PER_CALL;
     a->call.uid = uid;
     a->call.durable = false;
@@ -606,8 +606,9 @@ void pg_put(struct pg_arena *a, const struct pg_put *p, struct pg_result *result
         pg_refused(a, result->ticket & 0xff);
         return;
     }
-    const struct put put = {put_key(a, p, topic_at(a, topic)->namespace_row), p->payload,
-                            p->payload_len, topic, p->mode, p->time_kind, p->time_ns, 0, 0, false};
+    struct put put = {put_key(a, p, topic_at(a, topic)->namespace_row), p->payload,
+                            p->payload_len, topic, p->mode, p->time_kind, p->time_ns, 0, 0, false,
+                            false};
     if (!has_wal(a) || wal_buffer_admits(a, result))
         timers_put(a, &put, result);
     pg_refused(a, result->ticket & 0xff);

@@ -113,7 +113,7 @@ int pg_publish(struct pg_arena *a, const void *body, uint64_t bytes, uint32_t ui
     struct publish p;
     *result = (struct pg_result){0, 0};
     if (publish_read(body, bytes, &p, &why)) {
-        time_set(a, a->now_ns, real_boot_ns);
+        time_set(a, a->state.now_ns, real_boot_ns);
         a->call.uid = uid;
         const unsigned status = publish(a, &p, result);
         if (status != PG_ST_DONE)

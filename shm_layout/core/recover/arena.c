@@ -247,7 +247,7 @@ static void handle_open_derived(struct pg_arena *a)
     a->name_cells = region_count(a, PG_R_NAME_INDEX);
     a->wheel = (struct wheel){region(a, PG_R_WHEEL), region(a, PG_R_BUCKETS),
                               region(a, PG_R_CHUNKS), region(a, PG_R_FREE_CHUNKS),
-                              region(a, PG_R_HOT)};
+                              region(a, PG_R_HOT), a->slots.capacity};
     a->index = (struct key_index){region(a, PG_R_INDEX), region_count(a, PG_R_INDEX),
                                   index_id_bits((uint64_t)a->slots.capacity +
                                                 a->header->replay_capacity)};
@@ -275,7 +275,7 @@ static void handle_point(struct pg_arena *a, void *arena, void *secret)
         (struct pg_blob_heap *)((uint8_t *)secret + a->secret->heap_offset),
         (uint64_t *)((uint8_t *)secret + a->secret->map_offset),
         (uint8_t *)secret + a->secret->answers_offset, a->secret->answers};
-    a->session_rows = a->secret->sessions;
+    a->state.session_rows = a->secret->sessions;
 }
 
 static void handle_open(struct pg_arena *a, void *arena, void *secret)
@@ -283,10 +283,10 @@ static void handle_open(struct pg_arena *a, void *arena, void *secret)
     memset(a, 0, sizeof *a);
     handle_point(a, arena, secret);
     a->call.uid = PG_NIL;
-    a->wall_cursor = a->orphans = PG_NIL;
-    a->free_bulk_load_block = a->bulk_load_block = a->call.bulk_load = PG_NIL;
-    a->wall_placed_by_ns = a->header->wall_offset_ns;
-    a->topics_stuck_at = a->topics_refused_at = UINT64_MAX;
+    a->state.wall_cursor = a->state.orphans = PG_NIL;
+    a->state.free_bulk_load_block = a->state.bulk_load_block = a->call.bulk_load = PG_NIL;
+    a->state.wall_placed_by_ns = a->header->wall_offset_ns;
+    a->state.topics_stuck_at = a->state.topics_refused_at = UINT64_MAX;
     a->call.watch_key_share = a->call.watch_share = UINT32_MAX;
     a->call.operation_share = a->call.block_share = UINT32_MAX;
     time_set(a, 0, a->header->heartbeat_boot_ns);
@@ -572,7 +572,7 @@ int pg_check(struct pg_arena *a, struct pg_fault *fault)
     uint64_t granules = 0;
     memset(fault, 0, sizeof *fault);
     return tickets_check(a->header, fault) && slots_check(&a->slots, fault) &&
-           wheel_check(&a->wheel, a->slots.capacity, (uint32_t)a->metrics->live, fault) &&
+           wheel_check(&a->wheel, (uint32_t)a->metrics->live, fault) &&
            names_check(a, fault) && timers_check(a, fault, &granules) &&
            quotas_check(a, fault) &&
            replay_check(a, fault, &granules) && watermarks_check(a, fault, &granules) &&
@@ -660,11 +660,11 @@ void pg_set_daemon_state(struct pg_arena *a, uint32_t state, uint32_t why, int64
     STORE_RELEASE(&a->header->daemon_state, state);
 }
 
-void pg_drain(struct pg_arena *a, int draining) { a->draining = draining != 0; }
+void pg_drain(struct pg_arena *a, int draining) { a->state.draining = draining != 0; }
 
-void pg_set_nameless(struct pg_arena *a, int nameless) { a->nameless = nameless != 0; }
+void pg_set_nameless(struct pg_arena *a, int nameless) { a->state.nameless = nameless != 0; }
 
-void pg_confine(struct pg_arena *a) { a->confined = true; }
+void pg_confine(struct pg_arena *a) { a->state.confined = true; }
 
 int pg_drained(const struct pg_arena *a)
 {

@@ -75,7 +75,7 @@ static bool slot_readable(const struct pg_arena *a, uint32_t slot)
 static inline bool is_fired(const struct pg_arena *a, uint32_t slot)
 {
     const uint64_t ctl = slot_hot(a, slot)->ctl;
-    return UNLIKELY(ctl == a->rebuild.fired) && ctl != 0 && slot_readable(a, slot);
+    return UNLIKELY(ctl == a->state.rebuild.fired) && ctl != 0 && slot_readable(a, slot);
 }
 
 /* ---- keys -------------------------------------------------------------------------------- */
@@ -104,10 +104,10 @@ static bool blobs_mark(struct pg_arena *a, uint32_t slot)
 
 static bool newest_note(struct pg_arena *a, uint32_t slot, struct pg_fault *why)
 {
-    if (a->rebuild.newest != PG_NIL)
-        return fault_set(why, "slots", "two slots hold the same ticket", slot, a->rebuild.newest,
-                         slot);
-    a->rebuild.newest = slot;
+    if (a->state.rebuild.newest != PG_NIL)
+        return fault_set(why, "slots", "two slots hold the same ticket", slot,
+                         a->state.rebuild.newest, slot);
+    a->state.rebuild.newest = slot;
     return true;
 }
 
@@ -188,12 +188,12 @@ static int64_t slots_scan(struct pg_arena *a)
         else if (state == PG_S_OUTCOME)
             outcome = slot;
         else if (is_fired(a, slot))
-            a->rebuild.fired_slot = slot;
+            a->state.rebuild.fired_slot = slot;
         else if (state == PG_S_ARMED && has_deadline(a, slot) &&
                  timers_deadline_ns(a, slot) < earliest_ns)
             earliest_ns = timers_deadline_ns(a, slot);
     }
-    a->rebuild.outcome = outcome;
+    a->state.rebuild.outcome = outcome;
     return earliest_ns;
 }
 
@@ -203,9 +203,10 @@ static void wheel_rebuild(struct pg_arena *a, int64_t earliest_ns)
 {
     const struct wheel_shape shape = {(int64_t)a->header->tick_ns, a->header->fanout,
                                       a->slots.capacity};
-    wheel_init(&a->wheel, &shape, earliest_ns <= a->now_ns ? earliest_ns - 1 : a->now_ns);
-    a->wall_placed_by_ns = a->header->wall_offset_ns;
-    a->wall_cursor = PG_NIL;
+    wheel_init(&a->wheel, &shape,
+               earliest_ns <= a->state.now_ns ? earliest_ns - 1 : a->state.now_ns);
+    a->state.wall_placed_by_ns = a->header->wall_offset_ns;
+    a->state.wall_cursor = PG_NIL;
 }
 
 static void place_rebuild(struct pg_arena *a, uint32_t slot)
@@ -276,8 +277,8 @@ int rebuild_begin(struct pg_arena *a, int64_t now_ns, struct pg_fault *why)
         return 0;
     STORE_RELEASE(&a->header->daemon_state, PG_D_RECOVERING);
     STORE_RELEASE(&a->header->state, PG_REBUILDING);
-    a->started_ns = now_ns;
-    a->first_number = next_number(a->header);
+    a->state.started_ns = now_ns;
+    a->state.first_number = next_number(a->header);
     a->header->now_ns = now_ns;
     time_set(a, now_ns, a->call.real_boot_ns);
     counters_reset(a);
@@ -289,8 +290,9 @@ int rebuild_begin(struct pg_arena *a, int64_t now_ns, struct pg_fault *why)
     if (!replay_settle(a, why) || !names_check(a, why) || !watermarks_rebuild(a, why) ||
         !bulk_loads_rebuild(a, why) || !sessions_rebuild(a, why))
         return 0;
-    a->rebuild = (struct rebuild){.fired = fired_ctl(a), .fired_slot = PG_NIL, .newest = PG_NIL,
-                                  .outcome = PG_NIL, .unsettled = PG_NIL};
+    a->state.rebuild = (struct rebuild){.fired = fired_ctl(a), .fired_slot = PG_NIL,
+                                        .newest = PG_NIL, .outcome = PG_NIL,
+                                        .unsettled = PG_NIL};
     return 1;
 }
 
@@ -307,13 +309,13 @@ static void fired_end(struct pg_arena *a, uint32_t slot)
     }
     operation_at(a, slot)->notice_blob = PG_NIL;
     slot_state_set(h, ctl_ticket(h->ctl), PG_S_OUTCOME);
-    if (slot < a->rebuild.outcome)
-        a->rebuild.outcome = slot;
+    if (slot < a->state.rebuild.outcome)
+        a->state.rebuild.outcome = slot;
 }
 
 int rebuild_end(struct pg_arena *a, struct pg_fault *why)
 {
-    const struct rebuild *r = &a->rebuild;
+    const struct rebuild *r = &a->state.rebuild;
     memset(why, 0, sizeof *why);
     if (r->fired_slot != PG_NIL)
         fired_end(a, r->fired_slot);

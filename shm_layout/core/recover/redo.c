@@ -859,7 +859,7 @@ int pg_redo_end(struct pg_arena *a, const struct pg_redo *state, int64_t real_bo
     memset(why, 0, sizeof *why);
     if (!is_whole(a, state, why))
         return 0;
-    time_set(a, a->now_ns, real_boot_ns);
+    time_set(a, a->state.now_ns, real_boot_ns);
     a->header->wall_offset_ns = wall_offset_ns;
     a->header->next_ticket += TICKETS_LOST;
     slots_finish(a, shift_ns);

@@ -87,27 +87,27 @@ static uint32_t block_find(const struct pg_arena *a, uint32_t bulk_load, uint64_
  * because rows come in order. */
 static uint32_t block_near(struct pg_arena *a, uint32_t bulk_load, uint64_t number)
 {
-    const uint32_t near = a->bulk_load_block;
+    const uint32_t near = a->state.bulk_load_block;
     if (near < a->bulk_load_block_rows && block_is(a, near, bulk_load, number))
         return near;
-    return a->bulk_load_block = block_find(a, bulk_load, number);
+    return a->state.bulk_load_block = block_find(a, bulk_load, number);
 }
 
 static void block_push_free(struct pg_arena *a, uint32_t block)
 {
     PG_ASSERT(bulk_load_block_at(a, block)->bulk_load == 0, "bulk loads",
               "a block given back belongs to no bulk load");
-    bulk_load_block_at(a, block)->number = a->free_bulk_load_block;
-    a->free_bulk_load_block = block;
+    bulk_load_block_at(a, block)->number = a->state.free_bulk_load_block;
+    a->state.free_bulk_load_block = block;
 }
 
 /* Take a free block. At least one block must be free. */
 static uint32_t block_born(struct pg_arena *a, uint32_t bulk_load, uint64_t number)
 {
-    const uint32_t block = a->free_bulk_load_block;
+    const uint32_t block = a->state.free_bulk_load_block;
     struct pg_bulk_load_block *b = bulk_load_block_at(a, block);
     PG_ASSERT(b->bulk_load == 0, "bulk loads", "a taken block is free");
-    a->free_bulk_load_block = (uint32_t)b->number;
+    a->state.free_bulk_load_block = (uint32_t)b->number;
     memset(block_bits(a, block), 0, BLOCK_WORDS * sizeof(uint64_t));
     b->number = number;
     STORE_RELEASE(&b->bulk_load, bulk_load + 1);
@@ -143,10 +143,10 @@ bool bulk_load_mark(struct pg_arena *a, uint32_t bulk_load, uint64_t row)
     uint32_t block = block_near(a, bulk_load, row / PG_BULK_LOAD_BLOCK_ROWS);
     if (row_is_done(a, block, row))
         return true;
-    if (block == PG_NIL && a->free_bulk_load_block == PG_NIL)
+    if (block == PG_NIL && a->state.free_bulk_load_block == PG_NIL)
         return false;
     if (block == PG_NIL)
-        block = a->bulk_load_block = block_born(a, bulk_load, row / PG_BULK_LOAD_BLOCK_ROWS);
+        block = a->state.bulk_load_block = block_born(a, bulk_load, row / PG_BULK_LOAD_BLOCK_ROWS);
     uint64_t *word = word_of(a, block, row);
     STORE_RELEASE(word, *word | bit_of(row));
     l->rows++;
@@ -332,7 +332,7 @@ void bulk_load_forget(struct pg_arena *a, uint32_t bulk_load)
 
 void pg_bulk_loads_sweep(struct pg_arena *a, int64_t real_boot_ns, int64_t ttl_ns)
 {
-    time_set(a, a->now_ns, real_boot_ns);
+    time_set(a, a->state.now_ns, real_boot_ns);
     for (uint32_t i = 0; i < a->bulk_load_rows && !wal_buffer_full(a); i++) {
         const struct pg_bulk_load *l = bulk_load_at(a, i);
         if (l->state == PG_BULK_LOAD_NONE || real_boot_ns - l->used_boot_ns <= ttl_ns)
@@ -372,7 +372,7 @@ static unsigned row_status(struct pg_arena *a, const struct key *key, uint64_t r
         return PG_ST_CLOSED;
     if (block == PG_NIL && a->call.blocks_held >= a->call.block_share)
         return PG_ST_QUOTA;
-    return block == PG_NIL && a->free_bulk_load_block == PG_NIL ? PG_ST_FULL_BULK_LOADS
+    return block == PG_NIL && a->state.free_bulk_load_block == PG_NIL ? PG_ST_FULL_BULK_LOADS
                                                                 : PG_ST_NONE;
 }
 
@@ -516,7 +516,7 @@ void bulk_load_block_copy(struct pg_arena *to, uint32_t block, const struct pg_a
 
 void bulk_loads_init(struct pg_arena *a)
 {
-    a->free_bulk_load_block = PG_NIL;
+    a->state.free_bulk_load_block = PG_NIL;
     if (a->bulk_load_block_rows != 0)
         index_init(&a->bulk_load_index);
     for (uint32_t i = a->bulk_load_block_rows; i-- > 0;)
@@ -565,7 +565,7 @@ bool bulk_loads_rebuild(struct pg_arena *a, struct pg_fault *why)
         bulk_load_at(a, i)->rows = bulk_load_at(a, i)->upto = bulk_load_at(a, i)->blocks = 0;
         a->metrics->bulk_loads += bulk_load_at(a, i)->state != PG_BULK_LOAD_NONE;
     }
-    a->free_bulk_load_block = PG_NIL;
+    a->state.free_bulk_load_block = PG_NIL;
     if (a->bulk_load_block_rows != 0)
         index_init(&a->bulk_load_index);
     for (uint32_t i = a->bulk_load_block_rows; i-- > 0;) {
@@ -606,7 +606,7 @@ static bool blocks_check(const struct pg_arena *a, uint64_t *used, uint64_t *mix
 static bool free_check(const struct pg_arena *a, uint64_t used, struct pg_fault *fault)
 {
     uint64_t free = 0;
-    for (uint32_t i = a->free_bulk_load_block;
+    for (uint32_t i = a->state.free_bulk_load_block;
          i != PG_NIL && free <= a->bulk_load_block_rows; free++) {
         if (i >= a->bulk_load_block_rows || bulk_load_block_at(a, i)->bulk_load != 0)
             return fault_set(fault, "bulk loads", "a free block that is in use", i, 0, i);

@@ -35,9 +35,9 @@ static void link_last(struct pg_arena *a, struct pg_session *s, uint32_t slot)
     if (s->inbox_next == PG_NIL)
         s->inbox_next = slot;
     s->inbox_count++;
-    a->inbox_news = true;
-    if (a->news_count < PG_NEWS)
-        a->news[a->news_count++] = slot;
+    a->state.inbox_news = true;
+    if (a->state.news_count < PG_NEWS)
+        a->state.news[a->state.news_count++] = slot;
 }
 
 static void unlink_from(struct pg_arena *a, struct pg_session *s, uint32_t slot)
@@ -87,8 +87,8 @@ static void orphan_add(struct pg_arena *a, uint32_t slot)
         return;
     }
     operation_at(a, slot)->in_inbox = 1;
-    operation_at(a, slot)->inbox_next = a->orphans;
-    a->orphans = slot;
+    operation_at(a, slot)->inbox_next = a->state.orphans;
+    a->state.orphans = slot;
 }
 
 void inbox_add(struct pg_arena *a, uint32_t slot)
@@ -109,22 +109,24 @@ void inbox_add(struct pg_arena *a, uint32_t slot)
 
 bool orphans_free(struct pg_arena *a)
 {
-    for (uint32_t n = 0; a->orphans != PG_NIL && n < ORPHANS_PER_CALL && !wal_buffer_full(a); n++) {
-        const uint32_t slot = a->orphans;
-        a->orphans = operation_at(a, slot)->inbox_next;
+    for (uint32_t n = 0; n < ORPHANS_PER_CALL && !wal_buffer_full(a); n++) {
+        if (a->state.orphans == PG_NIL)
+            break;
+        const uint32_t slot = a->state.orphans;
+        a->state.orphans = operation_at(a, slot)->inbox_next;
         operation_at(a, slot)->in_inbox = 0;
         if (ctl_state(slot_hot(a, slot)->ctl) == PG_S_OUTCOME)
             orphan_free(a, slot);
     }
-    return a->orphans != PG_NIL;
+    return a->state.orphans != PG_NIL;
 }
 
 /* A rebuild needs no list of orphans, because it frees every outcome whose session has ended. */
 void inbox_drop(struct pg_arena *a, struct pg_session *s)
 {
     if (s->inbox_tail != PG_NIL) {
-        operation_at(a, s->inbox_tail)->inbox_next = a->orphans;
-        a->orphans = s->inbox_head;
+        operation_at(a, s->inbox_tail)->inbox_next = a->state.orphans;
+        a->state.orphans = s->inbox_head;
     }
     s->inbox_head = s->inbox_tail = s->inbox_next = PG_NIL;
     s->inbox_count = 0;
@@ -138,8 +140,8 @@ void inboxes_init(struct pg_arena *a, uint64_t inbox_max)
 
 void inboxes_reset(struct pg_arena *a)
 {
-    a->orphans = PG_NIL;
-    for (uint32_t i = 0; i < a->session_rows; i++) {
+    a->state.orphans = PG_NIL;
+    for (uint32_t i = 0; i < a->state.session_rows; i++) {
         struct pg_session *s = session_at(a, i);
         s->inbox_head = s->inbox_tail = s->inbox_next = PG_NIL;
         s->inbox_count = s->repeats = s->away = 0;
@@ -253,17 +255,17 @@ uint64_t pg_inbox(struct pg_arena *a, uint64_t *session, void *bytes, uint64_t s
     struct sink out = {bytes, 0, size, false};
     *session = 0;
     a->call.notified_count = 0;
-    if (!a->inbox_news)
+    if (!a->state.inbox_news)
         return 0;
-    for (uint32_t i = 0; i < a->session_rows; i++) {
+    for (uint32_t i = 0; i < a->state.session_rows; i++) {
         struct pg_session *s = session_at(a, i);
         if (s->id == 0 || s->inbox_next == PG_NIL || s->away)
             continue;
         *session = s->id;
         return inbox_write(a, s, &out);
     }
-    a->inbox_news = false;
-    a->news_count = a->news_seen = 0;
+    a->state.inbox_news = false;
+    a->state.news_count = a->state.news_seen = 0;
     return 0;
 }
 
@@ -274,12 +276,12 @@ static void inbox_repeat(struct pg_arena *a, struct pg_session *s)
 {
     s->inbox_next = s->inbox_head;
     a->metrics->outcomes_repeated += s->inbox_count;
-    a->inbox_news = true;
+    a->state.inbox_news = true;
 }
 
 void pg_inbox_again(struct pg_arena *a, int64_t real_boot_ns)
 {
-    for (uint32_t i = 0; i < a->session_rows; i++) {
+    for (uint32_t i = 0; i < a->state.session_rows; i++) {
         struct pg_session *s = session_at(a, i);
         const uint32_t doubled = s->repeats < REPEATS_DOUBLING ? s->repeats : REPEATS_DOUBLING;
         if (s->id == 0 || s->inbox_head == PG_NIL || s->away || s->inbox_next != PG_NIL ||

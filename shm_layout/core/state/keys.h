@@ -27,6 +27,7 @@ struct put {
     uint64_t ticket;              /* EXTEND: required ticket; 0 = any timer, but no operation */
     uint16_t account;             /* account in which the timer is counted; 0 = none */
     bool limited;                 /* quotas apply to this record */
+    bool parks;                   /* set by timers_put: only the WAL keeps the payload */
 };
 
 #endif

@@ -121,7 +121,7 @@ bool name_reserved(struct name name)
 
 bool names_elsewhere(const struct pg_arena *a, struct name ns)
 {
-    return a->confined && !name_reserved(ns) && names_find_namespace(a, ns) == PG_NIL;
+    return a->state.confined && !name_reserved(ns) && names_find_namespace(a, ns) == PG_NIL;
 }
 
 /* ---- births ----------------------------------------------------------------------------- */
@@ -195,14 +195,15 @@ static uint32_t topic_reusable_row(const struct pg_arena *a, bool own)
 static bool topic_admitted(struct pg_arena *a, struct pg_result *why)
 {
     const uint64_t ends = ends_so_far(a);
-    const bool known = a->topics_refused_at == ends && a->topics_refused_uid == a->call.uid;
+    const bool known =
+        a->state.topics_refused_at == ends && a->state.topics_refused_uid == a->call.uid;
     if (!known && (!holds_its_share(a) || topic_reusable_row(a, true) != PG_NIL))
         return true;
     if (!known)
-        a->topics_refused_held = topics_held(a);
-    a->topics_refused_at = ends;
-    a->topics_refused_uid = a->call.uid;
-    share_refuse(a, PG_Q_UID_TOPICS, a->topic_rows, a->topics_refused_held, why);
+        a->state.topics_refused_held = topics_held(a);
+    a->state.topics_refused_at = ends;
+    a->state.topics_refused_uid = a->call.uid;
+    share_refuse(a, PG_Q_UID_TOPICS, a->topic_rows, a->state.topics_refused_held, why);
     return false;
 }
 
@@ -220,7 +221,7 @@ static uint32_t topic_free_row(const struct pg_arena *a)
 static uint32_t topic_row_for(struct pg_arena *a)
 {
     const uint64_t ends = ends_so_far(a);
-    if (a->topics_stuck_at == ends)
+    if (a->state.topics_stuck_at == ends)
         return PG_NIL;
     const bool own = holds_its_share(a);
     uint32_t row = own ? PG_NIL : topic_free_row(a);
@@ -230,7 +231,7 @@ static uint32_t topic_row_for(struct pg_arena *a)
     if (row == PG_NIL) {
         /* A uid that holds its share of the topics does not reach this line, because topic_admitted
          * has found one of the uid's topics to reuse. */
-        a->topics_stuck_at = ends;
+        a->state.topics_stuck_at = ends;
         return PG_NIL;
     }
     STORE_RELEASE(&topic_at(a, row)->name_len, 0u);
@@ -342,7 +343,7 @@ void names_hold(struct pg_arena *a, uint32_t topic) { topic_at(a, topic)->live++
 void names_release(struct pg_arena *a, uint32_t topic)
 {
     if (--topic_at(a, topic)->live == 0)
-        a->topics_stuck_at = a->topics_refused_at = UINT64_MAX;
+        a->state.topics_stuck_at = a->state.topics_refused_at = UINT64_MAX;
 }
 
 /* ---- readers ------------------------------------------------------------------------------ */

@@ -351,8 +351,8 @@ bool operation_may_end(struct pg_arena *a, uint32_t slot)
 bool operation_waits(const struct pg_arena *a, uint32_t slot)
 {
     const int64_t deadline_ns = slot_hot(a, slot)->deadline_ns;
-    const bool later = operation_at(a, slot)->armed_ns >= a->hold_upto_ns;
-    return deadline_ns > a->hold_after_ns && !(later && deadline_ns > a->hold_upto_ns);
+    const bool later = operation_at(a, slot)->armed_ns >= a->state.hold_upto_ns;
+    return deadline_ns > a->state.hold_after_ns && !(later && deadline_ns > a->state.hold_upto_ns);
 }
 
 /* There may be an advance or a failure that has not visited this operation yet. The operation's
@@ -1121,8 +1121,8 @@ bool operations_link(struct pg_arena *a, const uint32_t *slots, uint32_t *count,
             return false;
         armed_again(a, op);
         owner_counts(a, op);
-        if (slots[i] < a->rebuild.unsettled && is_unsettled(a, op))
-            a->rebuild.unsettled = slots[i];
+        if (slots[i] < a->state.rebuild.unsettled && is_unsettled(a, op))
+            a->state.rebuild.unsettled = slots[i];
     }
     a->metrics->operations += *count;
     *count = 0;
@@ -1208,7 +1208,7 @@ bool operations_check(const struct pg_arena *a, struct pg_fault *fault)
         ++*(armed_operation(a, slot) ? &armed : &ended);
         owned += a->secret != NULL && session_find(a, operation_at(a, slot)->session) != NULL;
     }
-    for (uint32_t i = 0; a->secret != NULL && i < a->session_rows; i++)
+    for (uint32_t i = 0; a->secret != NULL && i < a->state.session_rows; i++)
         owned -= session_at(a, i)->id != 0 ? session_at(a, i)->owned : 0;
     if (owned != 0)
         return fault_set(fault, "operations", "operations that sessions own", 0, 0, owned);

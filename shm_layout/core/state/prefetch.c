@@ -182,11 +182,11 @@ void prefetch_outcomes(const struct pg_arena *a, const uint32_t *slots, uint32_t
 
 void prefetch_news(struct pg_arena *a)
 {
-    const uint32_t next = a->news_seen++;
-    if (next + FAR < a->news_count)
-        fetch(slot_cold(a, a->news[next + FAR]));
-    if (next + NEAR < a->news_count)
-        fetch_whole(blob_hint(&a->blobs, slot_cold(a, a->news[next + NEAR])->blob),
+    const uint32_t next = a->state.news_seen++;
+    if (next + FAR < a->state.news_count)
+        fetch(slot_cold(a, a->state.news[next + FAR]));
+    if (next + NEAR < a->state.news_count)
+        fetch_whole(blob_hint(&a->blobs, slot_cold(a, a->state.news[next + NEAR])->blob),
                     sizeof(struct pg_operation));
 }
 

@@ -32,9 +32,9 @@ static bool namespace_limited(const struct pg_namespace *n)
 
 void restrictions_note(struct pg_arena *a)
 {
-    a->restricted = uids_limited(a->header);
+    a->state.restricted = uids_limited(a->header);
     for (uint32_t i = 0; i < a->namespace_rows; i++)
-        a->restricted |= namespace_at(a, i)->name_len != 0 &&
+        a->state.restricted |= namespace_at(a, i)->name_len != 0 &&
                          (namespace_at(a, i)->owner_uid != PG_NIL ||
                           namespace_limited(namespace_at(a, i)));
 }
@@ -42,7 +42,7 @@ void restrictions_note(struct pg_arena *a)
 unsigned access_of(const struct pg_arena *a, uint32_t row, uint32_t uid)
 {
     unsigned access = uids_limited(a->header) ? ACCESS_QUOTA : 0;
-    if (!a->restricted || row == PG_NIL)
+    if (!a->state.restricted || row == PG_NIL)
         return access;
     const struct pg_namespace *n = namespace_at(a, row);
     if (n->owner_uid != PG_NIL && n->owner_uid != uid)
@@ -62,7 +62,7 @@ void pg_set_uid_share(struct pg_arena *a, uint32_t percent, uint32_t own_uid)
 {
     a->header->uid_share = percent;
     a->header->own_uid = own_uid;
-    a->topics_refused_at = UINT64_MAX;
+    a->state.topics_refused_at = UINT64_MAX;
 }
 
 /* ---- accounts --------------------------------------------------------------------------- */
@@ -70,7 +70,7 @@ void pg_set_uid_share(struct pg_arena *a, uint32_t percent, uint32_t own_uid)
 uint32_t sessions_of(const struct pg_arena *a, uint32_t uid)
 {
     uint32_t count = 0;
-    for (uint32_t i = 0; i < a->session_rows; i++)
+    for (uint32_t i = 0; i < a->state.session_rows; i++)
         count += session_at(a, i)->id != 0 && session_at(a, i)->uid == uid;
     return count;
 }
@@ -78,7 +78,7 @@ uint32_t sessions_of(const struct pg_arena *a, uint32_t uid)
 static uint32_t operations_of(const struct pg_arena *a, uint32_t uid)
 {
     uint32_t count = 0;
-    for (uint32_t i = 0; i < a->session_rows; i++)
+    for (uint32_t i = 0; i < a->state.session_rows; i++)
         if (session_at(a, i)->id != 0 && session_at(a, i)->uid == uid)
             count += session_at(a, i)->owned;
     return count;
@@ -400,7 +400,7 @@ void quotas_rebuild_operations(struct pg_arena *a)
 {
     for (uint32_t i = 0; i < a->account_rows; i++)
         account_at(a, i)->operations = 0;
-    for (uint32_t i = 0; i < a->session_rows; i++) {
+    for (uint32_t i = 0; i < a->state.session_rows; i++) {
         const struct pg_session *s = session_at(a, i);
         const uint32_t row = s->id != 0 && s->owned != 0 ? account_find(a, s->uid) : PG_NIL;
         if (row != PG_NIL)

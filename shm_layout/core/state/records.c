@@ -214,28 +214,24 @@ void wal_append_unpark(struct pg_arena *a, uint32_t slot)
     wal_frame_end(a);
 }
 
-/* Write key and payload. They come from the blob. If the timer is being parked, its payload comes
- * from the message. */
-static void arm_bytes(const struct pg_arena *a, const struct pg_cold *c, struct pg_wal_arm *body)
+/* Write key and payload from the message: the arena has no payload of a timer that is parked. */
+static void arm_bytes(const struct pg_arena *a, const struct put *p, struct pg_wal_arm *body)
 {
-    const uint32_t retained = c->key_len + c->payload_len;
     uint8_t *at = row_write(a, body + 1);
-    memcpy(at, blob_at(&a->blobs, c->blob) + c->ext_len, retained);
-    if (UNLIKELY(a->call.parking != NULL) && body->payload_len != 0)
-        memcpy(at + retained, a->call.parking->payload, body->payload_len);
+    memcpy(at, p->key.bytes, p->key.len);
+    if (p->payload_len != 0)
+        memcpy(at + p->key.len, p->payload, p->payload_len);
 }
 
-void wal_append_arm(struct pg_arena *a, uint32_t slot, uint64_t ticket, uint32_t replaced)
+void wal_append_arm(struct pg_arena *a, uint32_t slot, const struct put *p, uint64_t ticket,
+                    uint32_t replaced)
 {
-    const struct pg_cold *c = slot_cold(a, slot);
-    const struct put *parking = a->call.parking;
-    const uint32_t payload = parking != NULL ? parking->payload_len : c->payload_len;
-    const uint64_t extra = wal_row_bytes(a->call.in_bulk_load) + c->key_len + payload;
+    const uint64_t extra = wal_row_bytes(a->call.in_bulk_load) + p->key.len + p->payload_len;
     struct pg_wal_arm *body =
         wal_frame_begin_with(a, PG_WAL_ARM, extra, replaced == PG_NIL ? BEGUN : ENDED + BEGUN);
-    *body = wal_arm_of(a, slot, slot_hot(a, slot), c, ticket);
-    body->payload_len = payload;
-    body->parked = a->call.parking != NULL;
+    *body = wal_arm_of(a, slot, slot_hot(a, slot), slot_cold(a, slot), ticket);
+    body->payload_len = p->payload_len;
+    body->parked = p->parks;
     body->armed_ns = a->call.moment_ns;
     body->armed_boot_ns = a->call.real_boot_ns;
     body->uid = a->call.uid;
@@ -246,7 +242,7 @@ void wal_append_arm(struct pg_arena *a, uint32_t slot, uint64_t ticket, uint32_t
         asked_write(a, replaced, body, 2, true);
     }
     body->in_bulk_load = a->call.in_bulk_load;
-    arm_bytes(a, c, body);
+    arm_bytes(a, p, body);
     timestamps_begin(a, slot, body);
     wal_frame_end(a);
 }
@@ -309,8 +305,9 @@ void wal_append_sent(struct pg_arena *a, uint64_t upto, int64_t built_boot_ns,
                      int64_t handed_boot_ns)
 {
     struct pg_wal_sent *body = wal_frame_begin(a, PG_WAL_SENT, 0);
-    *body = (struct pg_wal_sent){.from = a->header->published, .upto = upto, .built_ns = a->now_ns,
-                                 .built_boot_ns = built_boot_ns, .handed_boot_ns = handed_boot_ns};
+    *body = (struct pg_wal_sent){.from = a->header->published, .upto = upto,
+                                 .built_ns = a->state.now_ns, .built_boot_ns = built_boot_ns,
+                                 .handed_boot_ns = handed_boot_ns};
     wal_frame_end(a);
 }
 

@@ -29,7 +29,8 @@ void wal_append_namespace(struct pg_arena *a, uint32_t row, const struct pg_name
 void wal_append_topic(struct pg_arena *a, uint32_t row, struct name name);
 /* The caller must have written all fields of the timer except its control word. replaced: slot of
  * the old timer, PG_NIL = none. */
-void wal_append_arm(struct pg_arena *a, uint32_t slot, uint64_t ticket, uint32_t replaced);
+void wal_append_arm(struct pg_arena *a, uint32_t slot, const struct put *put, uint64_t ticket,
+                    uint32_t replaced);
 void wal_append_unpark(struct pg_arena *a, uint32_t slot);
 void wal_append_move(struct pg_arena *a, uint32_t slot, int64_t deadline_ns, int64_t wall_ns);
 void wal_append_end(struct pg_arena *a, uint32_t slot, enum pg_end_cause cause);

@@ -15,8 +15,8 @@
 /* PG_E_LATE if the timer was armed and became due before this start of the daemon, else 0. */
 static inline unsigned late_flag(const struct pg_arena *a, const struct pg_hot *h)
 {
-    const bool before = ticket_number(ctl_ticket(h->ctl)) < a->first_number;
-    return before && h->deadline_ns < a->started_ns ? PG_E_LATE : 0;
+    const bool before = ticket_number(ctl_ticket(h->ctl)) < a->state.first_number;
+    return before && h->deadline_ns < a->state.started_ns ? PG_E_LATE : 0;
 }
 static inline struct pg_operation *operation_at(const struct pg_arena *a, uint32_t slot)
 {

@@ -15,7 +15,7 @@
 static struct pg_session *session_of_nonce(const struct pg_arena *a, const uint8_t nonce[16],
                                            uint32_t uid)
 {
-    for (uint32_t i = 0; i < a->session_rows; i++)
+    for (uint32_t i = 0; i < a->state.session_rows; i++)
         if (session_at(a, i)->id != 0 && session_at(a, i)->uid == uid &&
             memcmp(session_at(a, i)->nonce, nonce, sizeof session_at(a, i)->nonce) == 0)
             return session_at(a, i);
@@ -53,8 +53,8 @@ static struct pg_session *row_for_new(const struct pg_arena *a)
 
 static void rows_count(struct pg_arena *a)
 {
-    while (a->session_rows != 0 && session_at(a, a->session_rows - 1)->id == 0)
-        a->session_rows--;
+    while (a->state.session_rows != 0 && session_at(a, a->state.session_rows - 1)->id == 0)
+        a->state.session_rows--;
 }
 
 /* ---- replies ------------------------------------------------------------------------------ */
@@ -126,7 +126,7 @@ static struct pg_session *silent_with_answers(const struct pg_arena *a,
                                               const struct pg_session *but)
 {
     struct pg_session *found = NULL;
-    for (uint32_t i = 0; i < a->session_rows; i++) {
+    for (uint32_t i = 0; i < a->state.session_rows; i++) {
         struct pg_session *s = session_at(a, i);
         if (s->id == 0 || s == but || s->current != 0 ||
             a->call.real_boot_ns - s->used_boot_ns < RECENT_NS ||
@@ -202,8 +202,8 @@ struct pg_session *session_open(struct pg_arena *a, const uint8_t nonce[16], uin
     if (has_wal(a) && !wal_buffer_full(a))   /* the record is optional: recovery does not need it */
         wal_append_opened(a, s, id, worker);
     STORE_RELEASE(&s->id, id);
-    if (s - a->sessions >= a->session_rows)
-        a->session_rows = (uint32_t)(s - a->sessions) + 1;
+    if (s - a->sessions >= a->state.session_rows)
+        a->state.session_rows = (uint32_t)(s - a->sessions) + 1;
     account_session_opened(a, uid);
     return s;
 }
@@ -239,7 +239,7 @@ int pg_session_end(struct pg_arena *a, uint64_t session, int64_t real_boot_ns)
         return 1;
     if (!session_may_end(a))
         return 0;
-    time_set(a, a->now_ns, real_boot_ns);
+    time_set(a, a->state.now_ns, real_boot_ns);
     session_end(a, s);
     wal_buffer_settle(a);
     return 1;
@@ -249,7 +249,7 @@ uint32_t pg_sessions(const struct pg_arena *a, uint32_t uid, struct pg_session_i
                      uint32_t out_count)
 {
     uint32_t count = 0;
-    for (uint32_t i = 0; i < a->session_rows && count < out_count; i++) {
+    for (uint32_t i = 0; i < a->state.session_rows && count < out_count; i++) {
         const struct pg_session *s = session_at(a, i);
         if (s->id == 0 || (uid != PG_NIL && s->uid != uid))
             continue;
@@ -328,7 +328,7 @@ static bool reply_rebuild(struct pg_arena *a, uint32_t i, struct pg_fault *why)
 void sessions_init(struct pg_arena *a)
 {
     blobs_init(&a->answers);
-    a->session_rows = 0;
+    a->state.session_rows = 0;
 }
 
 bool sessions_rebuild(struct pg_arena *a, struct pg_fault *why)
@@ -339,11 +339,11 @@ bool sessions_rebuild(struct pg_arena *a, struct pg_fault *why)
         if (session_at(a, i)->id != 0 && !session_sound(a, i, why))
             return false;
     }
-    a->session_rows = a->secret->sessions;
+    a->state.session_rows = a->secret->sessions;
     rows_count(a);
     quotas_rebuild_sessions(a);
     blobs_rebuild_begin(&a->answers);
-    for (uint32_t i = 0; i < a->session_rows * PG_WINDOW; i++)
+    for (uint32_t i = 0; i < a->state.session_rows * PG_WINDOW; i++)
         if (!reply_rebuild(a, i, why))
             return false;
     blobs_rebuild_end(&a->answers);
@@ -352,7 +352,7 @@ bool sessions_rebuild(struct pg_arena *a, struct pg_fault *why)
 
 struct pg_result *session_trigger(const struct pg_arena *a, uint32_t row)
 {
-    for (uint32_t i = 0; i < a->session_rows; i++) {
+    for (uint32_t i = 0; i < a->state.session_rows; i++) {
         const struct pg_session *s = session_at(a, i);
         if (record_under_way(s) && on_watch_key(s) && s->intent[3] == row &&
             s->intent[2] >= PG_OP_ADVANCE_KEY && s->intent[2] <= PG_OP_CLEAR)
@@ -373,9 +373,9 @@ bool sessions_check(const struct pg_arena *a, struct pg_fault *fault, uint64_t *
     for (uint32_t i = 0; i < a->secret->sessions; i++) {
         if (session_at(a, i)->id != 0 && !session_sound(a, i, fault))
             return false;
-        if (session_at(a, i)->id != 0 && i >= a->session_rows)
+        if (session_at(a, i)->id != 0 && i >= a->state.session_rows)
             return fault_set(fault, "sessions", "a session is in a row after the last used row", i,
-                             a->session_rows, i);
+                             a->state.session_rows, i);
     }
     return blobs_check(&a->answers, answers, fault);
 }

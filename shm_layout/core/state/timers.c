@@ -111,7 +111,7 @@ bool time_resolve(const struct pg_arena *a, const struct put *p, int64_t *deadli
     if (p->time_kind == PG_T_DELAY && t > 0 && __builtin_add_overflow(a->call.moment_ns, t, &t))
         return false;
     if (p->time_kind == PG_T_DELAY && p->time_ns <= 0)
-        t = a->now_ns;
+        t = a->state.now_ns;
     if (p->time_kind == PG_T_WALL)
         t = add_clamped(t, -a->header->wall_offset_ns);
     /* A negative time on the arena's clock is long past and counts as 0. */
@@ -198,7 +198,7 @@ static inline void slot_end(struct pg_arena *a, uint32_t slot, uint32_t keep)
 void slot_place(struct pg_arena *a, uint32_t slot)
 {
     const struct pg_hot *h = slot_hot(a, slot);
-    if (h->deadline_ns <= a->now_ns && !(h->flags & PG_F_WALL))
+    if (h->deadline_ns <= a->state.now_ns && !(h->flags & PG_F_WALL))
         wheel_place_due(&a->wheel, slot);
     else
         wheel_place(&a->wheel, slot);
@@ -223,14 +223,14 @@ void answer_slot(const struct pg_arena *a, struct pg_result *r, uint32_t slot,
 static bool parks(const struct pg_arena *a, const struct put *p, int64_t deadline_ns)
 {
     const uint64_t beyond_ns = namespace_at(a, p->key.namespace_row)->park_beyond_ns;
-    return UNLIKELY(beyond_ns != 0) && has_wal(a) && deadline_ns > a->now_ns &&
-           (uint64_t)deadline_ns - (uint64_t)a->now_ns > beyond_ns;
+    return UNLIKELY(beyond_ns != 0) && has_wal(a) && deadline_ns > a->state.now_ns &&
+           (uint64_t)deadline_ns - (uint64_t)a->state.now_ns > beyond_ns;
 }
 
 /* Return how many bytes of the payload the arena stores. */
-static uint32_t payload_retained(const struct pg_arena *a, const struct put *p)
+static uint32_t payload_retained(const struct put *p)
 {
-    return UNLIKELY(a->call.parking != NULL) ? 0 : p->payload_len;
+    return UNLIKELY(p->parks) ? 0 : p->payload_len;
 }
 
 static void blob_write(struct pg_arena *a, uint32_t blob, const struct put *p)
@@ -241,7 +241,7 @@ static void blob_write(struct pg_arena *a, uint32_t blob, const struct put *p)
         at += sizeof(struct pg_ext);
     }
     memcpy(at, p->key.bytes, p->key.len);
-    if (payload_retained(a, p) != 0)
+    if (payload_retained(p) != 0)
         memcpy(at + p->key.len, p->payload, p->payload_len);
 }
 
@@ -255,7 +255,7 @@ static void slot_write(struct pg_arena *a, uint32_t slot, uint32_t blob, const s
 
     blob_write(a, blob, p);
     *slot_cold(a, slot) = (struct pg_cold){
-        .blob = blob, .payload_len = payload_retained(a, p), .key_len = p->key.len,
+        .blob = blob, .payload_len = payload_retained(p), .key_len = p->key.len,
         .key_type = p->key.type, .ext_len = wall ? sizeof(struct pg_ext) : 0,
         .account = p->account};
     h->deadline_ns = deadline_ns;
@@ -264,14 +264,14 @@ static void slot_write(struct pg_arena *a, uint32_t slot, uint32_t blob, const s
     h->topic = (uint16_t)p->topic;
     armed_note(h, slot_cold(a, slot), a->call.moment_ns);
     if (has_wal(a))
-        wal_append_arm(a, slot, ticket, replaced);
-    slot_state_set(h, ticket, a->call.parking != NULL ? PG_S_PARKED : PG_S_ARMED);
+        wal_append_arm(a, slot, p, ticket, replaced);
+    slot_state_set(h, ticket, p->parks ? PG_S_PARKED : PG_S_ARMED);
 }
 
-static uint32_t put_granules(const struct pg_arena *a, const struct put *p)
+static uint32_t put_granules(const struct put *p)
 {
     const uint64_t ext = p->time_kind == PG_T_WALL ? sizeof(struct pg_ext) : 0;
-    return blob_granules(ext + p->key.len + payload_retained(a, p));
+    return blob_granules(ext + p->key.len + payload_retained(p));
 }
 
 /* Allocate the blob of a new slot. PG_NIL: the record has been refused and answered. */
@@ -292,17 +292,17 @@ static uint32_t arm_blob(struct pg_arena *a, uint32_t granules, bool replacing,
 static uint32_t arm(struct pg_arena *a, const struct put *p, int64_t deadline_ns,
                     uint32_t replaced, struct pg_result *r)
 {
-    const uint32_t granules = put_granules(a, p);
+    const uint32_t granules = put_granules(p);
     const uint32_t blob = arm_blob(a, granules, replaced != PG_NIL, r);
     if (blob == PG_NIL)
         return PG_NIL;
     const uint32_t slot = slots_take(&a->slots);
     const uint64_t ticket = a->header->next_ticket;
     STORE_RELEASE(&a->header->next_ticket, ticket + 1);
-    const unsigned added = a->call.parking != NULL ? PG_ST_PARKED : PG_ST_ADDED;
+    const unsigned added = p->parks ? PG_ST_PARKED : PG_ST_ADDED;
     answer(r, ticket, replaced == PG_NIL ? added : PG_ST_REPLACED, deadline_ns);
     slot_write(a, slot, blob, p, deadline_ns, ticket, replaced);
-    if (LIKELY(a->call.parking == NULL))
+    if (LIKELY(!p->parks))
         slot_place(a, slot);
     else
         a->metrics->parks++;
@@ -328,7 +328,7 @@ static void key_bind(struct pg_arena *a, uint32_t hash, uint32_t id, const struc
 static void put_fresh(struct pg_arena *a, const struct put *p, int64_t deadline_ns, uint32_t id,
                       const struct probe *at, struct pg_result *r)
 {
-    if (UNLIKELY(p->limited) && !quota_admits(a, p, put_granules(a, p), PG_NIL, r))
+    if (UNLIKELY(p->limited) && !quota_admits(a, p, put_granules(p), PG_NIL, r))
         return;
     const uint32_t slot = arm(a, p, deadline_ns, PG_NIL, r);
     if (slot != PG_NIL)
@@ -338,7 +338,7 @@ static void put_fresh(struct pg_arena *a, const struct put *p, int64_t deadline_
 static void put_replace(struct pg_arena *a, const struct put *p, int64_t deadline_ns,
                         uint32_t old, const struct probe *at, struct pg_result *r)
 {
-    if (UNLIKELY(p->limited) && !quota_admits(a, p, put_granules(a, p), old, r))
+    if (UNLIKELY(p->limited) && !quota_admits(a, p, put_granules(p), old, r))
         return;
     const uint32_t slot = arm(a, p, deadline_ns, old, r);
     if (slot == PG_NIL)
@@ -383,7 +383,7 @@ static bool moves_operation(const struct put *p)
     return p->mode == PG_MODE_KEEP || (p->mode == PG_MODE_EXTEND && p->ticket != 0);
 }
 
-void timers_put(struct pg_arena *a, const struct put *p, struct pg_result *r)
+void timers_put(struct pg_arena *a, struct put *p, struct pg_result *r)
 {
     struct probe at;
     int64_t deadline_ns;
@@ -392,7 +392,7 @@ void timers_put(struct pg_arena *a, const struct put *p, struct pg_result *r)
         return;
     }
     const uint32_t id = key_find(a, &p->key, &at);
-    a->call.parking = parks(a, p, deadline_ns) ? p : NULL;
+    p->parks = parks(a, p, deadline_ns);
     const bool armed = id < a->slots.capacity;
     if (UNLIKELY(p->ticket != 0) && !(armed && ctl_ticket(slot_hot(a, id)->ctl) == p->ticket))
         answer(r, 0, PG_ST_UNKNOWN, 0);
@@ -406,7 +406,6 @@ void timers_put(struct pg_arena *a, const struct put *p, struct pg_result *r)
         put_extend(a, p, deadline_ns, id, r);
     else
         put_replace(a, p, deadline_ns, id, &at, r);
-    a->call.parking = NULL;
 }
 
 /* ---- unpark --------------------------------------------------------------------------------- */
@@ -486,7 +485,7 @@ void cancel_timer(struct pg_arena *a, uint32_t slot, const struct probe *at)
 static bool wall_reached(struct pg_arena *a, uint32_t slot)
 {
     const int64_t deadline_ns = timers_deadline_ns(a, slot);
-    if (deadline_ns <= a->now_ns)
+    if (deadline_ns <= a->state.now_ns)
         return true;
     deadline_move(a, slot, deadline_ns);
     wheel_place(&a->wheel, slot);
@@ -499,7 +498,7 @@ static struct pg_entry entry_of(const struct pg_arena *a, uint32_t slot)
     const struct pg_cold *c = slot_cold(a, slot);
     return (struct pg_entry){.ticket = ctl_ticket(h->ctl) << 8 | PG_CAUSE_EXPIRED,
                              .deadline_ns = h->deadline_ns,
-                             .fired_ns = a->now_ns,
+                             .fired_ns = a->state.now_ns,
                              .blob = c->blob + c->ext_len / PG_GRANULE,
                              .payload_len = c->payload_len,
                              .hash = h->hash,
@@ -524,7 +523,7 @@ bool timer_expire(struct pg_arena *a, uint32_t slot)
         index_replace(&a->index, e.hash, &at, replay_id(a, position));
     slot_end(a, slot, granules);
     a->metrics->expiries++;
-    measure(a, PG_HG_STRUCTURAL_LATENESS, a->now_ns - e.deadline_ns, 1);
+    measure(a, PG_HG_STRUCTURAL_LATENESS, a->state.now_ns - e.deadline_ns, 1);
     return true;
 }
 
@@ -545,25 +544,25 @@ static void wall_replace(struct pg_arena *a, uint32_t slot)
 
 bool wall_iteration(struct pg_arena *a, uint32_t budget)
 {
-    const uint64_t end = (uint64_t)a->wall_cursor + (uint64_t)budget * 8;
-    if (a->wall_cursor == PG_NIL)
+    const uint64_t end = (uint64_t)a->state.wall_cursor + (uint64_t)budget * 8;
+    if (a->state.wall_cursor == PG_NIL)
         return false;
-    while (a->wall_cursor < a->slots.capacity && a->wall_cursor < end)
-        wall_replace(a, a->wall_cursor++);
-    if (a->wall_cursor == a->slots.capacity)
-        a->wall_cursor = PG_NIL;
-    return a->wall_cursor != PG_NIL;
+    while (a->state.wall_cursor < a->slots.capacity && a->state.wall_cursor < end)
+        wall_replace(a, a->state.wall_cursor++);
+    if (a->state.wall_cursor == a->slots.capacity)
+        a->state.wall_cursor = PG_NIL;
+    return a->state.wall_cursor != PG_NIL;
 }
 
 void wall_note(struct pg_arena *a, int64_t offset_ns)
 {
-    const int64_t step = offset_ns - a->wall_placed_by_ns;
+    const int64_t step = offset_ns - a->state.wall_placed_by_ns;
     STORE_RELAXED(&a->header->wall_offset_ns, offset_ns);
     if (step > -STEP_NS && step < STEP_NS)
         return;
-    a->wall_placed_by_ns = offset_ns;
+    a->state.wall_placed_by_ns = offset_ns;
     if (a->metrics->live_wall != 0)
-        a->wall_cursor = 0;
+        a->state.wall_cursor = 0;
 }
 
 /* ---- linking, for a rebuild ---------------------------------------------------------------- */
@@ -606,7 +605,7 @@ bool timers_link_newest(struct pg_arena *a, uint32_t slot, struct pg_fault *why)
 static bool wall_placed(const struct pg_arena *a, uint32_t slot)
 {
     const int64_t away_ns = timers_deadline_ns(a, slot) - slot_hot(a, slot)->deadline_ns;
-    return a->wall_cursor != PG_NIL || (away_ns < 2 * STEP_NS && away_ns > -2 * STEP_NS);
+    return a->state.wall_cursor != PG_NIL || (away_ns < 2 * STEP_NS && away_ns > -2 * STEP_NS);
 }
 
 static bool slot_check(const struct pg_arena *a, uint32_t slot, struct pg_fault *fault)

@@ -23,7 +23,7 @@ uint32_t key_hash(const struct pg_arena *a, uint32_t namespace_row, unsigned typ
                   const void *bytes, size_t len);
 /* Apply a PUT: arm, replace, keep or extend a timer, depending on the mode of the PUT. *result is
  * the answer. */
-void timers_put(struct pg_arena *a, const struct put *put, struct pg_result *result);
+void timers_put(struct pg_arena *a, struct put *put, struct pg_result *result);
 /* Arm the parked timer of a key with the payload in `put`, if `ticket` is the ticket of this
  * timer. */
 void timers_unpark(struct pg_arena *a, const struct put *put, uint64_t ticket,

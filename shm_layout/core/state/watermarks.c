@@ -260,7 +260,7 @@ void watermark_drop(struct pg_arena *a, uint32_t row)
 void pg_sweep(struct pg_arena *a, int64_t real_boot_ns, uint32_t *cursor, uint32_t budget)
 {
     const uint32_t ttl_s = (uint32_t)(a->purgatory->watermark_ttl_ns / 1000000000);
-    time_set(a, a->now_ns, real_boot_ns);
+    time_set(a, a->state.now_ns, real_boot_ns);
     for (uint32_t n = 0; n < budget && n < a->watermark_rows; n++) {
         if (*cursor >= a->watermark_rows)
             *cursor = 0;

@@ -106,7 +106,7 @@ void *wal_frame_begin_with(struct pg_arena *a, enum pg_wal_type type, uint64_t e
     memset((uint8_t *)f + bytes - 8, 0, 8);
     *f = (struct pg_frame_head){.bytes = (uint32_t)whole, .lsn = a->wal_buffer->next_lsn,
                                 .type = (uint16_t)type};
-    a->wal_buffer_end = position + whole;
+    a->state.wal_buffer_end = position + whole;
     return f + 1;
 }
 
@@ -117,7 +117,7 @@ void *wal_frame_begin(struct pg_arena *a, enum pg_wal_type type, uint64_t extra)
 
 void wal_frame_end(struct pg_arena *a)
 {
-    STORE_RELEASE(&a->wal_buffer->appended, a->wal_buffer_end);
+    STORE_RELEASE(&a->wal_buffer->appended, a->state.wal_buffer_end);
     STORE_RELEASE(&a->wal_buffer->next_lsn, a->wal_buffer->next_lsn + 1);
     /* This release fence comes before the effect. A snapshot that contains the effect therefore
      * reads this next_lsn or a later one. */
