@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from textwrap import indent
 
 import click
 
 from purgatoryd.cli.app import COMMANDS, app
+from purgatoryd.cli.exits import help_table
 
 _INTRO = """\
 # The command line
@@ -28,13 +30,17 @@ Otherwise there are three: `/run/purgatoryd`, `$XDG_RUNTIME_DIR/purgatoryd` and
 contains the daemon's command socket. `PURGATORYD_NAME` is the default of `--name`.
 """
 
+_EXIT_CODES = indent(help_table().removeprefix("\b\n"), "  ") + "\n\n"
+"""The exit codes in the help of the first command; this page refers to errors.md instead."""
+
 
 def _help(command: click.Command, title: str) -> str:
     names = app.context_settings["help_option_names"]
     with click.Context(
         command, info_name=title, terminal_width=90, max_content_width=90, help_option_names=names
     ) as ctx:
-        return f"## {title}\n\n```text\n{command.get_help(ctx)}\n```\n"
+        shown = command.get_help(ctx).replace(_EXIT_CODES, "")
+        return f"## {title}\n\n```text\n{shown}\n```\n"
 
 
 def _leaves(command: click.Command, title: str) -> Iterator[tuple[click.Command, str]]:

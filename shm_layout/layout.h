@@ -55,6 +55,9 @@
 #define PG_QUOTA_MAX 281474976710655u    /* largest quota of timers or bytes: 2^48 - 1 */
 #define PG_QUOTA_OPS_MAX 1000000000u     /* largest quota of operations per second */
 #define PG_BULK_LOAD_ROW_MAX 9223372036854775807u /* highest row number in a bulk load */
+#define PG_WATCH_KEYS_MAX 1024           /* maximum number of watch keys of an operation */
+#define PG_WATERMARK_MAX 9223372036854775807u /* largest watermark: 2^63 - 1 */
+#define PG_TARGET_MAX 9223372036854775806u /* largest target of ALL, ANY and QUORUM: 2^63 - 2 */
 #define PG_RESERVED 95                   /* '_': only PUBLISH may use names that begin with '_' */
 
 /* ---- the arena header ----------------------------------------------------------- */
@@ -511,10 +514,6 @@ struct pg_index_bucket {
 };
 
 /* ---- the purgatory ----------------------------------------------------------------- */
-
-#define PG_WATCH_KEYS_MAX 1024
-#define PG_WATERMARK_MAX 9223372036854775807u
-#define PG_TARGET_MAX 9223372036854775806u   /* largest target of ALL, ANY and QUORUM */
 
 /* A watch key: its monotone watermark, and its watchers, in a treap ordered by the watermark that
  * each watcher waits for. Authoritative except root, first, latest and place. 64 bytes. */

@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import re
 import select
+import shlex
 import signal
 import subprocess
 import sys
@@ -22,17 +23,20 @@ from itertools import count
 from pathlib import Path
 from typing import NamedTuple
 
+import click
 import pytest
 from click.testing import CliRunner
 from real_daemon import PATIENCE_S, StartDaemon, clean_environment
 
 from purgatoryd.cli.app import app
 from purgatoryd.clients import Client
+from purgatoryd.daemon import commands as requests
+from purgatoryd.daemon.listeners import admission_control, sockets
 
 pytestmark = pytest.mark.tier("check")
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 _BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"\]\((?!https?:)([^)#\s]+)")
@@ -41,6 +45,7 @@ _NAMESPACE = re.compile(r"(?:namespace=|--namespace[ =]|-n )[\"']?([a-z0-9-]+)")
 _TOPIC = re.compile(r"(?:topics?=\[?|--topic[ =]|-t )[\"']?([a-z0-9-]+)")
 _SUBJECT = re.compile(r"[\"']([a-z0-9-]+)\\0([a-z0-9-]+)\\0")
 _EXAMPLE = re.compile(r"^ +(purgatoryd .+)$", re.MULTILINE)  # a command in a help text
+_SESSION = re.compile(r"^(?:[$#] )?(?:\S*/)?purgatoryd (.+?)(?: &)?$", re.MULTILINE)
 _HOST_DIRECTORY = "/run/purgatoryd"
 
 
@@ -175,6 +180,44 @@ def test_settings_files_are_accepted(block: Block, tmp_path: Path) -> None:
     arguments = ["run", "--print-config", "--config", str(tmp_path / "purgatoryd.toml")]
     result = CliRunner().invoke(app, arguments, catch_exceptions=False)
     assert result.exit_code == 0, result.output
+
+
+@pytest.mark.tier("check")
+@pytest.mark.parametrize("block", blocks("console"), ids=str)
+def test_commands_of_sessions_are_accepted(block: Block) -> None:
+    """The blocks need root, systemd or other processes, so that they are parsed and not run."""
+    for line in _SESSION.findall(block.text):
+        parse(app, "purgatoryd", shlex.split(line))
+
+
+def parse(command: click.Command, name: str, arguments: list[str]) -> None:
+    """Raise click.UsageError if the command line has an unknown command or option."""
+    with click.Context(command, info_name=name) as ctx:
+        if isinstance(command, click.Group):
+            _, found, rest = command.resolve_command(ctx, arguments)
+            assert found
+            parse(found, arguments[0], rest)
+        else:
+            command.make_parser(ctx).parse_args(arguments)
+
+
+@pytest.mark.tier("check")
+def test_the_limits_for_hostile_clients_are_those_of_the_code() -> None:
+    control = admission_control
+    page = (ROOT / "docs/operations.md").read_text().partition("### Hostile clients")[2]
+    for text in (
+        f"({control.ALARM_BYTES >> 20} MiB of process memory), over {sockets.PARTS_MAX} frames",
+        f"routing ids over {sockets.ROUTE_MAX} bytes",
+        f"over {control.SUBJECTS_PER_UID} prefixes per uid",
+        f"then {control.SUBSCRIBES_PER_S} new ones in a second",
+        f"after {sockets.REPLY_HWM} answers or {sockets.NOTICE_HWM} notices, dropped",
+        f"over {control.CONNECTIONS_PER_UID} connections per uid",
+        f"then {control.CONNECTS_PER_S} in a second",
+        f"closed after {sockets.HANDSHAKE_MS // 1000} s",
+        f"{requests.SHARE_NS / 1e6:g} ms per uid and iteration; {requests.BEHIND_MAX} messages "
+        f"and {requests.WAITING_BYTES_MAX >> 20} MiB wait",
+    ):
+        assert text in page, text
 
 
 @pytest.mark.tier("check")
