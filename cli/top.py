@@ -37,7 +37,7 @@ HEIGHTS = " ▁▂▃▄▅▆▇█"
 COLOURS = {"ready": "green", "degraded": "yellow", "draining": "yellow", "recovering": "yellow"}
 """Colours of conditions; all other conditions are red."""
 CROWDED, FULL = 0.8, 0.9
-"""Used fractions from which a bar is yellow or red."""
+"""A bar is yellow from the first used fraction on, and red from the second."""
 
 
 @click.command("top", cls=Command)

@@ -121,7 +121,8 @@ class Admin(Closing):
         elif partitions == 1:
             self._set(name, {}, limit_s)
         else:
-            raise InvalidSetting("partitions", partitions, "1 without shards", "argument")
+            bound = "1, because the daemon has no shards"
+            raise InvalidSetting("partitions", partitions, bound, "argument")
 
     def set_namespace(
         self,

@@ -165,8 +165,8 @@ class Commands:
 
     def _count_taken(self, route: bytes) -> None:
         """Count a message from a peer. The socket takes turns among its peers and stores at most
-        REQUEST_HWM messages of each. So once the count of any peer exceeds REQUEST_HWM, no
-        message from before note_wakeup() is left."""
+        REQUEST_HWM messages of each. Once the count of one peer exceeds REQUEST_HWM, each other
+        peer was served as often, so no message from before note_wakeup() is left."""
         assert self._taken_of is not None
         self._taken_of[route] += 1
         if self._taken_of[route] > REQUEST_HWM:
@@ -312,7 +312,7 @@ class Commands:
     # ---- inboxes ----
 
     def _received(self, message: Request, frame: Any) -> None:
-        """Note which peer sent a message. If a session sends from a new peer, the arena sends that
+        """Note which peer sent a message. If a session sends from a new peer, the core sends that
         peer all unacknowledged outcomes of the session again."""
         if frame[_ERROR] != _NO_ERROR:
             return

@@ -99,9 +99,10 @@ def _names_nobody(pid: int) -> bool:
 
 
 def _is_peer(connection: socket.socket, pid: int) -> bool:
-    """True if `pid` is the process at the other end, or a child of it.
+    """True if the kernel has `pid` as the other end, and the connection is open.
 
-    The kernel may reuse a pid, but not while the connection is open.
+    On a kernel without SO_PEERPIDFD the pid can name a new process, if a child kept the connection
+    open when its parent ended.
     """
     with suppress(OSError):
         return peer_pid(connection) == pid and _is_open(connection)

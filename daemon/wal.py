@@ -302,9 +302,10 @@ class Wal(NullWal):
         start_snapshot: Callable[..., Child] = start,
         threaded: bool = True,
     ) -> None:
-        """`name`: name of the arena file. `end`: walk at the end of the arena's WAL. `step` is
-        called at each step of the start and the end. `start_snapshot` starts the process that
-        writes snapshots. If `threaded` is false, the caller commits with `commit_group`."""
+        """`name`: name of the arena file. `end`: reader of the WAL, after its last record; new
+        segments continue there. `step` is called at each step of starting and of closing.
+        `start_snapshot` starts the process that writes snapshots. If `threaded` is false, the
+        caller commits with `commit_group`."""
         self._host = host
         self._start_snapshot = start_snapshot
         self._step = step
@@ -331,7 +332,8 @@ class Wal(NullWal):
 
     @property
     def _wal_buffer(self) -> Any:
-        """The WAL buffer. Not cached, because the arena moves if its files lose their names."""
+        """The WAL buffer. Not cached, because an arena whose files were removed is mapped
+        elsewhere."""
         return self._arena.wal_buffer
 
     @property

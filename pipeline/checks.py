@@ -344,7 +344,8 @@ def of_sent(events: DataFrame) -> DataFrame:
 
 
 def of_records(events: DataFrame) -> DataFrame:
-    """LSNs rise by one within a segment; clock and replay buffer only go forward."""
+    """Return what breaks these rules: LSNs rise by one within a segment; the clock and the
+    position in the replay buffer never go back."""
     in_order = Window.partitionBy(*KEYS, "segment").orderBy("lsn")
     before = in_order.rowsBetween(Window.unboundedPreceding, -1)
     at_ns = F.expr(f"IF({TIMED}, at_ns, NULL)")

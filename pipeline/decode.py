@@ -136,7 +136,7 @@ class Decoder:
             elif born["kind"] == lib.PG_WAL_TOPIC:
                 namespace = int(self._births.topics[born["row"]])
                 self.names.topics[born["row"]] = (namespace, name)
-            else:  # a session was opened; its row is the pid
+            else:  # a session was opened; the field `row` has its pid
                 self.names.opened(born["session"], name or f"{born['uid']}:{born['row']}")
 
     def _count(self, kinds: Any) -> None:

@@ -135,7 +135,8 @@ def spaces(rows: Iterable[Any], hosts: Mapping[str, Host], groups: dict[str, str
 
 
 def measured_in(spark: SparkSession, place: Path) -> DataFrame:
-    """measured() of the WALs in a lake; who was taken over counts in who took the place.
+    """Return measured() of the WALs in a lake. The timers of a replaced daemon count for the daemon
+    that replaced it.
 
     Raises BadPath, LakeBroken.
     """

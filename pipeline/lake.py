@@ -335,6 +335,6 @@ def parquet_writer(file: BinaryIO | pa.NativeFile, table: Table) -> pq.ParquetWr
         use_dictionary=words,
         column_encoding=dict.fromkeys(numbers, "DELTA_BINARY_PACKED"),  # most grow row by row
         write_statistics=SOUGHT,
-        data_page_size=1 << 22,  # a segment has few columns that fill one
+        data_page_size=1 << 22,  # most columns of a segment fit in one page
         write_batch_size=1 << 16,
     )

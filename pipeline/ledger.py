@@ -43,7 +43,7 @@ def read_ledgers(spark: SparkSession, directory: Path) -> DataFrame:
 
 
 def lines_in(spark: SparkSession, directory: Path, schema: str) -> DataFrame:
-    """These columns of all lines of all ledgers in a folder. Raises BadPath if there is none."""
+    """Return these columns of all ledgers in a folder. Raises BadPath if there is no ledger."""
     if not any(directory.glob("daemon=*/*.jsonl")):
         raise BadPath(str(directory), "contains no ledger")
     reader = spark.read.schema(schema).option("basePath", str(directory))
@@ -173,11 +173,12 @@ def totals(ledger: DataFrame, events: DataFrame) -> dict[str, int]:
 
 
 def _bounds(events: DataFrame, found: Continuity) -> DataFrame:
-    """Per daemon its `runs`: the tickets that each must have, and when it was last active.
+    """Return the `runs` of each daemon: the range of tickets that each run must contain, and the
+    time of its last activity.
 
-    Up to the last ticket that was given, from the first one that was; the rest may be in records
-    that were lost, or are still to come. `complete`: nothing comes any more; `whole`: no row of a
-    bulk load was done before.
+    The range reaches from the first to the last ticket that the records assign. Tickets outside of
+    it may be in records that were lost or are still to come. `complete`: no more records will come.
+    `whole`: no row of a bulk load was applied before the records.
     """
     armed = F.expr("IF(kind IN ('arm', 'watch'), ticket, NULL)")
     bounds = events.groupBy(*KEYS).agg(

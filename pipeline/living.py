@@ -31,7 +31,7 @@ class InPlace(NamedTuple):
 
 
 def in_place(lake: Lake) -> InPlace:
-    """Of the daemons that count. Raises LakeBroken."""
+    """Return the segments and snapshots of the daemons that count. Raises LakeBroken."""
     segments, snapshots = lake.manifests(), lake.manifests(OPENINGS)
     absent = excluded([*segments, *snapshots]).absent
     openings = {one.daemon: one for one in snapshots if one.daemon not in absent}

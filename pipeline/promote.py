@@ -66,7 +66,7 @@ Pacing = Callable[[int], object]
 
 
 def at_once(rows: int) -> None:
-    """Does not wait."""
+    """Return at once; a limiter that limits nothing."""
 
 
 class Hot(Protocol):
@@ -92,7 +92,7 @@ class Hot(Protocol):
         """From now on no row of `bulk_load` adds anything."""
 
     def forget_bulk_load(self, bulk_load: UUID, namespaces: Iterable[str]) -> None:
-        """The daemon need not know `bulk_load` any more."""
+        """Let the daemon forget `bulk_load`."""
 
     def cancel(self, keys: pa.Table) -> dict[str, int]:
         """Ends the timers of namespace, key_type, key; how many cancels found what."""

@@ -1,8 +1,8 @@
-"""Raw ingest: WALs brought into a lake by Spark, where no `ship` ran.
+"""Raw ingest: Spark brings WALs into a lake for which no `ship` ran.
 
-The rows, the manifests, the retention hold and what a kill leaves behind are those of ship.py. Only
-that format("purgatoryd") decodes the files, a task for each, on hosts that reach WAL and lake; here
-they are walked once, for their names and checksums.
+The rows, the manifests, the retention hold and the files that a kill leaves behind are the same as
+with ship.py. This process reads each file once, for names and checksums. Spark tasks, one per file,
+decode the files with format("purgatoryd"); their hosts need access to the WAL and the lake.
 """
 
 from __future__ import annotations

@@ -71,7 +71,7 @@ class RebalancePlan:
     after: float
 
     def record(self) -> dict[str, Any]:
-        """In JSON."""
+        """Return the plan as a dict for JSON."""
         return asdict(self)
 
 

@@ -1,4 +1,4 @@
-"""The report: one HTML page with everything in it, and its key table for the terminal."""
+"""The report: one HTML page with all results, and the table of its main figures for a terminal."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ COLOURS = {
     "added": "#2f6fb0", "cancelled": "#8796a5", "replaced": "#8a6fb0", "expired": "#d9822b",
     "satisfied": "#3a9a6b", "failed": "#b3261e",
 }  # fmt: skip
-"""Of what began and what ended, in the order in which it is reported."""
+"""Colours of beginnings and ends of timers, in the order of the report."""
 BALANCED = tuple(one.name for one in fields(Balance))[2:]
 """What is on the two sides of a balance."""
 WIDE = 250

@@ -84,7 +84,7 @@ def session(
     wanted = settings(master, conf or {})
     os.environ["JAVA_HOME"] = str(java_home())
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    os.environ.setdefault("MALLOC_ARENA_MAX", "2")  # else each of Java's threads may keep its own
+    os.environ.setdefault("MALLOC_ARENA_MAX", "2")  # else malloc makes arenas for each Java thread
     if _on_one_box(wanted["spark.master"]):  # else Spark looks for an address first, and warns
         os.environ.setdefault("SPARK_LOCAL_IP", LOOPBACK)
     builder = SparkSession.builder.appName(name)

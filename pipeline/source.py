@@ -283,7 +283,7 @@ def read_range(settings: Settings, part: Range) -> Iterator[pa.RecordBatch]:
 
 
 def _plain(field: pa.Field) -> pa.Field:
-    """Words as strings: Spark takes no dictionaries."""
+    """Return a dictionary field as a string field, because Spark accepts no dictionaries."""
     return field.with_type(pa.string()) if pa.types.is_dictionary(field.type) else field
 
 

@@ -59,7 +59,7 @@ def source(file: File) -> Source:
 
 
 def refuse_open_end(walk: Walk, one: Source) -> None:
-    """Raises WalDamaged if a walk over a whole segment did not come to its seal."""
+    """Raise WalDamaged if a segment that another segment follows has no seal."""
     if one.identity.table == BRONZE and not one.complete and walk.state != WalkState.SEALED:
         detail = "ends before the next segment begins"
         at = int(walk.struct.at)

@@ -38,7 +38,7 @@ class Segment:
 
     @property
     def tier(self) -> Place:
-        """Where it is."""
+        """Tier that has the segment: the WAL, the lake, or both."""
         if self.manifest is None:
             return Place.HOT
         return Place.LAKE if self.source is None else Place.BOTH

@@ -190,7 +190,7 @@ class Done(WriterCommitMessage):
 
 
 class TimersWriter(DataSourceArrowWriter):
-    """Adds partitions to a daemon; each task has sessions of its own."""
+    """Add the rows of Spark partitions to a daemon. Each task has sessions of its own."""
 
     def __init__(self, target: Target) -> None:
         self.target = target

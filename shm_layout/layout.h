@@ -290,7 +290,7 @@ struct pg_metrics {
                                      with mode ERROR */
     uint64_t refused_stopping;    /* refusals: PUT or WATCH while the daemon drains */
     uint64_t iteration_work;      /* timers moved or fired by advances of the wheel that had work */
-    uint64_t iteration_budget;    /* sum of the budgets of advances of the wheel that had work */
+    uint64_t iteration_budget;    /* sum of the budgets of the wheel advances that had work */
     uint64_t log_dropped;         /* log messages that were discarded */
     uint64_t outcomes_dropped;    /* outcomes freed because their owner's session had ended */
 };
@@ -1794,11 +1794,12 @@ struct pg_publish {
     uint8_t  topic_len;           /* length of the topic's name in bytes, 0..127 */
 };
 
-/* OUTCOMES: frame, `count` structs, then per struct its key, its payload, a uint64_t per watch key
- * (the watermark when the operation ended), the bitmap of missing keys and the bitmap of failed
- * keys. The daemon sends each outcome again until an ACK (frame, `count` structs pg_ack) names it.
- * A CHECK is a struct with cause 0, without watermarks and bitmaps. An ACK of a CHECK answers
- * "false"; the op COMPLETE with its version answers "true". */
+/* OUTCOMES: a message frame, `count` structs, then for each struct: key, payload, a uint64_t per
+ * watch key (the watermark when the operation ended), the bitmap of missing keys and the bitmap of
+ * failed keys. The daemon sends each outcome again until an ACK (frame, `count` structs pg_ack) names it.
+ * A CHECK is a struct with cause 0, without watermarks and bitmaps. To answer a CHECK
+ * with "false", the client sends an ACK; to answer "true", the op COMPLETE with the version of the
+ * CHECK. */
 struct pg_outcome {               /* 64 bytes */
     uint64_t ticket;              /* ticket << 8 | enum pg_cause */
     int64_t  deadline_ns;         /* deadline on the arena's clock */

@@ -42,8 +42,8 @@ class FakeArena:
 
 
 class Clients:
-    """A ClientWatch with stand-ins: one process with one connection, and the sessions that have
-    ended."""
+    """A ClientWatch of one simulated process with one connection. Notes the sessions that the watch
+    ends."""
 
     def __init__(self, graces: dict[int, int], now_ns: int = 0) -> None:
         self.arena = cast("Any", FakeArena(graces))

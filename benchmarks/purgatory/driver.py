@@ -98,7 +98,7 @@ class Driver:
         self._advanced_ns: Longs = np.full(count, NEVER_NS)  # in the order of schedule.order
         self._got: Longs = np.full(count, -1)  # requests in the order of their outcomes
         self._got_ns: Longs = np.full(count, -1)  # times at which they were received
-        self._states = np.full(count, 0, np.uint8)  # by request: cause of its end, and ADVANCED
+        self._states = np.full(count, 0, np.uint8)  # per request: cause and ADVANCED
         self._arrived = self._completed = self._ended = 0
         self._last_arrival_ns = self._repeated = self._iteration_ns = 0
 

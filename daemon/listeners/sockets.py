@@ -107,7 +107,7 @@ class RequestSocket:
         if self._overlong and not self._take_off():
             return None
         try:
-            # a longer route is truncated
+            # a route of more than ROUTE_MAX bytes is cut; `size` then shows that
             size = self.zmq_socket.recv_into(self._route, flags=zmq.NOBLOCK)
         except zmq.Again:
             return None

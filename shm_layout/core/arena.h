@@ -64,8 +64,8 @@ struct call_state {
     uint8_t name_access[PG_BATCH_NAMES];    /* access_of() result for the sender, per name */
     uint32_t name_namespaces[PG_BATCH_NAMES];
     uint32_t name_rows[PG_BATCH_NAMES];     /* topic row of each name that needs one */
-    /* Per name: answer to its records if its row could not be created. Ticket 0 = the row exists or
-     * is not needed. */
+    /* Per name: the result that its records get because the name's row could not be created.
+     * Ticket 0 = the row exists or is not needed. */
     struct pg_result name_refusals[PG_BATCH_NAMES];
     uint32_t hashes[PG_BATCH_RECORDS];
     uint32_t key_hashes[PG_WATCH_KEYS_MAX]; /* watch keys of the current operation */
@@ -79,8 +79,8 @@ struct call_state {
     /* Slots of the last OUTCOMES message, linked by inbox_next. */
     uint32_t notified_first;
     uint32_t notified_count;
-    /* Slots that a batch armed. The daemon later stores the time at which the call returned in
-     * their timestamps. */
+    /* Slots that a batch armed. When the call has returned, the daemon stores that time in the
+     * timestamps of these slots. */
     uint32_t armed_count;
     uint32_t armed[PG_BATCH_RECORDS];
 

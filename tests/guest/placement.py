@@ -112,7 +112,7 @@ def main() -> None:
     tell(nodes=[[n.id, sorted(n.cpus), dict(n.distances)] for n in topology.nodes])
 
     daemon = start("--node", "1")
-    eventually(lambda: cpus(daemon.pid)[1] == [2])  # until the thread that wrote "ready" has ended
+    eventually(lambda: cpus(daemon.pid)[1] == [2])  # the thread that wrote "ready" may still run
     tell(born=state(daemon))
     stop(daemon)
 

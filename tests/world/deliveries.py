@@ -63,7 +63,7 @@ class Deliveries:
             return
         at = self.topics.setdefault((stream, topic), Delivered(0))
         if at.next not in (0, first):
-            raise Violation(f"{topic}: lost from {first}, but {at.next} comes next")
+            raise Violation(f"{topic}: a reported loss begins at {first}, but {at.next} comes next")
         if stream == self.oracle.stream_id:
             self.lost += 1
             has_it, fired = self.replay(topic, last)

@@ -712,8 +712,7 @@ def _costs(cell: Cell) -> bool:
 
 def _arena_of(cell: Cell, file: File) -> bytes:
     """Return the uuid of the arena that a WAL file describes. Damage to the uuid is reverted first.
-    The caller needs the uuid because snapshots of an earlier arena do not replace snapshots of a
-    later arena."""
+    Only a snapshot of the same arena can replace a snapshot."""
     head = bytearray(file.medium[:PAGE])
     for damaged, at in cell.rots:
         if damaged is file and at < len(head):
