@@ -938,6 +938,46 @@ static void test_a_snapshot_during_the_work(void)
     world_close(&w);
 }
 
+static void fire_and_send(struct world *w, uint32_t count)
+{
+    for (uint32_t i = 0; i < count; i++) {
+        CHECK_EQUAL(put(w, 0, w->now_ns, 0, PG_T_BOOT), PG_ST_ADDED);
+        go(w, MS);
+        sent(w);
+        take(w);
+    }
+}
+
+/* While a snapshot is taken, more notices are sent than the replay buffer holds. Then older timers
+ * fire: the snapshot has their notices, and no frame has their payloads. */
+static void test_a_snapshot_while_the_replay_buffer_is_used_up(void)
+{
+    struct world w = {.wal = malloc(FRAMES)}, copy;
+    struct pg_snapshot cursor = {0};
+    struct pg_fault fault;
+    uint8_t *snapshot = malloc(FRAMES);
+    CHECK(w.wal != NULL && snapshot != NULL);
+    world_open(&w);
+    for (uint32_t key = 1; key < KEYS - 1; key++)
+        CHECK_EQUAL(put(&w, key, 200 * MS, 0, PG_T_BOOT), PG_ST_ADDED);
+    uint64_t bytes = pg_snapshot(w.a, &cursor, snapshot, 1500);
+    CHECK(!cursor.done);
+    fire_and_send(&w, 2 * w.config.replay_capacity);
+    go(&w, 200 * MS);
+    CHECK(w.a->header->replay_tail - w.a->header->published > 10);
+    while (!cursor.done)
+        bytes += pg_snapshot(w.a, &cursor, snapshot + bytes, 1500);
+    take(&w);
+    if (!redone(&copy, &w, snapshot, bytes, &fault))
+        report(&fault);
+    whole(&copy);
+    slots_are_the_same(w.a, copy.a);
+    notices_are_the_same(w.a, copy.a);
+    arena_close(&copy);
+    free(snapshot);
+    world_close(&w);
+}
+
 /* ---- outcomes without an owner -------------------------------------------------------------- */
 
 enum { OWNED = 6 };
@@ -1109,6 +1149,7 @@ int main(void)
     RUN(test_an_end_tells_who_asked);
     RUN(test_frames_tell_when_and_of_what);
     RUN(test_a_snapshot_during_the_work);
+    RUN(test_a_snapshot_while_the_replay_buffer_is_used_up);
     RUN(test_each_dropped_outcome_has_a_record_behind_a_full_ring);
     RUN(test_noise_is_refused);
     return 0;

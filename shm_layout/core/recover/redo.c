@@ -314,6 +314,42 @@ static bool redo_end(const struct redo *r)
 
 /* ---- the replay buffer --------------------------------------------------------------------- */
 
+#define POSITION_MAX (1ull << 62)  /* larger positions occur only in damaged frames */
+
+/* Drop the entries below position `upto`, which were sent. No subscriber will ask for them, because
+ * subscribers see a new stream id. */
+static void entries_drop(struct pg_arena *a, uint64_t upto)
+{
+    struct pg_header *h = a->header;
+    const uint64_t cells_end = h->published + h->replay_capacity;
+    for (; h->published < upto && h->published < cells_end; h->published++) {
+        struct pg_entry *e = replay_at(a, h->published);
+        if (e->commit != h->published + 1)
+            continue;
+        blobs_give(&a->blobs, e->blob, entry_granules(e));
+        e->commit = 0;
+    }
+    if (h->published < upto)
+        h->published = upto;
+}
+
+/* Return whether a notice may have this position. While a snapshot is taken, more notices may be
+ * written than the replay buffer holds. An entry of the snapshot then shows that all notices that
+ * it displaced were sent, and the notices of the frames that follow must not displace the entry. */
+static bool position_sound(const struct redo *r, uint64_t position)
+{
+    struct pg_header *h = r->a->header;
+    const uint64_t capacity = h->replay_capacity;
+    if (!in_snapshot(r))
+        return below(r, "the position is past the end of the replay buffer",
+                     h->published + capacity, position);
+    if (!below(r, "the position of a notice is too large", POSITION_MAX, position))
+        return false;
+    if (position >= capacity)
+        entries_drop(r->a, position - capacity + 1);
+    return true;
+}
+
 /* Record that a notice was written. Set *wanted to true if redo has to write the entry of the
  * notice, that is, if the entry does not exist and no frame so far says that the notice was sent.
  * In a snapshot, topics may be newer than entries, so the entries of a snapshot do not change
@@ -323,8 +359,7 @@ static bool notice_seen(const struct redo *r, uint32_t topic, uint64_t position,
 {
     struct pg_header *h = r->a->header;
     if (!below(r, "a topic that does not exist", r->a->topic_rows, topic) ||
-        !below(r, "the position is past the end of the replay buffer",
-               h->published + h->replay_capacity, position))
+        !position_sound(r, position))
         return false;
     if (!in_snapshot(r)) {
         topic_at(r->a, topic)->sequence = sequence;
@@ -403,20 +438,13 @@ static bool redo_entry(const struct redo *r)
     return true;
 }
 
-/* Drop sent entries. No subscriber will ask for them, because subscribers see a new stream id. */
 static bool redo_sent(const struct redo *r)
 {
     const struct pg_wal_sent *j = r->body;
     struct pg_header *h = r->a->header;
     if (!below(r, "the frame marks notices as sent that do not exist", h->replay_tail + 1, j->upto))
         return false;
-    for (; h->published < j->upto; h->published++) {
-        struct pg_entry *e = replay_at(r->a, h->published);
-        if (e->commit != h->published + 1)
-            continue;
-        blobs_give(&r->a->blobs, e->blob, entry_granules(e));
-        e->commit = 0;
-    }
+    entries_drop(r->a, j->upto);
     return true;
 }
 
@@ -594,6 +622,7 @@ static bool redo_head(const struct redo *r)
                h->replay_capacity + 1ull, j->replay_capacity) ||
         !below(r, "the published position is past the tail of the replay buffer",
                j->replay_tail + 1, j->published) ||
+        !below(r, "the position of a notice is too large", POSITION_MAX, j->replay_tail) ||
         !below(r, "notices not sent yet", j->replay_capacity + 1ull,
                j->replay_tail - j->published) ||
         !below(r, "the next ticket", PG_TICKET_SHARD, number - 1))
