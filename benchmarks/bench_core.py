@@ -1,7 +1,8 @@
-"""Measure the C core's timing wheel against two baselines, and Python's timers as a reference.
+"""Measure the C core with keys and payloads, and its timing wheel alone against two baselines and
+Python's timers.
 
 Builds benchmarks/core, runs every workload several times, alternating between the structures, and
-writes benchmarks/results/core.json and the table in docs/benchmarks.md. `--quick` only checks that
+writes benchmarks/results/core.json and the tables in docs/benchmarks.md. `--quick` only checks that
 everything still runs: small sizes, one repeat, no results.
 """
 
@@ -17,7 +18,7 @@ import shlex
 import statistics
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from random import Random
@@ -31,8 +32,11 @@ from rich.table import Table
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results" / "core.json"
 BINARY = ROOT / "build" / "bench-core"
-FLAGS = ["-std=gnu11", "-O3", "-Wall", "-Wextra"]
-STRUCTURES = ("wheel", "heap", "linked")
+FLAGS = ["-std=gnu11", "-O3", "-Wall", "-Wextra", "-pthread"]
+STRUCTURES = ("keyed", "wheel", "heap", "linked")
+KEYED = ("keyed",)
+BARE = ("wheel", "heap", "linked", "asyncio", "sched")
+"""Structures of timers without keys."""
 WORKLOADS = ("ops", "mix", "pause", "bytes")
 SIZES = (100_000, 1_000_000, 10_000_000)
 
@@ -41,7 +45,8 @@ Key = tuple[str, int, str]  # (measure, number of pending timers, structure)
 Samples = dict[Key, list[float]]
 Medians = dict[Key, float]
 
-# Functions that compute a figure from the times of all ticks and the number of operations in them.
+# Functions that compute a figure from the times of all ticks of a run and the number of operations
+# in them.
 TICKS: dict[str, Callable[[list[float], int], float]] = {
     "mix": lambda ticks, operations: sum(ticks) / operations,
     "worst pause": lambda ticks, _: max(ticks),
@@ -60,39 +65,46 @@ class Row:
     low: float
     high: float
     repeats: int
-    times_wheel: float | None  # this median / median of the wheel in the same run
+    times_wheel: float | None  # this median / median of the wheel in the same run; None if keyed
 
 
 @dataclass
 class Target:
-    """A target for the wheel: `found` must be at most `limit`; if `found` is a ratio, at least
+    """A target for a structure: `found` must be at most `limit`; if `found` is a ratio, at least
     `limit`."""
 
+    structure: str
     measure: str
     pending: int
-    against: str  # "" = `found` is the wheel's figure; else that of this baseline / the wheel's
+    against: str  # "" = `found` is the structure's figure; else that of this baseline / the wheel's
     limit: float
     found: float
     met: bool
 
 
-LIMITS: tuple[tuple[str, int, str, float], ...] = (
-    ("add fresh", 1_000_000, "", 20),
-    ("add fresh", 10_000_000, "", 10),
-    ("add recycled", 1_000_000, "", 30),
-    ("add recycled", 10_000_000, "", 65),
-    ("cancel", 1_000_000, "", 25),
-    ("cancel", 10_000_000, "", 50),
-    ("expire", 1_000_000, "", 60),
-    ("expire", 10_000_000, "", 60),
-    ("mix", 1_000_000, "", 20),
-    ("mix", 10_000_000, "", 25),
-    ("worst pause", 10_000_000, "", 150_000),
-    ("bytes", 1_000_000, "", 41),
-    ("bytes", 10_000_000, "", 41),
-    ("mix", 10_000_000, "linked", 1.3),
-    ("mix", 10_000_000, "heap", 3),
-    ("worst pause", 10_000_000, "linked", 50),
+LIMITS: tuple[tuple[str, str, int, str, float], ...] = (
+    ("keyed", "mix", 1_000_000, "", 130),
+    ("keyed", "mix", 10_000_000, "", 325),
+    ("keyed", "cancel", 1_000_000, "", 200),
+    ("keyed", "cancel", 10_000_000, "", 500),
+    ("keyed", "replace", 1_000_000, "", 210),
+    ("keyed", "replace", 10_000_000, "", 525),
+    ("wheel", "add fresh", 1_000_000, "", 20),
+    ("wheel", "add fresh", 10_000_000, "", 10),
+    ("wheel", "add recycled", 1_000_000, "", 30),
+    ("wheel", "add recycled", 10_000_000, "", 65),
+    ("wheel", "cancel", 1_000_000, "", 25),
+    ("wheel", "cancel", 10_000_000, "", 50),
+    ("wheel", "expire", 1_000_000, "", 60),
+    ("wheel", "expire", 10_000_000, "", 60),
+    ("wheel", "mix", 1_000_000, "", 20),
+    ("wheel", "mix", 10_000_000, "", 25),
+    ("wheel", "worst pause", 10_000_000, "", 150_000),
+    ("wheel", "bytes", 1_000_000, "", 41),
+    ("wheel", "bytes", 10_000_000, "", 41),
+    ("wheel", "mix", 10_000_000, "linked", 1.3),
+    ("wheel", "mix", 10_000_000, "heap", 3),
+    ("wheel", "worst pause", 10_000_000, "linked", 50),
 )
 
 
@@ -130,8 +142,8 @@ def medians_by_tick(repeats: list[list[float]]) -> list[float]:
 
 
 def measure_structures(sizes: tuple[int, ...], repeats: int, samples: Samples) -> Medians:
-    """Run all workloads and add the measurements to `samples`. Return the figures computed from
-    each tick's median; `samples` does not contain the ticks."""
+    """Run all workloads and add the measurements to `samples`. Return the cost of `mix`, computed
+    from each tick's median; `samples` does not contain the ticks."""
     runs = list(itertools.product(sizes, range(repeats), WORKLOADS, STRUCTURES))
     ticks: dict[Key, list[list[float]]] = {}
     operations: dict[Key, int] = {}
@@ -142,7 +154,8 @@ def measure_structures(sizes: tuple[int, ...], repeats: int, samples: Samples) -
             for measure, value in result.items():
                 key = (measure, pending, structure)
                 if isinstance(value, list):
-                    ticks.setdefault(key, []).append(value)
+                    if measure == "mix":
+                        ticks.setdefault(key, []).append(value)
                     operations[key] = result["operations"]
                     samples.setdefault(key, []).append(TICKS[measure](value, operations[key]))
                 elif isinstance(value, float):
@@ -245,7 +258,7 @@ def rows_of(samples: Samples, medians: Medians) -> list[Row]:
                 round(min(values), 3),
                 round(max(values), 3),
                 len(values),
-                round(median / wheel, 3) if wheel else None,
+                round(median / wheel, 3) if wheel and structure not in KEYED else None,
             )
         )
     return sorted(rows, key=lambda row: (row.pending, row.measure, row.structure))
@@ -254,14 +267,14 @@ def rows_of(samples: Samples, medians: Medians) -> list[Row]:
 def targets_of(rows: list[Row]) -> list[Target]:
     found = {(row.measure, row.pending, row.structure): row for row in rows}
     targets = []
-    for measure, pending, against, limit in LIMITS:
-        row = found.get((measure, pending, against or "wheel"))
+    for structure, measure, pending, against, limit in LIMITS:
+        row = found.get((measure, pending, against or structure))
         if row is None:
             continue
         value = row.times_wheel if against else row.median
         assert value is not None
         met = value >= limit if against else value <= limit
-        targets.append(Target(measure, pending, against, limit, value, met))
+        targets.append(Target(structure, measure, pending, against, limit, value, met))
     return targets
 
 
@@ -289,6 +302,7 @@ def target_lines(targets: list[Target]) -> list[list[str]]:
         sign = "≥" if t.against else "≤"
         lines.append(
             [
+                t.structure,
                 subject,
                 f"{t.pending:,}",
                 f"{sign} {figure(t.limit)}",
@@ -299,22 +313,23 @@ def target_lines(targets: list[Target]) -> list[list[str]]:
     return lines
 
 
-def row_lines(rows: list[Row], spreads: bool) -> list[list[str]]:
+def row_lines(rows: list[Row], names: Sequence[str], spreads: bool) -> list[list[str]]:
     lines: dict[tuple[int, str], dict[str, str]] = {}
     for row in rows:
+        if row.structure not in names:
+            continue
         spread = f" ({figure(row.low)}-{figure(row.high)})" if spreads else ""
         times = f" = {row.times_wheel:.2f}x" if row.times_wheel and row.structure != "wheel" else ""
         line = lines.setdefault((row.pending, row.measure), {})
         line[row.structure] = figure(row.median) + spread + times
-    names = (*STRUCTURES, "asyncio", "sched")
     return [
         [measure, f"{pending:,}", *(line.get(name, "") for name in names)]
         for (pending, measure), line in lines.items()
     ]
 
 
-TARGET_HEAD = ["measure", "pending", "target", "found", ""]
-ROW_HEAD = ["measure", "pending", *STRUCTURES, "asyncio", "sched"]
+TARGET_HEAD = ["structure", "measure", "pending", "target", "found", ""]
+ROW_HEAD = ["measure", "pending"]
 
 
 def show(title: str, head: list[str], lines: list[list[str]]) -> None:
@@ -336,7 +351,8 @@ def write_page(result: dict[str, object], rows: list[Row], targets: list[Target]
     body = [
         f"Measured on: {place}.",
         markdown(TARGET_HEAD, target_lines(targets)),
-        markdown(ROW_HEAD, row_lines(rows, spreads=True)),
+        markdown([*ROW_HEAD, *KEYED], row_lines(rows, KEYED, spreads=True)),
+        markdown([*ROW_HEAD, *BARE], row_lines(rows, BARE, spreads=True)),
     ]
     recording.write_section("core", "\n" + "\n\n".join(body) + "\n\n")
 
@@ -357,7 +373,9 @@ def main() -> None:
     measure_python(min(sizes), repeats, samples)
     rows = rows_of(samples, medians)
     targets = targets_of(rows)
-    show("ns or bytes = times the wheel's", ROW_HEAD, row_lines(rows, spreads=False))
+    for names in (KEYED, BARE):
+        lines = row_lines(rows, names, spreads=False)
+        show("ns or bytes = times the wheel's", [*ROW_HEAD, *names], lines)
     if targets:
         show("targets", TARGET_HEAD, target_lines(targets))
     if options.quick:

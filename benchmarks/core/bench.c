@@ -3,11 +3,12 @@
  *
  *   bench STRUCTURE WORKLOAD PENDING SEED
  *
- * STRUCTURE: wheel, heap, linked. WORKLOAD:
+ * STRUCTURE: keyed, wheel, heap, linked. WORKLOAD:
  *
  *   ops    PENDING timers due in 1 ms .. 1 h: add all, cancel every second timer in random order,
- *          add as many timers again, then expire all timers; before each call of expire, ask for
- *          the time of that call
+ *          add as many timers again, replace and extend all timers in random order if the structure
+ *          has these functions, then expire all timers; before each call of expire, ask for the
+ *          time of that call
  *   mix    steady state of PENDING timers with delays as in a purgatory: lognormal, median 5 s,
  *          sigma 1; 90 % are cancelled at a uniform fraction of their delay; 1 ms ticks
  *   pause  PENDING timers due within 30 s, expired at every 1 ms tick; one value for each tick
@@ -25,7 +26,11 @@
 #include "timers.h"
 
 #define MS 1000000LL
+#define HOUR_NS (3600 * 1000 * MS)
 enum { BATCH = 1024, PAUSE_TICKS = 30000, MIX_TICKS = 2000, NEXT_CALLS = 64 };
+
+clockid_t measured_clock = CLOCK_MONOTONIC;
+int64_t outside_ns;
 
 static uint64_t random_state;
 
@@ -51,6 +56,9 @@ static void expect(int true_or_stop, const char *subject)
         exit(1);
     }
 }
+
+/* Time on the workload's clock, without the time of the benchmark's own work. */
+static int64_t spent_ns(void) { return clock_ns(measured_clock) - outside_ns; }
 
 /* ---- batches ---------------------------------------------------------------------------- */
 
@@ -79,10 +87,10 @@ static void shuffle(uint32_t *ids, uint32_t count)
     }
 }
 
-static void draw_deadlines(int64_t *deadlines_ns, uint32_t count)
+static void draw_deadlines(int64_t *deadlines_ns, uint32_t count, int64_t after_ns)
 {
     for (uint32_t i = 0; i < count; i++)
-        deadlines_ns[i] = random_between(MS, 3600 * 1000 * MS);
+        deadlines_ns[i] = after_ns + random_between(MS, HOUR_NS);
 }
 
 static void expire_all(const struct kind *k, struct timers *t, uint32_t pending)
@@ -93,21 +101,40 @@ static void expire_all(const struct kind *k, struct timers *t, uint32_t pending)
     expect(fired == pending, "a timer was lost or fired twice");
 }
 
-/* Return the processor time since *mark_ns, and set *mark_ns to the clock's current value. */
+/* Return the time since *mark_ns, and set *mark_ns to the present time. */
 static int64_t lap_ns(int64_t *mark_ns)
 {
     int64_t before_ns = *mark_ns;
-    *mark_ns = clock_ns(CLOCK_THREAD_CPUTIME_ID);
+    *mark_ns = spent_ns();
     return *mark_ns - before_ns;
+}
+
+typedef void (*move_fn)(struct timers *, const int64_t *deadlines_ns, const uint32_t *ids,
+                        uint32_t count);
+
+/* Give all timers, in random order, deadlines after `after_ns`, and print the time per timer. */
+static void move_all(move_fn move, const char *name, struct timers *t, int64_t *deadlines_ns,
+                     uint32_t *ids, uint32_t count, int64_t after_ns)
+{
+    int64_t mark_ns = 0;
+    if (move == NULL)
+        return;
+    shuffle(ids, count);
+    draw_deadlines(deadlines_ns, count, after_ns);
+    lap_ns(&mark_ns);
+    for (uint32_t i = 0; i < count; i += BATCH)
+        move(t, deadlines_ns + i, ids + i, count - i < BATCH ? count - i : BATCH);
+    printf(", \"%s\": %.3f", name, (double)lap_ns(&mark_ns) / count);
 }
 
 static void run_ops(const struct kind *k, struct timers *t, uint32_t pending)
 {
     uint32_t *ids = memory((size_t)pending * sizeof *ids), half = pending / 2;
     int64_t *deadlines_ns = memory((size_t)pending * sizeof *deadlines_ns), mark_ns = 0;
-    double fresh_ns, cancel_ns, recycled_ns, expire_ns;
+    double fresh_ns, cancel_ns, recycled_ns;
 
-    draw_deadlines(deadlines_ns, pending);
+    measured_clock = CLOCK_THREAD_CPUTIME_ID;
+    draw_deadlines(deadlines_ns, pending, 0);
     lap_ns(&mark_ns);
     add_all(k, t, deadlines_ns, ids, pending);
     fresh_ns = (double)lap_ns(&mark_ns) / pending;
@@ -115,14 +142,17 @@ static void run_ops(const struct kind *k, struct timers *t, uint32_t pending)
     lap_ns(&mark_ns);
     cancel_all(k, t, ids, half);
     cancel_ns = (double)lap_ns(&mark_ns) / half;
-    draw_deadlines(deadlines_ns, half);
+    draw_deadlines(deadlines_ns, half, 0);
     lap_ns(&mark_ns);
     add_all(k, t, deadlines_ns, ids, half);
     recycled_ns = (double)lap_ns(&mark_ns) / half;
+    printf("{\"add fresh\": %.3f, \"add recycled\": %.3f, \"cancel\": %.3f", fresh_ns, recycled_ns,
+           cancel_ns);
+    move_all(k->replace, "replace", t, deadlines_ns, ids, pending, 0);
+    move_all(k->extend, "extend", t, deadlines_ns, ids, pending, HOUR_NS);
+    lap_ns(&mark_ns);
     expire_all(k, t, pending);
-    expire_ns = (double)lap_ns(&mark_ns) / pending;
-    printf("{\"add fresh\": %.3f, \"add recycled\": %.3f, \"cancel\": %.3f, \"expire\": %.3f}\n",
-           fresh_ns, recycled_ns, cancel_ns, expire_ns);
+    printf(", \"expire\": %.3f}\n", (double)lap_ns(&mark_ns) / pending);
     free(ids);
     free(deadlines_ns);
 }
@@ -271,9 +301,9 @@ static void run_mix(const struct kind *k, struct timers *t, uint32_t pending)
         uint32_t count = collect(p, tick, cancels);
         for (uint32_t i = 0; i < adds; i++)
             draw_arrival(&d, i, tick);
-        ticks_ns[tick] = -clock_ns(CLOCK_MONOTONIC);
+        ticks_ns[tick] = -spent_ns();
         fired += mix_tick(k, t, tick, &d, adds, cancels, count);
-        ticks_ns[tick] += clock_ns(CLOCK_MONOTONIC);
+        ticks_ns[tick] += spent_ns();
         draft_plan(&d, adds, p);
         next_ns += next_call_ns(k, t);
         operations += adds + count;
@@ -302,9 +332,9 @@ static void run_pause(const struct kind *k, struct timers *t, uint32_t pending)
         deadlines_ns[i] = random_between(1, PAUSE_TICKS * MS);
     add_all(k, t, deadlines_ns, ids, pending);
     for (int tick = 0; tick < PAUSE_TICKS; tick++) {
-        pauses_ns[tick] = -clock_ns(CLOCK_MONOTONIC);
+        pauses_ns[tick] = -spent_ns();
         fired += k->expire(t, (tick + 1) * MS);
-        pauses_ns[tick] += clock_ns(CLOCK_MONOTONIC);
+        pauses_ns[tick] += spent_ns();
     }
     expect(fired == pending, "a timer was lost or fired twice");
     printf("{\"operations\": %u, ", pending);
@@ -317,7 +347,7 @@ static void run_pause(const struct kind *k, struct timers *t, uint32_t pending)
 
 /* ---- main ----------------------------------------------------------------------------------- */
 
-static const struct kind *const kinds[] = {&wheel_kind, &heap_kind, &linked_kind};
+static const struct kind *const kinds[] = {&keyed_kind, &wheel_kind, &heap_kind, &linked_kind};
 
 static const struct {
     const char *name;
@@ -345,7 +375,7 @@ static void print_bytes(const struct kind *k, uint32_t pending)
 
 int main(int argc, char **argv)
 {
-    expect(argc == 5, "usage: bench wheel|heap|linked ops|mix|pause|bytes PENDING SEED");
+    expect(argc == 5, "usage: bench keyed|wheel|heap|linked ops|mix|pause|bytes PENDING SEED");
     uint32_t pending = (uint32_t)strtoul(argv[3], NULL, 10);
     random_state = strtoull(argv[4], NULL, 10) * 0x9e3779b97f4a7c15u | 1;
     expect(pending >= 10000 && pending <= 100000000, "PENDING is 10000 to 100000000");

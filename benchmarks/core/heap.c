@@ -153,4 +153,5 @@ static uint64_t bytes(const struct timers *t)
                           + sizeof *t->free);
 }
 
-const struct kind heap_kind = {"heap", create, destroy, add, cancel, expire, next_ns, bytes};
+const struct kind heap_kind = {"heap", create, destroy, add, cancel, expire, next_ns, bytes, NULL,
+                               NULL};

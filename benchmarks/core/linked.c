@@ -171,4 +171,5 @@ static uint64_t bytes(const struct timers *t)
     return t->capacity * (sizeof *t->nodes + sizeof *t->free) + sizeof *t;
 }
 
-const struct kind linked_kind = {"linked", create, destroy, add, cancel, expire, next_ns, bytes};
+const struct kind linked_kind = {"linked", create, destroy, add, cancel, expire, next_ns, bytes, NULL,
+                                 NULL};

@@ -1,4 +1,5 @@
-/* timers.h - interface of the measured timer structures: the wheel and two baselines. */
+/* timers.h - interface of the measured timer structures: keyed timers, the wheel alone, and two
+ * baselines. */
 #ifndef PURGATORYD_BENCH_TIMERS_H
 #define PURGATORYD_BENCH_TIMERS_H
 
@@ -26,9 +27,20 @@ struct kind {
     int64_t (*next_ns)(const struct timers *);   /* time of the next call of expire; INT64_MAX =
                                                     never */
     uint64_t (*bytes)(const struct timers *);    /* size of all memory of the structure */
+    /* Give timers other deadlines; NULL = the structure has no such function. `extend` needs later
+     * deadlines than before. */
+    void (*replace)(struct timers *, const int64_t *deadlines_ns, const uint32_t *ids,
+                    uint32_t count);
+    void (*extend)(struct timers *, const int64_t *deadlines_ns, const uint32_t *ids,
+                   uint32_t count);
 };
 
-extern const struct kind wheel_kind, heap_kind, linked_kind;
+extern const struct kind wheel_kind, heap_kind, linked_kind, keyed_kind;
+
+/* Clock that the running workload measures with, and the time on this clock that a structure spent
+ * on work of the benchmark itself, such as packing messages. */
+extern clockid_t measured_clock;
+extern int64_t outside_ns;
 
 static inline int64_t clock_ns(clockid_t clock)
 {

@@ -93,4 +93,5 @@ static uint64_t bytes(const struct timers *t)
            + wheel_buckets(&t->shape) * sizeof *t->wheel.buckets + sizeof *t->wheel.state;
 }
 
-const struct kind wheel_kind = {"wheel", create, destroy, add, cancel, expire, next_ns, bytes};
+const struct kind wheel_kind = {"wheel", create, destroy, add, cancel, expire, next_ns, bytes, NULL,
+                                NULL};

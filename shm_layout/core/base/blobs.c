@@ -273,6 +273,17 @@ void blobs_give(struct blob_pool *p, uint32_t blob, uint32_t granules)
     link_block(p, start, end - start);
 }
 
+void blobs_prefetch_give(const struct blob_pool *p, uint32_t blob, uint32_t granules)
+{
+    const uint64_t end = (uint64_t)blob + granules;
+    if (end > p->granules)
+        return;
+    if (!is_used(p, (uint32_t)end))
+        fetch(blob_hint(p, (uint32_t)end));
+    if (blob != 0 && !is_used(p, blob - 1))
+        fetch(blob_hint(p, blob - 1));
+}
+
 uint32_t blobs_copy(struct blob_pool *to, const struct blob_pool *from, uint32_t blob,
                     uint32_t granules)
 {

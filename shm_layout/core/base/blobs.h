@@ -41,6 +41,9 @@ static inline void blobs_prefetch_mark(const struct blob_pool *p, uint32_t blob)
 {
     fetch(&p->map[blob / 64]);
 }
+/* Prefetch the sizes of the free neighbours of a blob that will be freed. Its word of the map should
+ * be in the cache. */
+void blobs_prefetch_give(const struct blob_pool *p, uint32_t blob, uint32_t granules);
 /* Address of a blob for a prefetch. The number may come from a free slot or a free block, so nobody
  * may read the bytes at the address. */
 static inline const uint8_t *blob_hint(const struct blob_pool *p, uint32_t blob)

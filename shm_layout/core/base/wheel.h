@@ -60,6 +60,12 @@ static inline void wheel_fetch_cell(const struct wheel *w, const struct pg_hot *
 {
     fetch(&w->chunks[h->where / CHUNK_WORDS]);
 }
+/* Prefetch the cell of a linked slot, and the last cell of its bucket. */
+static inline void wheel_fetch_cells(const struct wheel *w, const struct pg_hot *h)
+{
+    wheel_fetch_cell(w, h);
+    fetch(&w->chunks[w->buckets[h->bucket].tail / CHUNK_WORDS]);
+}
 /* Number of timers that the wheel has moved to a finer level. */
 static inline uint64_t wheel_moved(const struct wheel *w) { return w->state->moved; }
 /* Time at which wheel_advance has to be called next, to fire timers, to cascade or to drain

@@ -29,6 +29,9 @@ struct group {
     /* Per record: index of its first hash in key_hashes[]. One extra element marks the end. */
     uint32_t keys[PG_PREFETCH_MAX + 1];
     uint32_t arms;                /* number of records that may take a slot */
+    uint32_t timer_count;         /* number of records on timers and operations */
+    /* Positions, within the record group, of the records on timers and operations. */
+    uint32_t timers[PG_PREFETCH_MAX];
     uint32_t watermark_count;     /* number of records on watch keys */
     /* Positions, within the record group, of the records on watch keys. */
     uint32_t watermarks[PG_PREFETCH_MAX];
@@ -95,6 +98,7 @@ static uint32_t record_hash(struct pg_arena *a, struct group *g, const wire_reco
         watermark_fetch(a, a->call.hashes[n]);
         return 0;
     }
+    g->timers[g->timer_count++] = place;
     index_prefetch(&a->index, a->call.hashes[n]);
     slots_prefetch(&a->slots, g->arms);
     g->arms += op_rules[r->op].uses / NEEDS_TOPIC % 2;
@@ -114,7 +118,7 @@ static void group_begin(struct pg_arena *a, const struct request *q, struct grou
                         const uint8_t *at)
 {
     uint32_t n = g->first;
-    g->watermark_count = g->arms = g->keys[0] = 0;
+    g->watermark_count = g->timer_count = g->arms = g->keys[0] = 0;
     for (; n < q->frame.count && n < g->first + PG_PREFETCH_MAX; n++) {
         const wire_record *r = record_at(q, n);
         uint32_t *keys = &g->keys[n - g->first];
@@ -124,6 +128,7 @@ static void group_begin(struct pg_arena *a, const struct request *q, struct grou
         at += record_bytes(r);
     }
     g->end = n;
+    prefetch_timers(a, &a->call.hashes[g->first], g->timers, g->timer_count);
     prefetch_watermarks(a, &a->call.hashes[g->first], g->watermarks, g->reach, g->watermark_count,
                         g->rows);
 }

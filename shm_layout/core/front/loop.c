@@ -23,7 +23,7 @@ static bool expire(void *context, uint32_t slot)
 
 static void expire_soon(void *context, const uint32_t *slots, uint32_t count)
 {
-    prefetch_ends(context, slots, count);
+    prefetch_expiries(context, slots, count);
 }
 
 uint32_t pg_advance(struct pg_arena *a, int64_t now_ns, int64_t wall_offset_ns,

@@ -12,7 +12,9 @@
 #include "core/base/index.h"
 #include "core/base/wheel.h"
 #include "core/arena.h"
+#include "core/state/replay_buffer.h"
 #include "core/state/rows.h"
+#include "core/wal/wal_buffer.h"
 #include "core/state/watermarks.h"
 
 #define LINE 64
@@ -104,6 +106,94 @@ void prefetch_ends(const struct pg_arena *a, const uint32_t *slots, uint32_t cou
         found += watches[found] != PG_NIL;
     }
     fetch_chains(a, watches, found);
+}
+
+/* ---- timers ------------------------------------------------------------------------------ */
+
+/* Fetch what a record reads and changes in a slot: key, map of the payload memory, timestamps, and
+ * cells of the wheel. A slot that is not armed may hold the bucket of an earlier arena. */
+static void fetch_timer(const struct pg_arena *a, uint32_t slot)
+{
+    const struct pg_hot *h = slot_hot(a, slot);
+    const struct pg_cold *c = slot_cold(a, slot);
+    fetch_whole(blob_hint(&a->blobs, c->blob) + c->ext_len, c->key_len + 1u);
+    blobs_prefetch_mark(&a->blobs, c->blob);
+    if (has_wal(a))
+        fetch_whole(timestamps_at(a, slot), sizeof(struct pg_timestamps));
+    if (ctl_state(h->ctl) == PG_S_ARMED)
+        wheel_fetch_cells(&a->wheel, h);
+}
+
+/* Collect the slots that the keys probably have, and fetch them. Return their number. */
+static uint32_t slots_of(const struct pg_arena *a, const uint32_t *hashes, const uint32_t *places,
+                         uint32_t count, uint32_t *slots)
+{
+    uint32_t found = 0;
+    struct probe at;
+    for (uint32_t i = 0; i < count; i++) {
+        const uint32_t id = index_first(&a->index, hashes[places[i]], &at);
+        if (id < a->slots.capacity)
+            slots[found++] = id;
+        else if (id != PG_NIL)
+            fetch(replay_of_id(a, id));
+    }
+    if (found != 0)
+        fetch_slots(a, slots, found);
+    return found;
+}
+
+void prefetch_timers(const struct pg_arena *a, const uint32_t *hashes, const uint32_t *places,
+                     uint32_t count)
+{
+    uint32_t slots[PG_PREFETCH_MAX], armed[PG_PREFETCH_MAX], linked = 0;
+    const uint32_t found = slots_of(a, hashes, places, count, slots);
+    for (uint32_t i = 0; i < found; i++) {
+        fetch_timer(a, slots[i]);
+        if (ctl_state(slot_hot(a, slots[i])->ctl) == PG_S_ARMED)
+            armed[linked++] = slots[i];
+    }
+    if (linked != 0)
+        wheel_fetch_last(&a->wheel, armed, linked);
+    for (uint32_t i = 0; i < found; i++) {
+        const struct pg_cold *c = slot_cold(a, slots[i]);
+        blobs_prefetch_give(&a->blobs, c->blob, slot_granules(c));
+    }
+}
+
+/* Fetch what is freed when the next `count` notices give way. */
+static void fetch_oldest_notices(const struct pg_arena *a, uint32_t count)
+{
+    const struct pg_header *h = a->header;
+    const uint64_t sent = h->published - h->replay_head;
+    if (h->replay_tail - h->replay_head + count <= h->replay_capacity &&
+        h->replay_bytes + (uint64_t)count * LINE <= h->replay_bytes_max)
+        return;
+    count = sent < count ? (uint32_t)sent : count;
+    for (uint32_t i = 0; i < count; i++) {
+        const struct pg_entry *e = replay_at(a, h->replay_head + i);
+        index_prefetch(&a->index, e->hash);
+        blobs_prefetch_mark(&a->blobs, e->blob);
+        fetch(replay_at(a, h->replay_head + count + i));
+    }
+    for (uint32_t i = 0; i < count; i++) {
+        const struct pg_entry *e = replay_at(a, h->replay_head + i);
+        blobs_prefetch_give(&a->blobs, e->blob, entry_granules(e));
+    }
+}
+
+void prefetch_expiries(const struct pg_arena *a, const uint32_t *slots, uint32_t count)
+{
+    uint32_t operations[PG_PREFETCH_MAX], found = 0;
+    fetch_slots(a, slots, count);
+    fetch_oldest_notices(a, count);
+    for (uint32_t i = 0; i < count; i++) {
+        index_prefetch(&a->index, slot_hot(a, slots[i])->hash);
+        if (is_operation(a, slots[i]))
+            operations[found++] = slots[i];
+        else
+            fetch(blob_hint(&a->blobs, slot_cold(a, slots[i])->blob));
+    }
+    prefetch_ends(a, operations, found);
 }
 
 /* ---- links ------------------------------------------------------------------------------ */

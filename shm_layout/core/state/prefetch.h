@@ -12,7 +12,14 @@
  * the row that the key probably has. */
 void prefetch_watermarks(const struct pg_arena *a, const uint32_t *hashes, const uint32_t *places,
                          const uint64_t *reach, uint32_t count, uint32_t *rows);
-/* Fetch what the end of these timers and operations will access. */
+/* Fetch what records on timers and operations will access. The key of the i-th record has hash
+ * hashes[places[i]]. */
+void prefetch_timers(const struct pg_arena *a, const uint32_t *hashes, const uint32_t *places,
+                     uint32_t count);
+/* Fetch what the expiry of these timers and operations will access, and what the notices that give
+ * way to theirs will access. */
+void prefetch_expiries(const struct pg_arena *a, const uint32_t *slots, uint32_t count);
+/* Fetch what the end of these operations will access. */
 void prefetch_ends(const struct pg_arena *a, const uint32_t *slots, uint32_t count);
 /* Fetch what operations_link will access first for these operations. */
 void prefetch_links(const struct pg_arena *a, const uint32_t *slots, uint32_t count);
