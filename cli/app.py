@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from purgatoryd import __version__
-from purgatoryd.cli.exits import Exit, help_table, say
+from purgatoryd.cli.exits import Exit, Group, help_table, say
 
 # Module in purgatoryd.cli by command, in the order of --help.
 COMMANDS = {
@@ -46,7 +46,7 @@ COMMANDS = {
 }
 
 
-class Lazy(click.Group):
+class Lazy(Group):
     """A click group that imports the module of a command only when the command is needed.
 
     `table`: module of purgatoryd.cli by command. The module defines the function COMMAND_command.
@@ -72,7 +72,7 @@ class Lazy(click.Group):
 @click.group(
     cls=Lazy,
     table=COMMANDS,
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    context_settings={"max_content_width": 100},
     help=f"""Timers for the processes of this host.
 
 `purgatoryd run` starts a daemon, which keeps timers under keys. When a timer is due, each

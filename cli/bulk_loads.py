@@ -10,7 +10,7 @@ import click
 
 from purgatoryd import clients
 from purgatoryd.cli.arena import print_table, reading
-from purgatoryd.cli.exits import Command
+from purgatoryd.cli.exits import Command, Group
 from purgatoryd.cli.options import emit, json_option, name_option, timeout_option
 from purgatoryd.cli.shards import daemons
 
@@ -41,7 +41,7 @@ class BulkLoadId(click.ParamType[bytes]):
 id_argument = click.argument("bulk_load", metavar="ID", type=BulkLoadId())
 
 
-@click.group("bulk-load")
+@click.group("bulk-load", cls=Group)
 def bulk_load_command() -> None:
     """Show bulk loads, which apply each row only once."""
 

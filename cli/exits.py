@@ -192,7 +192,19 @@ class GroupedOption(click.Option):
         self.heading = heading
 
 
-class Command(click.Command):
+class HelpNames(click.Command):
+    """A command with the options -h and --help, whatever context it first runs in."""
+
+    def get_help_option_names(self, ctx: click.Context) -> list[str]:
+        """Return the same names in each context, because click caches the first help option."""
+        return ["-h", "--help"]
+
+
+class Group(HelpNames, click.Group):
+    """A group of commands."""
+
+
+class Command(HelpNames):
     """A command that translates each result and error into an exit code."""
 
     def make_context(self, info_name: str | None, args: list[str], *rest: Any, **extra: Any) -> Any:

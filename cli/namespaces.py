@@ -9,7 +9,7 @@ import click
 from purgatoryd import clients
 from purgatoryd.cli import units
 from purgatoryd.cli.arena import print_table, reading
-from purgatoryd.cli.exits import Command
+from purgatoryd.cli.exits import Command, Group
 from purgatoryd.cli.options import emit, json_option, name_option, timeout_option, visible
 from purgatoryd.cli.shards import daemons
 
@@ -50,7 +50,7 @@ def settings_record(namespace: str, settings: NamespaceSettings) -> dict[str, An
     }
 
 
-@click.group("namespace")
+@click.group("namespace", cls=Group)
 def namespace_command() -> None:
     """Create namespaces; show and set owners, durability and quotas."""
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from purgatoryd.cli import units
-from purgatoryd.cli.exits import Command, Exit
+from purgatoryd.cli.exits import Command, Exit, Group
 from purgatoryd.cli.following import follow
 from purgatoryd.cli.options import (
     emit,
@@ -39,7 +39,7 @@ Wrapped = TypeVar("Wrapped", bound=Callable[..., Any])
 FILE = click.Path(exists=True, path_type=Path)
 
 
-@click.group("cold")
+@click.group("cold", cls=Group)
 def cold_command() -> None:
     """Keep far-off timers in a cold tier in the lake.
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from purgatoryd.cli import units
-from purgatoryd.cli.exits import Command, Exit
+from purgatoryd.cli.exits import Command, Exit, Group
 from purgatoryd.cli.options import emit, json_option
 from purgatoryd.cli.pipeline import lake_option, spark_options
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 FILE = "rebalance_plan.json"
 
 
-@click.group("rebalance-plan")
+@click.group("rebalance-plan", cls=Group)
 def rebalance_plan_command() -> None:
     """Propose moves of namespaces between daemons.
 

@@ -35,10 +35,7 @@ _EXIT_CODES = indent(help_table().removeprefix("\b\n"), "  ") + "\n\n"
 
 
 def _help(command: click.Command, title: str) -> str:
-    names = app.context_settings["help_option_names"]
-    with click.Context(
-        command, info_name=title, terminal_width=90, max_content_width=90, help_option_names=names
-    ) as ctx:
+    with click.Context(command, info_name=title, terminal_width=90, max_content_width=90) as ctx:
         shown = command.get_help(ctx).replace(_EXIT_CODES, "")
         return f"## {title}\n\n```text\n{shown}\n```\n"
 

@@ -8,7 +8,7 @@ import click
 
 from purgatoryd import clients
 from purgatoryd.cli.arena import print_table
-from purgatoryd.cli.exits import Command, Exit
+from purgatoryd.cli.exits import Command, Exit, Group
 from purgatoryd.cli.options import emit, json_option, name_option, timeout_option
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def session_record(info: SessionInfo, now_ns: int) -> dict[str, Any]:
     }
 
 
-@click.group("session")
+@click.group("session", cls=Group)
 def session_command() -> None:
     """Show and end the sessions of clients."""
 

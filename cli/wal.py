@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from purgatoryd.cli import units
-from purgatoryd.cli.exits import Command, Exit
+from purgatoryd.cli.exits import Command, Exit, Group
 from purgatoryd.cli.options import (
     emit,
     json_option,
@@ -41,7 +41,7 @@ wal_option = click.option(
 )
 
 
-@click.group("wal")
+@click.group("wal", cls=Group)
 def wal_command() -> None:
     """Inspect a write-ahead log (WAL), and retain it for readers.
 

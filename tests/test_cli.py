@@ -335,16 +335,18 @@ def test_help_imports_no_client() -> None:
 
 def helps(command: click.Command, title: str) -> Iterator[tuple[str, str]]:
     """Yield (title, help text at 80 columns) of a command and of all its subcommands."""
-    names = app.context_settings["help_option_names"]
-    with click.Context(
-        command, info_name=title, terminal_width=80, help_option_names=names
-    ) as context:
+    with click.Context(command, info_name=title, terminal_width=80) as context:
         yield title, command.get_help(context)
         if isinstance(command, click.Group):
             for name in command.list_commands(context):
                 below = command.get_command(context, name)
                 assert below is not None
                 yield from helps(below, name)
+
+
+def test_every_command_has_h_and_help() -> None:
+    for title, text in helps(app, "purgatoryd"):
+        assert "-h, --help" in text, title
 
 
 def test_help_fits_into_80_columns_and_cuts_no_summary() -> None:
