@@ -22,6 +22,7 @@ struct world {
     int64_t now_ns;
     uint8_t *wal;             /* copies of the frames of the WAL buffer */
     uint64_t used, position, lsn;
+    uint32_t topics;          /* number of topic names that act() uses; 0 = TOPICS */
 };
 
 /* ---- set-up ------------------------------------------------------------------------------ */
@@ -681,7 +682,7 @@ static void act(struct world *w)
                                    .time_kind = (uint8_t)rng_below(r, PG_T_KINDS),
                                    .time_ns = (int64_t)rng_below(r, 40) * MS,
                                    .payload_len = (uint32_t)rng_below(r, 600)},
-                        .key = key, .topic = (uint32_t)rng_below(r, TOPICS)};
+                        .key = key, .topic = (uint32_t)rng_below(r, w->topics != 0 ? w->topics : TOPICS)};
     if (kind < 8 && kind >= 5) {
         c.record.op = PG_OP_WATCH;
         c.record.mode = (uint8_t)rng_below(r, PG_CONDITIONS);
@@ -938,6 +939,58 @@ static void test_a_snapshot_during_the_work(void)
     world_close(&w);
 }
 
+/* Take a snapshot in small pieces, with up to `most` random acts before each piece. Return the
+ * snapshot's size. */
+static uint64_t snapshot_between_acts(struct world *w, uint8_t *snapshot, uint64_t most)
+{
+    struct pg_snapshot cursor = {0};
+    uint64_t bytes = 0;
+    while (!cursor.done) {
+        for (uint64_t n = rng_below(&w->rng, most + 1); n > 0; n--) {
+            act(w);
+            take(w);
+        }
+        bytes += pg_snapshot(w->a, &cursor, snapshot + bytes, 1500);
+    }
+    return bytes;
+}
+
+static void acts_without_a_snapshot(struct world *w, uint64_t count)
+{
+    for (; count > 0; count--) {
+        act(w);
+        take(w);
+    }
+    while (go(w, 0))
+        pg_published(w->a, w->a->header->replay_tail, 0, 0);
+    take(w);
+}
+
+/* More topic names than rows are in use, so that rows change their topics during a snapshot. */
+static void test_a_snapshot_of_any_length(void)
+{
+    struct world w = {.rng = {6}, .wal = malloc(FRAMES), .topics = 2 * TOPICS}, copy;
+    struct pg_fault fault;
+    uint8_t *snapshot = malloc(FRAMES);
+    CHECK(w.wal != NULL && snapshot != NULL);
+    world_open(&w);
+    for (uint64_t round = 0; round < 400; round++) {
+        w.used = 0;
+        simple(&w, PG_OP_ADVANCE_KEY, WATCHED, w.lsn);    /* appends an uncommitted frame */
+        const uint64_t bytes = snapshot_between_acts(&w, snapshot, round % 100);
+        acts_without_a_snapshot(&w, rng_below(&w.rng, 40));
+        if (!redone(&copy, &w, snapshot, bytes, &fault))
+            report(&fault);
+        whole(&copy);
+        slots_are_the_same(w.a, copy.a);
+        watermarks_are_the_same(w.a, copy.a);
+        notices_are_the_same(w.a, copy.a);
+        arena_close(&copy);
+    }
+    world_close(&w);
+    free(snapshot);
+}
+
 static void fire_and_send(struct world *w, uint32_t count)
 {
     for (uint32_t i = 0; i < count; i++) {
@@ -1150,6 +1203,7 @@ int main(void)
     RUN(test_frames_tell_when_and_of_what);
     RUN(test_a_snapshot_during_the_work);
     RUN(test_a_snapshot_while_the_replay_buffer_is_used_up);
+    RUN(test_a_snapshot_of_any_length);
     RUN(test_each_dropped_outcome_has_a_record_behind_a_full_ring);
     RUN(test_noise_is_refused);
     return 0;
