@@ -366,7 +366,8 @@ def main() -> None:
     options = parser.parse_args()
     sizes, repeats = ((10_000,), 1) if options.quick else (SIZES, options.repeats)
 
-    result: dict[str, object] = {"command": "make bench-core", "machine": machine()}
+    command = f"python benchmarks/bench_core.py --repeats {repeats}"
+    result: dict[str, object] = {"command": command, "machine": machine()}
     samples: Samples = {}
     build()
     medians = measure_structures(sizes, repeats, samples)
