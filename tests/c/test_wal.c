@@ -900,28 +900,46 @@ static void *photograph(void *context)
     return NULL;
 }
 
-static void snapshot_while_working(struct world *w)
+/* Act `count` times at random; commit after each act. */
+static void acts(struct world *w, uint64_t count)
 {
-    struct photographer p = {.world = w, .snapshot = malloc(FRAMES)};
-    struct world copy;
-    struct pg_fault fault;
-    pthread_t thread;
-    CHECK(p.snapshot != NULL && pthread_create(&thread, NULL, photograph, &p) == 0);
-    for (uint32_t i = 0; i < 300; i++) {
+    for (; count > 0; count--) {
         act(w);
         take(w);
     }
-    pthread_join(thread, NULL);
+}
+
+/* Fire all timers that are due. */
+static void settle(struct world *w)
+{
     while (go(w, 0))
         pg_published(w->a, w->a->header->replay_tail, 0, 0);
     take(w);
-    if (!redone(&copy, w, p.snapshot, p.bytes, &fault))
+}
+
+/* Check that redo of the snapshot and the frames restores the arena. */
+static void is_restored(const struct world *w, const uint8_t *snapshot, uint64_t bytes)
+{
+    struct world copy;
+    struct pg_fault fault;
+    if (!redone(&copy, w, snapshot, bytes, &fault))
         report(&fault);
     whole(&copy);
     slots_are_the_same(w->a, copy.a);
     watermarks_are_the_same(w->a, copy.a);
     notices_are_the_same(w->a, copy.a);
     arena_close(&copy);
+}
+
+static void snapshot_while_working(struct world *w)
+{
+    struct photographer p = {.world = w, .snapshot = malloc(FRAMES)};
+    pthread_t thread;
+    CHECK(p.snapshot != NULL && pthread_create(&thread, NULL, photograph, &p) == 0);
+    acts(w, 300);
+    pthread_join(thread, NULL);
+    settle(w);
+    is_restored(w, p.snapshot, p.bytes);
     free(p.snapshot);
 }
 
@@ -946,31 +964,16 @@ static uint64_t snapshot_between_acts(struct world *w, uint8_t *snapshot, uint64
     struct pg_snapshot cursor = {0};
     uint64_t bytes = 0;
     while (!cursor.done) {
-        for (uint64_t n = rng_below(&w->rng, most + 1); n > 0; n--) {
-            act(w);
-            take(w);
-        }
+        acts(w, rng_below(&w->rng, most + 1));
         bytes += pg_snapshot(w->a, &cursor, snapshot + bytes, 1500);
     }
     return bytes;
 }
 
-static void acts_without_a_snapshot(struct world *w, uint64_t count)
-{
-    for (; count > 0; count--) {
-        act(w);
-        take(w);
-    }
-    while (go(w, 0))
-        pg_published(w->a, w->a->header->replay_tail, 0, 0);
-    take(w);
-}
-
 /* More topic names than rows are in use, so that rows change their topics during a snapshot. */
 static void test_a_snapshot_of_any_length(void)
 {
-    struct world w = {.rng = {6}, .wal = malloc(FRAMES), .topics = 2 * TOPICS}, copy;
-    struct pg_fault fault;
+    struct world w = {.rng = {6}, .wal = malloc(FRAMES), .topics = 2 * TOPICS};
     uint8_t *snapshot = malloc(FRAMES);
     CHECK(w.wal != NULL && snapshot != NULL);
     world_open(&w);
@@ -978,14 +981,9 @@ static void test_a_snapshot_of_any_length(void)
         w.used = 0;
         simple(&w, PG_OP_ADVANCE_KEY, WATCHED, w.lsn);    /* appends an uncommitted frame */
         const uint64_t bytes = snapshot_between_acts(&w, snapshot, round % 100);
-        acts_without_a_snapshot(&w, rng_below(&w.rng, 40));
-        if (!redone(&copy, &w, snapshot, bytes, &fault))
-            report(&fault);
-        whole(&copy);
-        slots_are_the_same(w.a, copy.a);
-        watermarks_are_the_same(w.a, copy.a);
-        notices_are_the_same(w.a, copy.a);
-        arena_close(&copy);
+        acts(&w, rng_below(&w.rng, 40));
+        settle(&w);
+        is_restored(&w, snapshot, bytes);
     }
     world_close(&w);
     free(snapshot);
@@ -1005,9 +1003,8 @@ static void fire_and_send(struct world *w, uint32_t count)
  * fire: the snapshot has their notices, and no frame has their payloads. */
 static void test_a_snapshot_while_the_replay_buffer_is_used_up(void)
 {
-    struct world w = {.wal = malloc(FRAMES)}, copy;
+    struct world w = {.wal = malloc(FRAMES)};
     struct pg_snapshot cursor = {0};
-    struct pg_fault fault;
     uint8_t *snapshot = malloc(FRAMES);
     CHECK(w.wal != NULL && snapshot != NULL);
     world_open(&w);
@@ -1021,12 +1018,7 @@ static void test_a_snapshot_while_the_replay_buffer_is_used_up(void)
     while (!cursor.done)
         bytes += pg_snapshot(w.a, &cursor, snapshot + bytes, 1500);
     take(&w);
-    if (!redone(&copy, &w, snapshot, bytes, &fault))
-        report(&fault);
-    whole(&copy);
-    slots_are_the_same(w.a, copy.a);
-    notices_are_the_same(w.a, copy.a);
-    arena_close(&copy);
+    is_restored(&w, snapshot, bytes);
     free(snapshot);
     world_close(&w);
 }
