@@ -607,8 +607,8 @@ void pg_put(struct pg_arena *a, const struct pg_put *p, struct pg_result *result
         return;
     }
     struct put put = {put_key(a, p, topic_at(a, topic)->namespace_row), p->payload,
-                            p->payload_len, topic, p->mode, p->time_kind, p->time_ns, 0, 0, false,
-                            false};
+                      p->payload_len, topic, p->mode, p->time_kind, p->time_ns, 0, 0, false,
+                      false};
     if (!has_wal(a) || wal_buffer_admits(a, result))
         timers_put(a, &put, result);
     pg_refused(a, result->ticket & 0xff);

@@ -110,18 +110,15 @@ void prefetch_ends(const struct pg_arena *a, const uint32_t *slots, uint32_t cou
 
 /* ---- timers ------------------------------------------------------------------------------ */
 
-/* Fetch what a record reads and changes in a slot: key, map of the payload memory, timestamps, and
- * cells of the wheel. A slot that is not armed may hold the bucket of an earlier arena. */
+/* Fetch what a record reads and changes outside of the slot's row and the wheel: key, map of the
+ * payload memory, timestamps. */
 static void fetch_timer(const struct pg_arena *a, uint32_t slot)
 {
-    const struct pg_hot *h = slot_hot(a, slot);
     const struct pg_cold *c = slot_cold(a, slot);
     fetch_whole(blob_hint(&a->blobs, c->blob) + c->ext_len, c->key_len + 1u);
     blobs_prefetch_mark(&a->blobs, c->blob);
     if (has_wal(a))
         fetch_whole(timestamps_at(a, slot), sizeof(struct pg_timestamps));
-    if (ctl_state(h->ctl) == PG_S_ARMED)
-        wheel_fetch_cells(&a->wheel, h);
 }
 
 /* Collect the slots that the keys probably have, and fetch them. Return their number. */
@@ -148,9 +145,12 @@ void prefetch_timers(const struct pg_arena *a, const uint32_t *hashes, const uin
     uint32_t slots[PG_PREFETCH_MAX], armed[PG_PREFETCH_MAX], linked = 0;
     const uint32_t found = slots_of(a, hashes, places, count, slots);
     for (uint32_t i = 0; i < found; i++) {
+        const struct pg_hot *h = slot_hot(a, slots[i]);
         fetch_timer(a, slots[i]);
-        if (ctl_state(slot_hot(a, slots[i])->ctl) == PG_S_ARMED)
+        if (ctl_state(h->ctl) == PG_S_ARMED) {   /* other slots are in no bucket */
+            wheel_fetch_cells(&a->wheel, h);
             armed[linked++] = slots[i];
+        }
     }
     if (linked != 0)
         wheel_fetch_last(&a->wheel, armed, linked);
@@ -187,11 +187,12 @@ void prefetch_expiries(const struct pg_arena *a, const uint32_t *slots, uint32_t
     fetch_slots(a, slots, count);
     fetch_oldest_notices(a, count);
     for (uint32_t i = 0; i < count; i++) {
-        index_prefetch(&a->index, slot_hot(a, slots[i])->hash);
-        if (is_operation(a, slots[i]))
+        if (is_operation(a, slots[i])) {
             operations[found++] = slots[i];
-        else
-            fetch(blob_hint(&a->blobs, slot_cold(a, slots[i])->blob));
+            continue;
+        }
+        index_prefetch(&a->index, slot_hot(a, slots[i])->hash);
+        fetch(blob_hint(&a->blobs, slot_cold(a, slots[i])->blob));
     }
     prefetch_ends(a, operations, found);
 }
