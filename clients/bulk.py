@@ -8,12 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
 from purgatoryd.clients import times
 from purgatoryd.clients.arguments import check_type, check_whole, each, unreadable
 from purgatoryd.clients.batch import Batch, Outcome, Partial
-from purgatoryd.clients.bulk_loads import BulkLoad
 from purgatoryd.clients.connection import Connection
 from purgatoryd.clients.core import mode_number
 from purgatoryd.clients.model import CancelResult
@@ -29,6 +28,9 @@ from purgatoryd.shm_layout.errors import (
 )
 from purgatoryd.shm_layout.layout import TICKET_MAX, Status, struct_dtype
 from purgatoryd.shm_layout.wire import Key
+
+if TYPE_CHECKING:
+    from purgatoryd.clients.bulk_loads import BulkLoad
 
 _TIMES = ("delay", "delay_ns", "deadline", "deadline_boot_ns")
 AnyResult = TypeVar("AnyResult", bound="BulkResult")
@@ -272,12 +274,20 @@ def are_columns(rows: Any) -> bool:
     return isinstance(rows, Mapping) or hasattr(rows, "schema")
 
 
+def _check_bulk_load(bulk_load: object) -> None:
+    """Raise InvalidArgument unless the argument is a BulkLoad or None."""
+    if bulk_load is not None:
+        from purgatoryd.clients.bulk_loads import BulkLoad  # few calls belong to a bulk load
+
+        check_type("bulk_load", bulk_load, BulkLoad)
+
+
 def pack_puts(
     connection: Connection, rows: Any, topic: str, mode: str, bulk_load: BulkLoad | None = None
 ) -> Packed:
     """Pack `rows` for add_many. If it raises InvalidArgument, nothing was packed."""
     number = mode_number(mode)
-    check_type("bulk_load", bulk_load, BulkLoad)
+    _check_bulk_load(bulk_load)
     connection.names.of_topic(topic)
     if are_columns(rows):
         columns = _columns()
@@ -295,7 +305,7 @@ def pack_puts(
 
 def pack_cancels(connection: Connection, keys: Any, bulk_load: BulkLoad | None = None) -> Packed:
     """Pack `keys` for cancel_many. If it raises InvalidArgument, nothing was packed."""
-    check_type("bulk_load", bulk_load, BulkLoad)
+    _check_bulk_load(bulk_load)
     if hasattr(keys, "dtype") or hasattr(keys, "buffers") or hasattr(keys, "chunks"):
         columns = _columns()
         result = BulkResult(connection, arrays=True)
@@ -314,7 +324,7 @@ def pack_cancels(connection: Connection, keys: Any, bulk_load: BulkLoad | None =
 
 def pack_unparks(connection: Connection, rows: Any, bulk_load: BulkLoad | None = None) -> Packed:
     """Pack `rows` for unpark_many. If it raises InvalidArgument, nothing was packed."""
-    check_type("bulk_load", bulk_load, BulkLoad)
+    _check_bulk_load(bulk_load)
     result = BulkResult(connection, arrays=False)
     packing = _Packing(result, bulk_load)
     name = connection.names.of_key

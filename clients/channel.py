@@ -9,12 +9,14 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from functools import partial
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import zmq
 
 from purgatoryd.clients.fork_guard import ForkGuard
-from purgatoryd.clients.remote import Remote
+
+if TYPE_CHECKING:
+    from purgatoryd.clients.remote import Remote
 
 SEND_HWM = 1000  # number of messages; the session's window is far smaller
 RECONNECT_MS = 10

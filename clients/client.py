@@ -16,12 +16,11 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import partial
 from types import TracebackType
-from typing import Any, Generic, Literal, Protocol, Self, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, Self, TypeVar, overload
 
 from purgatoryd.clients import jobs, partitions
 from purgatoryd.clients.arguments import check_limit_s, check_whole
 from purgatoryd.clients.bulk import Bulk, BulkResult, checked, checked_cancels, unchecked
-from purgatoryd.clients.bulk_loads import BulkLoad, BulkLoadStatus, check_bulk_load
 from purgatoryd.clients.calls import Prepare, TimerCalls
 from purgatoryd.clients.connection import Connection
 from purgatoryd.clients.core import (
@@ -33,11 +32,8 @@ from purgatoryd.clients.core import (
 )
 from purgatoryd.clients.engine import Call, Engine
 from purgatoryd.clients.jobs import Job, in_doubt
-from purgatoryd.clients.ledger import Ledger
 from purgatoryd.clients.model import CancelResult, TimerInfo
 from purgatoryd.clients.packing import Entry, Pending
-from purgatoryd.clients.remote import Remote
-from purgatoryd.clients.resume import Resume
 from purgatoryd.shm_layout.errors import (
     Closed,
     DaemonError,
@@ -46,6 +42,12 @@ from purgatoryd.shm_layout.errors import (
 )
 from purgatoryd.shm_layout.layout import BulkLoadAction
 from purgatoryd.shm_layout.wire import Key
+
+if TYPE_CHECKING:
+    from purgatoryd.clients.bulk_loads import BulkLoad, BulkLoadStatus
+    from purgatoryd.clients.ledger import Ledger
+    from purgatoryd.clients.remote import Remote
+    from purgatoryd.clients.resume import Resume
 
 Outcome = TypeVar("Outcome")
 T = TypeVar("T")
@@ -299,6 +301,8 @@ class Client(TimerCalls[TimerInfo, Handle[TimerInfo], CancelResult, Handle[Cance
     def _bulk_load(
         self, job: jobs.BulkLoadJob[T], bulk_load: bytes, fencing_token: int, timeout: float | None
     ) -> T:
+        from purgatoryd.clients.bulk_loads import check_bulk_load
+
         check_bulk_load(bulk_load, 0, fencing_token)
         limit_s = self._limit_s(timeout)
         connection = self._core.for_bulk_loads()

@@ -9,13 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from datetime import datetime, timedelta
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from purgatoryd.clients import times
 from purgatoryd.clients.channel import Channel, OpenChannel
 from purgatoryd.clients.numa_local import pin_numa_local
 from purgatoryd.clients.packing import Entry, Names, Packer, Pending
-from purgatoryd.clients.remote import Remote
 from purgatoryd.clients.route import Breaker, Route
 from purgatoryd.clients.session import Session, State
 from purgatoryd.shm_layout import wire
@@ -31,6 +30,9 @@ from purgatoryd.shm_layout.errors import (
 )
 from purgatoryd.shm_layout.layout import ClockKind, kernel_number
 from purgatoryd.shm_layout.paths import shut
+
+if TYPE_CHECKING:
+    from purgatoryd.clients.remote import Remote
 
 NEVER_S = float("inf")
 APART_NS = 60_000_000_000

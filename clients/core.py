@@ -10,20 +10,16 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime, timedelta
-from typing import Generic, Literal, TypeVar
+from typing import TYPE_CHECKING, Generic, Literal, TypeVar
 
 from purgatoryd.clients import times
 from purgatoryd.clients.arguments import check_type, check_whole
-from purgatoryd.clients.bulk_loads import check_bulk_load
 from purgatoryd.clients.channel import Channel, OpenChannel
 from purgatoryd.clients.connection import Connection
 from purgatoryd.clients.fork_guard import ForkGuard
-from purgatoryd.clients.ledger import Ledger
 from purgatoryd.clients.model import TimerInfo
 from purgatoryd.clients.numa_local import refuse_remote
 from purgatoryd.clients.packing import Builder, Entry, Names, Pending, PendingAdd, PendingCancel
-from purgatoryd.clients.remote import Remote
-from purgatoryd.clients.resume import Resume
 from purgatoryd.clients.route import Route
 from purgatoryd.clients.session import Query, Session
 from purgatoryd.shm_layout import wire
@@ -50,6 +46,11 @@ from purgatoryd.shm_layout.layout import (
 from purgatoryd.shm_layout.paths import check_name, shut
 from purgatoryd.shm_layout.wire import Key, Reply
 
+if TYPE_CHECKING:
+    from purgatoryd.clients.ledger import Ledger
+    from purgatoryd.clients.remote import Remote
+    from purgatoryd.clients.resume import Resume
+
 Answer = TypeVar("Answer", covariant=True)
 Mode = Literal["error", "replace", "keep", "extend"]
 """Effect of an add whose key is armed: raise Exists, arm the timer again, keep the timer, or move
@@ -70,6 +71,23 @@ def mode_number(mode: str) -> int:
         return MODES[mode]
     except (KeyError, TypeError):
         raise InvalidArgument(f"mode must be one of {', '.join(MODES)}, not {mode!r}") from None
+
+
+def _check_objects(remote: object, ledger: object, resume: object) -> None:
+    """Raise InvalidArgument if an argument has the wrong type. Import only the classes that are
+    needed for that, because most clients use none of them."""
+    if remote is not None:
+        from purgatoryd.clients.remote import Remote
+
+        check_type("remote", remote, Remote)
+    if ledger is not None:
+        from purgatoryd.clients.ledger import Ledger
+
+        check_type("ledger", ledger, Ledger)
+    if resume is not None:
+        from purgatoryd.clients.resume import Resume
+
+        check_type("resume", resume, Resume)
 
 
 def _worker_name(worker: str | None, remote: Remote | None, pid: int) -> bytes:
@@ -97,11 +115,9 @@ class Core:
         open_channel: OpenChannel = Channel,
     ) -> None:
         self.name = check_name(name)
-        check_type("remote", remote, Remote)
         check_type("durable", durable, bool)
-        check_type("ledger", ledger, Ledger)
         check_type("worker", worker, str)
-        check_type("resume", resume, Resume)
+        _check_objects(remote, ledger, resume)
         refuse_remote(numa_local=numa_local, remote=remote)
         self.host = host
         self.namespace = namespace
@@ -288,6 +304,8 @@ class Core:
     ) -> BulkLoadQuestion:
         """Queue a message that asks for the status of a bulk load, or begins, closes or forgets it.
         Return the message. Raises InvalidArgument and Partitioned."""
+        from purgatoryd.clients.bulk_loads import check_bulk_load
+
         check_bulk_load(bulk_load, 0, fencing_token)
         connection = self.whole(NO_BULK_LOADS)
         question = BulkLoadQuestion(self.names.namespace, bulk_load, action, fencing_token, start)

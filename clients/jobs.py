@@ -13,10 +13,9 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from purgatoryd.clients.bulk import Bulk, MergedResult, Part
-from purgatoryd.clients.bulk_loads import BulkLoadStatus, StatusParts
 from purgatoryd.clients.connection import NEVER_S, Connection
 from purgatoryd.clients.core import BYE_S, NO_BULK_LOADS, OPEN_RETRY_S, Asked, Core
 from purgatoryd.clients.packing import Entry, Pending
@@ -30,6 +29,9 @@ from purgatoryd.shm_layout.errors import (
     ShardUnavailable,
 )
 from purgatoryd.shm_layout.layout import BulkLoadAction
+
+if TYPE_CHECKING:
+    from purgatoryd.clients.bulk_loads import BulkLoadStatus
 
 Result = TypeVar("Result")
 Job = Generator[float, None, Result]
@@ -448,6 +450,8 @@ def bulk_load(
 
 def bulk_load_status(core: Core, bulk_load: bytes, _: int, limit_s: float) -> Job[BulkLoadStatus]:
     """Ask the daemon which rows of a bulk load are done, and return the status."""
+    from purgatoryd.clients.bulk_loads import StatusParts
+
     parts, connection = StatusParts(), core.whole(NO_BULK_LOADS)
     while parts.start is not None:
         ask = partial(core.bulk_load_question, bulk_load, BulkLoadAction.STATUS, start=parts.start)

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import os
 from contextlib import suppress
+from typing import TYPE_CHECKING
 
 from purgatoryd.clients.arguments import check_type
-from purgatoryd.clients.remote import Remote
 from purgatoryd.shm_layout.errors import InvalidArgument
+
+if TYPE_CHECKING:
+    from purgatoryd.clients.remote import Remote
 
 
 def refuse_remote(*, numa_local: bool, remote: Remote | None) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from purgatoryd.clients.arguments import check_type, each, unreadable
 from purgatoryd.clients.bulk import (
@@ -20,11 +20,13 @@ from purgatoryd.clients.bulk import (
     pack_unparks,
     unpark_key,
 )
-from purgatoryd.clients.bulk_loads import BulkLoad
 from purgatoryd.clients.connection import Connection
 from purgatoryd.clients.core import NO_BULK_LOADS, Core
 from purgatoryd.shm_layout.errors import DaemonError, InvalidArgument
 from purgatoryd.shm_layout.wire import Key
+
+if TYPE_CHECKING:
+    from purgatoryd.clients.bulk_loads import BulkLoad
 
 Pack = Callable[[Connection, Any], Packed]
 

@@ -22,15 +22,18 @@ from __future__ import annotations
 import enum
 from collections import deque
 from collections.abc import Callable, Iterable, Set
+from typing import TYPE_CHECKING
 
 from purgatoryd.clients.batch import Batch, Letter
-from purgatoryd.clients.ledger import Ledger
 from purgatoryd.clients.retries import WAITING_MAX, Retries, all_busy, is_busy
 from purgatoryd.shm_layout import layout, wire
 from purgatoryd.shm_layout.errors import DaemonError, MessageRefused, NotDurable, SessionExpired
 from purgatoryd.shm_layout.host import HOST
 from purgatoryd.shm_layout.layout import Message, WireError
 from purgatoryd.shm_layout.wire import RawOutcome, Reply, Welcome
+
+if TYPE_CHECKING:
+    from purgatoryd.clients.ledger import Ledger
 
 _PASSING = frozenset((
     WireError.SESSIONS_FULL, WireError.QUOTA, WireError.STOPPING, WireError.WRONG_SHARD,

@@ -295,10 +295,13 @@ NOT_FOR_SHORT_COMMANDS = {
     "multiprocessing", "numpy", "prometheus_client", "psutil", "py4j", "pyarrow", "pyspark",
     "rich", "starlette", "subprocess", "uvicorn", "purgatoryd.cli.purgatory",
     "purgatoryd.cli.service", "purgatoryd.cli.settings", "purgatoryd.clients.aio",
-    "purgatoryd.clients.conditions", "purgatoryd.clients.local",
+    "purgatoryd.clients.bulk_loads", "purgatoryd.clients.conditions",
+    "purgatoryd.clients.ledger", "purgatoryd.clients.local",
     "purgatoryd.clients.operations", "purgatoryd.clients.purgatory",
+    "purgatoryd.clients.remote", "purgatoryd.clients.resume",
     "purgatoryd.clients.subscriber", "purgatoryd.daemon", "purgatoryd.pipeline",
-    "purgatoryd.shm_layout.arena", "purgatoryd.shm_layout.topology",
+    "purgatoryd.shm_layout.arena", "purgatoryd.shm_layout.curve",
+    "purgatoryd.shm_layout.topology",
 }  # fmt: skip
 """Modules that add, cancel and get must not import, because each would make them slower."""
 NOT_FOR_HELP = {"zmq", "cffi", "numpy", "rich", "psutil", "purgatoryd.shm_layout._core"}
