@@ -23,7 +23,7 @@ from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-STOREYS = ("base", "wal", "state", "recover", "front")
+STOREYS = ("base", "ring", "wal", "state", "recover", "front")
 """The storeys, from the lowest to the highest."""
 ABOVE_BASE = 0.5
 SHARED_HEADERS = ("layout.h", "api.h")

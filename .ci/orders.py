@@ -20,7 +20,7 @@ LAYOUT = ROOT / "shm_layout"
 PAGE = ROOT / "docs" / "architecture.md"
 HEADING = "## Published words"
 COMMENT = re.compile(r"/\*.*?\*/", re.DOTALL)
-MACRO = re.compile(r"\b(LOAD|STORE)_(ACQUIRE|RELEASE|RELAXED)\(")
+MACRO = re.compile(r"\b(LOAD|STORE|EXCHANGE)_(ACQUIRE|RELEASE|RELAXED)\(")
 ATOMIC = re.compile(r"\batomic_(load|store|exchange|fetch_add)\(")
 STRUCT = re.compile(r"^struct (\w+) \{(.*?)^\};", re.MULTILINE | re.DOTALL)
 MEMBER = re.compile(r"^\s*(?:const )?struct (\w+) \*?(\w+);", re.MULTILINE)
@@ -35,6 +35,7 @@ POINTERS = {
     ("front/batch.c", "value"): "pg_result.deadline_ns",
     ("front/batch.c", "intent[0]"): "pg_session.intent",
     ("state/bulk_loads.c", "word"): "bulk_load_bits",
+    ("ring/ring.c", "word"): "pg_ring.taker_sleeps",
 }
 """Published words that the code names through a pointer: by (file, pointer)."""
 READERS = {

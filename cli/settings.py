@@ -106,6 +106,11 @@ GROUPS: dict[str, tuple[Row, ...]] = {
         ("bulk-load-ttl", "bulk_load_ttl_ns", units.Duration(),
          "Time that the daemon remembers a bulk load after its last use."),
     ),
+    "Rings": (
+        ("ring-memory", "ring_bytes", units.Size(),
+         "Memory for the rings of clients on this host, 36 to 260 KiB for each. Further clients "
+         "use ZeroMQ. 0 = all clients use ZeroMQ."),
+    ),
     "Access and quotas": (
         ("allow-uid", "allow_uids", click.INT,
          "Uid that may connect; may be repeated. With --allow-uid or --allow-gid only the given "

@@ -33,6 +33,7 @@ from purgatoryd.clients.core import (
 )
 from purgatoryd.clients.jobs import Job, Jobs, Started, in_doubt
 from purgatoryd.clients.ledger import Ledger
+from purgatoryd.clients.local_channel import Transport
 from purgatoryd.clients.model import CancelResult, Notice, TimerInfo
 from purgatoryd.clients.packing import Entry, Pending
 from purgatoryd.clients.remote import Remote
@@ -138,12 +139,14 @@ class AsyncClient(
         ledger: Ledger | None = None,
         worker: str | None = None,
         numa_local: bool = False,
+        transport: Transport = "auto",
     ) -> None:
         self.timeout = check_limit_s(timeout)
         self.queue_limit = check_whole("queue_limit", queue_limit, 1, QUEUE_LIMIT_MAX)
         self._core = Core(
-            name, namespace, remote, durable, ledger, worker, numa_local, self._resume
-        )
+            name, namespace, remote, durable, ledger, worker, numa_local, self._resume,
+            transport=transport,
+        )  # fmt: skip
         self._jobs = self._start()
         self._scheduled = False
         self._readers: list[int] = []
@@ -431,7 +434,16 @@ class AsyncClient(
         except BaseException:
             self._schedule()  # a signal handler raised: the next iteration does the rest
             raise
+        self._sleep()
         self._watch()
+
+    def _sleep(self) -> None:
+        """Let the daemon know that we wait for descriptors, unless there is something to do."""
+        for connection in self._core.connections:
+            channel = connection.channel
+            if channel is not None and not channel.may_sleep(to_send=connection.blocked):
+                connection.news = True
+                self._schedule()
 
     def _open(self) -> None:
         """Open the channels once the daemon is found, and let the loop watch their descriptors."""
@@ -440,8 +452,7 @@ class AsyncClient(
         assert self._loop is not None
         for connection in self._core.connections:
             assert connection.channel is not None
-            for socket in (connection.channel.socket, connection.channel.monitor):
-                fd = int(socket.get(zmq.FD))
+            for fd in connection.channel.fds:
                 self._readers.append(fd)
                 self._loop.add_reader(fd, self._readable, connection)
         self._listening = True

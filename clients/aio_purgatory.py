@@ -17,6 +17,7 @@ from purgatoryd.clients.conditions import AnyCondition, ByKey, check_watermark
 from purgatoryd.clients.core import QUEUE_LIMIT
 from purgatoryd.clients.jobs import Jobs
 from purgatoryd.clients.ledger import Ledger
+from purgatoryd.clients.local_channel import Transport
 from purgatoryd.clients.operations import Operation, Outcome, still_armed
 from purgatoryd.clients.packing import (
     Entry,
@@ -124,6 +125,7 @@ class AsyncPurgatory(AsyncClient):
         ledger: Ledger | None = None,
         worker: str | None = None,
         numa_local: bool = False,
+        transport: Transport = "auto",
         resume: Resume | None = None,
     ) -> None:
         self._resume = resume
@@ -137,6 +139,7 @@ class AsyncPurgatory(AsyncClient):
             ledger=ledger,
             worker=worker,
             numa_local=numa_local,
+            transport=transport,
         )
 
     def _start(self) -> Jobs:

@@ -9,7 +9,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import zmq
 
@@ -25,7 +25,7 @@ _CONNECTED = zmq.Event.HANDSHAKE_SUCCEEDED
 _EVENT = struct.Struct("=hi")
 
 
-OpenChannel = Callable[..., "Channel"]
+OpenChannel = Callable[..., "AnyChannel"]
 """Opens a Channel; the arguments are those of its constructor."""
 
 
@@ -145,6 +145,9 @@ class Channel:
     connection broke, such as the last answers of a daemon that stops.
     """
 
+    redial_at_s = math.inf
+    """libzmq connects again by itself."""
+
     def __init__(self, endpoint: str, remote: Remote | None = None) -> None:
         self.connected = False
         self.socket, self.monitor, self._close = opened(
@@ -158,6 +161,21 @@ class Channel:
             remote.equip(self.socket)
         self._endpoint = endpoint
         self.socket.connect(endpoint)
+
+    @property
+    def sources(self) -> tuple[zmq.Socket[bytes], zmq.Socket[bytes]]:
+        """The sockets that become readable with a message, or when the connection is made or
+        broken."""
+        return self.socket, self.monitor
+
+    @property
+    def fds(self) -> tuple[int, ...]:
+        """Descriptors of `sources`."""
+        return tuple(int(source.get(zmq.FD)) for source in self.sources)
+
+    def may_sleep(self, *, to_send: bool) -> bool:
+        """Return True: a ZeroMQ socket needs no announcement."""
+        return True
 
     def redirect(self, endpoint: str) -> None:
         """Connect to another daemon instead. The socket and its descriptors stay the same."""
@@ -203,6 +221,35 @@ class Channel:
         self._close()
 
 
+class AnyChannel(Protocol):
+    """The interface of a channel. Channel describes the methods that have no comment here."""
+
+    @property
+    def connected(self) -> bool: ...  # noqa: D102
+
+    @property
+    def redial_at_s(self) -> float:
+        """Host time (monotonic) at which reconnected() has to be called; infinite = no time."""
+
+    @property
+    def sources(self) -> tuple[Any, ...]:
+        """Sockets or descriptors that become readable when there is something to do."""
+
+    @property
+    def fds(self) -> tuple[int, ...]:
+        """Descriptors of `sources`."""
+
+    def may_sleep(self, *, to_send: bool) -> bool:
+        """Announce that the owner waits for `sources`. `to_send`: also until there is space.
+        False = there is something to do."""
+
+    def send(self, frame: bytes) -> bool: ...  # noqa: D102
+    def receive(self) -> bytes | None: ...  # noqa: D102
+    def reconnected(self) -> bool: ...  # noqa: D102
+    def redirect(self, endpoint: str) -> None: ...  # noqa: D102
+    def close(self) -> None: ...  # noqa: D102
+
+
 class ChannelPoller:
     """Waits for several channels, and for an eventfd."""
 
@@ -210,29 +257,39 @@ class ChannelPoller:
         """`kicked`: an eventfd; a write to it ends a wait. -1 = none."""
         self._poller = zmq.Poller()
         self._kicked = kicked
-        self._to_send: dict[Channel, bool] = {}
-        self._channels: dict[object, Channel] = {}
-        """Channels by socket."""
+        self._to_send: dict[AnyChannel, bool] = {}
+        self._channels: dict[object, AnyChannel] = {}
+        """Channels by source."""
         if kicked >= 0:
             self._poller.register(kicked, zmq.POLLIN)
 
-    def watch(self, channel: Channel, *, to_send: bool = False) -> None:
+    def watch(self, channel: AnyChannel, *, to_send: bool = False) -> None:
         """Let wait() return when a message arrives on a channel, and when its connection is made or
         broken. With `to_send`, also when a connected channel has space to send."""
         to_send = to_send and channel.connected
         known = self._to_send.get(channel)
         if known is None:
-            self._channels |= {channel.socket: channel, channel.monitor: channel}
-            self._poller.register(channel.monitor, zmq.POLLIN)
+            for source in channel.sources:
+                self._channels[source] = channel
+                self._poller.register(source, zmq.POLLIN)
         if known is not to_send:
             self._to_send[channel] = to_send
-            self._poller.register(channel.socket, zmq.POLLIN | (zmq.POLLOUT if to_send else 0))
+            if isinstance(channel, Channel):
+                events = zmq.POLLIN | (zmq.POLLOUT if to_send else 0)
+                self._poller.register(channel.socket, events)
 
-    def wait(self, timeout_s: float) -> list[Channel]:
+    def wait(self, timeout_s: float) -> list[AnyChannel]:
         """Wait at most `timeout_s` seconds, and return the channels that are ready. A write to the
         eventfd ends the wait, and the eventfd is reset."""
+        busy = [
+            channel
+            for channel, to_send in self._to_send.items()
+            if not channel.may_sleep(to_send=to_send)
+        ]
+        if busy:
+            timeout_s = 0.0
         limit_ms = None if timeout_s == math.inf else max(0, round(timeout_s * 1000 + 0.5))
         ready = self._poller.poll(limit_ms)
         if any(source == self._kicked for source, _ in ready):
             os.eventfd_read(self._kicked)
-        return [self._channels[source] for source, _ in ready if source != self._kicked]
+        return busy + [self._channels[source] for source, _ in ready if source != self._kicked]

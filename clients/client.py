@@ -32,6 +32,7 @@ from purgatoryd.clients.core import (
 )
 from purgatoryd.clients.engine import Call, Engine
 from purgatoryd.clients.jobs import Job, in_doubt
+from purgatoryd.clients.local_channel import Transport
 from purgatoryd.clients.model import CancelResult, TimerInfo
 from purgatoryd.clients.packing import Entry, Pending
 from purgatoryd.shm_layout.errors import (
@@ -99,7 +100,8 @@ class Client(TimerCalls[TimerInfo, Handle[TimerInfo], CancelResult, Handle[Cance
     `worker`: name of this client in the WAL and in the pipeline, up to 63 bytes; default uid and
     pid. `numa_local`: move all threads of this process to CPUs of the daemon's NUMA node, except
     the core of the daemon's loop. A thread never gets additional CPUs. A thread that may use none
-    of those CPUs stays where it is.
+    of those CPUs stays where it is. `transport`: "ring" = shared memory, which needs the daemon on
+    this host; "zmq" = ZeroMQ; "auto" = shared memory if the daemon grants it, else ZeroMQ.
 
     The namespace may have any number of partitions. A call goes to the shard that has its key, and
     the results of a bulk call are in the order of its rows. While a shard does not answer, calls
@@ -113,7 +115,8 @@ class Client(TimerCalls[TimerInfo, Handle[TimerInfo], CancelResult, Handle[Cance
     well. If flush, settle, at or close is interrupted, there is no `handle`, so repeat the call.
 
     Raises DaemonUnreachable if no daemon answers within `timeout`; InvalidName; Partitioned if the
-    number of partitions has changed since the client was opened.
+    number of partitions has changed since the client was opened; RingsRefused with
+    transport="ring".
     """
 
     _resume: Resume | None = None
@@ -131,12 +134,14 @@ class Client(TimerCalls[TimerInfo, Handle[TimerInfo], CancelResult, Handle[Cance
         ledger: Ledger | None = None,
         worker: str | None = None,
         numa_local: bool = False,
+        transport: Transport = "auto",
     ) -> None:
         self.timeout = check_limit_s(timeout)
         self.queue_limit = check_whole("queue_limit", queue_limit, 1, QUEUE_LIMIT_MAX)
         self._core = Core(
-            name, namespace, remote, durable, ledger, worker, numa_local, self._resume
-        )
+            name, namespace, remote, durable, ledger, worker, numa_local, self._resume,
+            transport=transport,
+        )  # fmt: skip
         self._engine = self._start()
         weakref.finalize(self, self._engine.end).atexit = False
         try:

@@ -12,7 +12,7 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from purgatoryd.clients import times
-from purgatoryd.clients.channel import Channel, OpenChannel
+from purgatoryd.clients.channel import AnyChannel, Channel, OpenChannel
 from purgatoryd.clients.numa_local import pin_numa_local
 from purgatoryd.clients.packing import Entry, Names, Packer, Pending
 from purgatoryd.clients.route import Breaker, Route
@@ -72,7 +72,7 @@ class Connection:
         self.packer = Packer(self.host)
         self.planned: set[Pending] = set()
         """Calls that a job packs once the queue has space."""
-        self.channel: Channel | None = None
+        self.channel: AnyChannel | None = None
         self.endpoint = ""
         self.blocked = False
         """True if the socket could not accept a message."""
@@ -157,6 +157,11 @@ class Connection:
         """Return times.due() for a call that is made at this moment."""
         now_ns = self.host.boot_ns()
         return times.due(self.delay_clock, now_ns, delay, delay_ns, deadline, deadline_boot_ns)
+
+    @property
+    def redial_at_s(self) -> float:
+        """Host time at which look() has to be called to connect again."""
+        return NEVER_S if self.channel is None else self.channel.redial_at_s
 
     # ---- calls -------------------------------------------------------------------------------
 

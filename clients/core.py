@@ -17,6 +17,7 @@ from purgatoryd.clients.arguments import check_type, check_whole
 from purgatoryd.clients.channel import Channel, OpenChannel
 from purgatoryd.clients.connection import Connection
 from purgatoryd.clients.fork_guard import ForkGuard
+from purgatoryd.clients.local_channel import Transport, opener
 from purgatoryd.clients.model import TimerInfo
 from purgatoryd.clients.numa_local import refuse_remote
 from purgatoryd.clients.packing import Builder, Entry, Names, Pending, PendingAdd, PendingCancel
@@ -112,8 +113,10 @@ class Core:
         numa_local: bool = False,
         resume: Resume | None = None,
         host: Host = HOST,
-        open_channel: OpenChannel = Channel,
+        transport: Transport = "auto",
+        open_channel: OpenChannel | None = None,
     ) -> None:
+        """`open_channel` replaces the channels of `transport`."""
         self.name = check_name(name)
         check_type("durable", durable, bool)
         check_type("worker", worker, str)
@@ -135,8 +138,8 @@ class Core:
         self._worker = _worker_name(worker, remote, host.pid)
         self._numa_local = numa_local
         self._resume = resume
-        self._open_channel = open_channel
-        self._route = Route(name, namespace, host, open_channel)
+        self._open_channel = open_channel or opener(transport, remote)
+        self._route = Route(name, namespace, host, open_channel or Channel)
         self._uncollected: dict[Pending, None] = {}
         self.reported: BatchError | None = None
         """The error that flush() raises next, with the refused and the lost calls; or None."""

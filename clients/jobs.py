@@ -142,7 +142,9 @@ class Jobs:
         earlier."""
         wake_s = min(self.due_s, self._after_s, self._open_s)
         for connection in self.core.connections:
-            wake_s = min(wake_s, connection.resend_at_s, connection.retry_at_s)
+            wake_s = min(
+                wake_s, connection.resend_at_s, connection.retry_at_s, connection.redial_at_s
+            )
         return wake_s
 
     def begin(self, call: Started[Any]) -> None:
@@ -200,7 +202,11 @@ class Jobs:
         if len(connections) == 1:
             return connections
         greets = self.listens or bool(self._calls)
-        return [one for one in connections if one.news or one.expects(greets=greets)]
+        return [
+            one
+            for one in connections
+            if one.news or one.redial_at_s < NEVER_S or one.expects(greets=greets)
+        ]
 
     def refuse(self, error: BaseException) -> None:
         """End all jobs with `error`."""

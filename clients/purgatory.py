@@ -31,6 +31,7 @@ from purgatoryd.clients.core import QUEUE_LIMIT, Core
 from purgatoryd.clients.engine import Engine
 from purgatoryd.clients.jobs import nothing
 from purgatoryd.clients.ledger import Ledger
+from purgatoryd.clients.local_channel import Transport
 from purgatoryd.clients.operations import Book, Operation, Outcome
 from purgatoryd.clients.packing import (
     Builder,
@@ -296,6 +297,7 @@ class Purgatory(Client):
         ledger: Ledger | None = None,
         worker: str | None = None,
         numa_local: bool = False,
+        transport: Transport = "auto",
         resume: Resume | None = None,
     ) -> None:
         self._resume = resume
@@ -303,6 +305,7 @@ class Purgatory(Client):
         super().__init__(
             name, namespace=namespace, timeout=timeout, queue_limit=queue_limit,
             remote=remote, durable=durable, ledger=ledger, worker=worker, numa_local=numa_local,
+            transport=transport,
         )  # fmt: skip
         self._worker = threading.Thread(
             target=_work, args=(self._news, self._owner, self._engine),

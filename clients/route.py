@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from purgatoryd.clients.channel import Channel, OpenChannel
+from purgatoryd.clients.channel import AnyChannel, Channel, OpenChannel
 from purgatoryd.shm_layout import wire
 from purgatoryd.shm_layout.errors import DaemonUnreachable, Partitioned, ShardUnavailable
 from purgatoryd.shm_layout.host import HOST, Host
@@ -42,7 +42,7 @@ class Route:
         self._partitions = 0
         """Number of partitions that the first find() or count() saw; 0 = none yet."""
         self._directory: Path | None = None
-        self._asked: Channel | None = None
+        self._asked: AnyChannel | None = None
         self._ask_boot_ns = 0
 
     def count(self) -> int:

@@ -9,6 +9,7 @@ the peer that last spoke for their session.
 from __future__ import annotations
 
 from collections import Counter, deque
+from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,7 +61,7 @@ class _Owner:
     """The peer that last spoke for a session, and the bytes sent to it since."""
 
     session: int
-    route: bytes
+    route: Hashable
     notified_bytes: int = 0
 
 
@@ -99,7 +100,7 @@ class Commands:
         self._wal = wal
         self._pending_acks = PendingAcks(self._send)
         self._unfinished: deque[Request] = deque()
-        self._behind: dict[bytes, deque[Request]] = {}
+        self._behind: dict[Hashable, deque[Request]] = {}
         """Later messages of each peer with an unfinished message, by route."""
         self._waiting_bytes = 0
         """Total size of unfinished messages and of the messages queued behind them."""
@@ -111,7 +112,7 @@ class Commands:
         self._deferred: Request | None = None
         self._unread: set[int] = set()
         """Connections that may have bytes from before note_wakeup() that libzmq has not read."""
-        self._taken_of: Counter[bytes] | None = None
+        self._taken_of: Counter[Hashable] | None = None
         """Number of messages taken from each peer since libzmq has read all bytes from before
         note_wakeup(); None = all messages from before note_wakeup() have been taken."""
         self._dropped = False
@@ -163,7 +164,7 @@ class Commands:
             return False
         return self._taken_of is None and not (self._waiting_bytes or self._dropped)
 
-    def _count_taken(self, route: bytes) -> None:
+    def _count_taken(self, route: Hashable) -> None:
         """Count a message from a peer. The socket takes turns among its peers and stores at most
         REQUEST_HWM messages of each. Once the count of one peer exceeds REQUEST_HWM, each other
         peer was served as often, so no message from before note_wakeup() is left."""
@@ -270,7 +271,7 @@ class Commands:
         else:
             self._send(message.route, reply, built_boot_ns)
 
-    def _send(self, route: bytes, reply: Any, built_boot_ns: int) -> None:
+    def _send(self, route: Hashable, reply: Any, built_boot_ns: int) -> None:
         """Send an answer that was complete at `built_boot_ns`."""
         begun_boot_ns = self._host.boot_ns()
         if not self._socket.send(route, reply):

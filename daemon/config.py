@@ -33,6 +33,7 @@ BOUNDS = {
     "watermark_ttl_ns": (10**9, 10**9 * 86_400 * 365),
     "inbox": (1, _ENTRIES_MAX),
     "budget": (1, 2**20),
+    "ring_bytes": (0, 2**40),
     "accounts": (1, 65_535),
     "bulk_loads": (0, 32_767),
     "bulk_load_rows": (0, 2**38),
@@ -119,6 +120,9 @@ class Config:
     """Total number of rows of all remembered bulk loads, counted in blocks of 4096 rows."""
     bulk_load_ttl_ns: int = 7 * 86_400 * 10**9
     """Time that a bulk load is remembered after its last use, on the real clock."""
+    ring_bytes: int = 64 * MIB
+    """Memory for the rings of clients on this host, 36 to 260 KiB for each client. Further clients
+    use ZeroMQ. 0 = all clients use ZeroMQ."""
     quota_timers: int = 0
     """Number of timers and operations that one uid may have armed; 0 = no quota."""
     quota_bytes: int = 0

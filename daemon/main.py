@@ -85,7 +85,9 @@ def _run(opening: Opening, lifecycle: DaemonLifecycle, reread: Callable[[], Conf
         locked(opening.wal, as_restored=opening.as_restored),
         owned(opening) as opening,
         signals() as wake_fd,
-        contextlib.closing(Sockets(paths, access, Remotes.of(config))) as sockets,
+        contextlib.closing(
+            Sockets(paths, access, Remotes.of(config), ring_bytes=config.ring_bytes)
+        ) as sockets,
         contextlib.closing(Processes()) as processes,
         loop_of(opening, sockets, access, lifecycle, placement, processes) as reaper,
     ):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 
 from purgatoryd.daemon.admin import frame
@@ -17,7 +17,7 @@ PENDING_BYTES_MAX = 64 * 2**20
 @dataclass(frozen=True, slots=True)
 class _Reply:
     lsn: int
-    route: bytes
+    route: Hashable
     body: bytes
     built_boot_ns: int
 
@@ -26,12 +26,12 @@ class PendingAcks:
     """Pending replies in the order of their LSNs. Replies that need no commit do not wait
     behind pending replies."""
 
-    def __init__(self, send: Callable[[bytes, bytes, int], None]) -> None:
+    def __init__(self, send: Callable[[Hashable, bytes, int], None]) -> None:
         """`send` sends a reply; its arguments are the route, the reply, and the boot time at which
         the reply was complete."""
         self._send = send
         self._replies: deque[_Reply] = deque()
-        self._routes: Counter[bytes] = Counter()
+        self._routes: Counter[Hashable] = Counter()
         self._bytes = 0
 
     @property
@@ -39,13 +39,13 @@ class PendingAcks:
         """True while pending replies exceed PENDING_BYTES_MAX."""
         return self._bytes > PENDING_BYTES_MAX
 
-    def hold(self, lsn: int, route: bytes, body: memoryview, built_boot_ns: int) -> None:
+    def hold(self, lsn: int, route: Hashable, body: memoryview, built_boot_ns: int) -> None:
         """Keep a reply until record `lsn` is on disk. Later replies never have a lower LSN."""
         self._replies.append(_Reply(lsn, route, bytes(body), built_boot_ns))
         self._bytes += len(body)
         self._routes[route] += 1
 
-    def newest_lsn(self, route: bytes) -> int:
+    def newest_lsn(self, route: Hashable) -> int:
         """Return the LSN for which the newest reply to `route` waits, or a later LSN; 0 = no reply
         to `route` waits."""
         return self._replies[-1].lsn if route in self._routes else 0

@@ -422,6 +422,6 @@ def _clear_daemon(resharding: Resharding, opening: Opening, wals: bool) -> None:
 
 def _clear_files(paths: Paths) -> None:
     """Remove sockets, lock file and status file: no daemon will have this name again."""
-    for path in (paths.cmd, paths.pub, paths.admin, paths.lock):
+    for path in (paths.cmd, paths.pub, paths.admin, paths.ring, paths.lock):
         path.unlink(missing_ok=True)
     StatusFile(paths.directory, paths.name).remove()

@@ -671,3 +671,44 @@ uint32_t pg_local_advance(struct pg_local *l, int64_t now_ns, uint32_t *due, uin
                           int *more);
 int64_t pg_local_next_ns(const struct pg_local *l);
 int pg_local_check(const struct pg_local *l, struct pg_fault *fault);
+
+/* ---- rings (ring.c, doorbell.c) ---------------------------------------------------------- */
+
+struct pg_ring_end {              /* one side of a ring; private to its process */
+    struct pg_ring *words;
+    uint8_t *bytes;
+    uint64_t size;                /* bytes; a power of two */
+    uint64_t own, other;          /* own position, and the last position of the other side that was
+                                     read and found sound */
+    uint64_t length;              /* bytes of the message that is being put or taken; 0 = none */
+    uint64_t done;                /* bytes of this message that were put or taken */
+    uint32_t broken;              /* 1 = the other side stored something impossible */
+};
+
+/* Set up one side of a new ring, whose positions are 0. */
+void pg_ring_open(struct pg_ring_end *end, struct pg_ring *words, void *bytes, uint64_t size);
+/* Put a message. Returns 1 = all of it is in the ring; 0 = there is no space, so call again with
+ * the same message. Only a message that is larger than the ring goes in pieces. */
+int pg_ring_put(struct pg_ring_end *end, const void *message, uint64_t bytes);
+/* Return the length of the next message, if all of it or a piece of a message that is larger than
+ * the ring can be taken; 0 = no. */
+uint64_t pg_ring_next(struct pg_ring_end *end);
+/* Take the next message, after pg_ring_next, which returned its length. Returns 1 = `out` has all
+ * of it; 0 = `out` has a part, so call both functions again with the same memory. */
+int pg_ring_take(struct pg_ring_end *end, void *out);
+/* Announce that this side is about to sleep (enum pg_ring_sleep) until there is a message, or space
+ * for the message that was being put. Returns 1 = it may sleep; 0 = there is one already. */
+int pg_ring_sleep_taker(struct pg_ring_end *end, uint32_t how);
+int pg_ring_sleep_putter(struct pg_ring_end *end, uint32_t how);
+/* Withdraw what pg_ring_sleep_taker or pg_ring_sleep_putter announced. */
+void pg_ring_awake(struct pg_ring_end *taker, struct pg_ring_end *putter);
+/* Return how the taker, or the putter, at the other side sleeps (enum pg_ring_sleep), and expect
+ * that the caller wakes it. Call this after each put, or take. */
+uint32_t pg_ring_rouse_taker(struct pg_ring_end *end);
+uint32_t pg_ring_rouse_putter(struct pg_ring_end *end);
+/* Wake the daemon by its eventfd. */
+void pg_ring_signal(int eventfd);
+/* Wake a client that sleeps as `how` says, on `word` or on the other end of `socket`. */
+void pg_ring_wake(uint32_t how, uint32_t *word, int socket);
+/* Sleep while *word is `value`, at most limit_ns. Returns 0 if a signal handler has run. */
+int pg_ring_wait(const uint32_t *word, uint32_t value, int64_t limit_ns);

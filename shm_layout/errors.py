@@ -745,6 +745,23 @@ class ShardUnavailable(DaemonError, ConnectionError):
 
 
 @keeps_figures
+class RingsRefused(DaemonError):
+    """A client with transport="ring" gets no rings from the daemon at `endpoint`.
+
+    `reason`: the daemon's memory for rings is used up, this uid holds its share of it, or the
+    daemon gives no rings to this uid at all.
+
+    What to do: Use transport="auto", or raise --ring-memory.
+    """
+
+    endpoint: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"no rings from {self.endpoint}: {self.reason}"
+
+
+@keeps_figures
 class SessionExpired(DaemonError):
     """The daemon has forgotten a client's session while calls were in flight.
 

@@ -1903,3 +1903,56 @@ struct pg_notice {                /* 32 bytes */
     uint8_t  cause;               /* enum pg_cause */
     uint8_t  flags;               /* enum pg_entry_flag */
 };
+
+/* ---- rings: the messages of the command socket, through memory ------------------------------ */
+
+#define PG_RING_MAGIC 0x31524750u        /* "PGR1" */
+#define PG_RING_VERSION 1
+#define PG_RING_HEAD 4096                /* offset of the first ring's bytes in the memory */
+#define PG_RING_UNIT 8                   /* bytes; a message and the word before it are padded to
+                                            this */
+
+enum pg_ring_refusal {            /* the reason why the daemon gives no rings */
+    PG_RING_NONE,
+    PG_RING_MEMORY,               /* the memory for rings is used up */
+    PG_RING_UID                   /* the uid holds its share of this memory */
+};
+enum pg_ring_sleep {
+    PG_RING_AWAKE,
+    PG_RING_FUTEX,                /* the side sleeps on the word itself */
+    PG_RING_POLL                  /* the side sleeps until its descriptor is readable */
+};
+
+/* The daemon sends this over the unix socket NAME.ring to each client that connects. The
+ * descriptors of the memory and of the daemon's eventfd come with it, unless it is a refusal.
+ * The end of the connection ends the rings. */
+struct pg_ring_offer {
+    uint32_t magic;               /* PG_RING_MAGIC */
+    uint16_t version;             /* PG_RING_VERSION */
+    uint16_t refusal;             /* enum pg_ring_refusal */
+    uint64_t ring_bytes;          /* size of each ring, a power of two */
+};
+
+/* One direction. A message is a word with its length in bytes, then its bytes. A message that is
+ * larger than the ring goes in pieces. Positions only grow; the ring has the bytes from `head` to
+ * `tail`, each at its position modulo the size. */
+struct pg_ring {                  /* 128 bytes */
+    uint64_t tail;                /* position after the last byte that was put; written by the
+                                     putter */
+    uint32_t putter_sleeps;       /* enum pg_ring_sleep: the putter waits for space; set by the
+                                     putter, cleared by the taker that wakes it */
+    uint32_t pad0;
+    uint64_t pad1[6];
+    uint64_t head;                /* position after the last byte that was taken; written by the
+                                     taker */
+    uint32_t taker_sleeps;        /* enum pg_ring_sleep: the taker waits for a message; set by the
+                                     taker, cleared by the putter that wakes it */
+    uint32_t pad2;
+    uint64_t pad3[6];
+};
+
+struct pg_ring_pair {             /* the first bytes of the memory; at PG_RING_HEAD come the bytes of
+                                     the submissions, then those of the completions */
+    struct pg_ring submissions;   /* from the client to the daemon */
+    struct pg_ring completions;   /* from the daemon to the client */
+};

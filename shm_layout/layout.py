@@ -229,6 +229,14 @@ class WireError(enum.IntEnum):
     QUOTA = lib.PG_ERR_QUOTA
 
 
+class RingRefusal(enum.IntEnum):
+    """enum pg_ring_refusal: the reason why the daemon gives a client no rings."""
+
+    NONE = lib.PG_RING_NONE
+    MEMORY = lib.PG_RING_MEMORY
+    UID = lib.PG_RING_UID
+
+
 class BulkLoadState(enum.IntEnum):
     """enum pg_bulk_load_state."""
 

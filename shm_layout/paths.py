@@ -44,6 +44,7 @@ class Paths(NamedTuple):
     cmd: Path
     pub: Path
     admin: Path
+    ring: Path
     lock: Path
 
     @property
@@ -70,6 +71,11 @@ class Paths(NamedTuple):
     def admin_endpoint(self) -> str:
         """ZeroMQ address of the admin socket."""
         return f"ipc://{self.admin}"
+
+
+def ring_path(endpoint: str) -> str:
+    """Return the path of the socket for rings, by the endpoint of the command socket."""
+    return endpoint.removeprefix("ipc://").removesuffix(".cmd") + ".ring"
 
 
 def check_name(name: str) -> str:
@@ -105,6 +111,7 @@ def paths_in(directory: Path, name: str) -> Paths:
         cmd=directory / f"{name}.cmd",
         pub=directory / f"{name}.pub",
         admin=longest,
+        ring=directory / f"{name}.ring",
         lock=directory / f"{name}.lock",
     )
 

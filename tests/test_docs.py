@@ -31,7 +31,7 @@ from real_daemon import PATIENCE_S, StartDaemon, clean_environment
 from purgatoryd.cli.app import app
 from purgatoryd.clients import Client
 from purgatoryd.daemon import commands as requests
-from purgatoryd.daemon.listeners import admission_control, sockets
+from purgatoryd.daemon.listeners import admission_control, sockets, transport
 
 pytestmark = pytest.mark.tier("check")
 
@@ -210,7 +210,7 @@ def test_the_limits_for_hostile_clients_are_those_of_the_code() -> None:
         f"routing ids over {sockets.ROUTE_MAX} bytes",
         f"over {control.SUBJECTS_PER_UID} prefixes per uid",
         f"then {control.SUBSCRIBES_PER_S} new ones in a second",
-        f"after {sockets.REPLY_HWM} answers or {sockets.NOTICE_HWM} notices, dropped",
+        f"after {transport.REPLY_HWM} answers or {sockets.NOTICE_HWM} notices, dropped",
         f"over {control.CONNECTIONS_PER_UID} connections per uid",
         f"then {control.CONNECTS_PER_S} in a second",
         f"closed after {sockets.HANDSHAKE_MS // 1000} s",

@@ -4,7 +4,7 @@ stopped."""
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,7 +20,7 @@ from purgatoryd.shm_layout.layout import Measured, Message, Status, WireError
 
 pytestmark = pytest.mark.tier("check")
 
-Sent = list[tuple[bytes, wire.Reply]]
+Sent = list[tuple[Hashable, wire.Reply]]
 
 
 @pytest.fixture

@@ -192,7 +192,7 @@ class AdmissionControl:
             if event == _ACCEPTED:
                 came.add(fd)
             elif event == _LISTENING:
-                _take_no_descriptors(fd)
+                take_no_descriptors(fd)
             else:
                 came.discard(fd)
                 self._left(socket_index, fd)
@@ -454,7 +454,7 @@ def _pending(fd: int, queue: int) -> int:
     return 0
 
 
-def _take_no_descriptors(fd: int) -> None:
+def take_no_descriptors(fd: int) -> None:
     """Let the kernel refuse descriptors that peers pass. libzmq would close these descriptors, and
     the creator of a file can make closing it block for any length of time."""
     with suppress(OSError), borrowed(fd) as listener:
@@ -469,7 +469,7 @@ def _end(connection: socket.socket) -> None:
             return
 
 
-def _credentials_of(connection: socket.socket) -> tuple[int, int, int]:
+def credentials_of(connection: socket.socket) -> tuple[int, int, int]:
     """Return pid, uid and gid of the process that connected."""
     credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     pid, uid, gid = _CREDENTIALS.unpack(credentials)
@@ -478,11 +478,11 @@ def _credentials_of(connection: socket.socket) -> tuple[int, int, int]:
 
 def peer_pid(connection: socket.socket) -> int:
     """Return the pid of the process that connected; 0 = the kernel does not report it."""
-    return max(0, _credentials_of(connection)[0])
+    return max(0, credentials_of(connection)[0])
 
 
 def _identity_of(connection: socket.socket) -> Identity:
-    uid = _credentials_of(connection)[1]
+    uid = credentials_of(connection)[1]
     return str(connection.getpeername()[0]) if uid == _NO_UID else uid
 
 

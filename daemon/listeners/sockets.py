@@ -8,17 +8,19 @@ import os
 import secrets
 import socket as sockets
 import stat
-from collections.abc import Iterable, Iterator, Set
+from collections.abc import Callable, Hashable, Iterable, Iterator, Set
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import zmq
 
 from purgatoryd.daemon.config import Config
 from purgatoryd.daemon.listeners.access import Access
 from purgatoryd.daemon.listeners.admission_control import AdmissionControl
-from purgatoryd.daemon.listeners.transport import REQUEST_HWM, Request
+from purgatoryd.daemon.listeners.rings import Ring, Rings
+from purgatoryd.daemon.listeners.transport import REPLY_HWM, REQUEST_HWM, Peer, Request
 from purgatoryd.daemon.listeners.zap import DOMAIN, ZapHandler, sender_of
 from purgatoryd.daemon.log import log
 from purgatoryd.shm_layout import curve
@@ -32,9 +34,6 @@ SOCKET_MODE = 0o660
 PROBE_S = 1.0
 """A socket at our path that does not refuse a connection within this time is in use."""
 NOTICE_HWM = 1000
-REPLY_HWM = 64
-"""Maximum number of replies that wait for one peer. The limit is low, because replies may be large,
-and only few wait if the peer reads them."""
 LARGE_BYTES = 16 * 2**10
 """Answers above this size are dropped while memory is short. The peers then ask again."""
 SUBSCRIPTION_MAX = NAMESPACE_MAX + TOPIC_MAX + 32
@@ -120,12 +119,12 @@ class RequestSocket:
         route, request = bytes(self._route[:size]), b"" if body.more else body.buffer
         return Request(route, request, *sender_of(body), self._host.boot_ns(), connection)
 
-    def send(self, route: bytes, body: Any) -> bool:
+    def send(self, route: Hashable, body: Any) -> bool:
         """Send to a peer; False = the message is known to be lost."""
         if len(body) > self._sheds_over and self._admission.memory_is_short():
             return False
         try:
-            self.zmq_socket.send_multipart([route, body], zmq.NOBLOCK)
+            self.zmq_socket.send_multipart([cast(bytes, route), body], zmq.NOBLOCK)
         except zmq.Again:
             return False
         return True
@@ -135,26 +134,89 @@ class RequestSocket:
         return any(not self.zmq_socket.recv(copy=False).more for _ in range(PARTS_MAX))
 
 
+class Commands:
+    """Requests that come through the command socket, and through rings. The two take turns."""
+
+    def __init__(self, socket: RequestSocket, rings: Rings) -> None:
+        self._socket = socket
+        self._rings = rings
+        self._ring_next = False
+        self.fd = socket.fd
+
+    def receive(self) -> Request | None:
+        """Return the next request; None if there is none."""
+        self._ring_next = not self._ring_next
+        if self._ring_next:
+            return self._rings.receive() or self._socket.receive()
+        return self._socket.receive() or self._rings.receive()
+
+    def send(self, route: Hashable, body: Any) -> bool:
+        """Send to a peer; False = the message is known to be lost."""
+        return route.send(body) if isinstance(route, Ring) else self._socket.send(route, body)
+
+
+class AllPeers:
+    """The connections of the sockets, and of the rings."""
+
+    def __init__(self, admission: AdmissionControl, rings: Rings) -> None:
+        self._parts = (admission, rings)
+
+    @property
+    def on_closed(self) -> Callable[[Peer], object]:
+        """Called with each closed connection."""
+        return self._parts[0].on_closed
+
+    @on_closed.setter
+    def on_closed(self, on_closed: Callable[[Peer], object]) -> None:
+        for part in self._parts:
+            part.on_closed = on_closed
+
+    @property
+    def connected(self) -> set[int]:
+        """Descriptors of all connections."""
+        return self._parts[0].connected | self._parts[1].connected
+
+    def unread(self, fds: Set[int]) -> set[int]:
+        """Return the descriptors in `fds` that have bytes which were not read."""
+        return self._parts[0].unread(fds) | self._parts[1].unread(fds)
+
+    def peer(self, fd: int) -> Peer | None:
+        """Return the connection of a descriptor; None if it is unknown."""
+        return self._parts[0].peer(fd) or self._parts[1].peer(fd)
+
+
 class Sockets:
     """All sockets of a daemon or deployment. The constructor binds them. Only one thread uses them;
     no method blocks."""
 
     def __init__(
-        self, paths: Paths, access: Access, remotes: Remotes | None = None, host: Host = HOST
+        self,
+        paths: Paths,
+        access: Access,
+        remotes: Remotes | None = None,
+        host: Host = HOST,
+        ring_bytes: int = 0,
     ) -> None:
+        """`ring_bytes`: memory for all rings; 0 = no rings."""
         self._host = host
         self.directory = paths.directory
         self._paths = (paths.cmd, paths.admin, paths.pub)
-        for path in self._paths:
+        for path in (*self._paths, paths.ring):
             _refuse_foreign(path)
         _unpredictable_routes()
         self._context = zmq.Context(io_threads=1)
-        self.admission = AdmissionControl(self._context, self._paths)
+        self.admission = AdmissionControl(self._context, (*self._paths, paths.ring))
         allowed = {} if remotes is None else remotes.allowed
         self._zap = ZapHandler(self._context, self.admission, access, allowed)
+        # Clients look for rings first, so their socket must exist before the command socket.
+        self._rings = Rings(paths.ring, ring_bytes, self.admission, access, host)
+        if ring_bytes:
+            self._bind_rings(paths.ring)
         commands = self._bind(zmq.ROUTER, paths.cmd, REPLY_HWM, MESSAGE_MAX)
         admin = self._bind(zmq.ROUTER, paths.admin, REPLY_HWM, MESSAGE_MAX)
-        self.commands = RequestSocket(commands, self.admission, host, LARGE_BYTES)
+        self._commands = RequestSocket(commands, self.admission, host, LARGE_BYTES)
+        self.commands = Commands(self._commands, self._rings)
+        self.peers = AllPeers(self.admission, self._rings)
         self.admin = RequestSocket(admin, self.admission, host)
         self.notices = self._bind(zmq.XPUB, paths.pub, NOTICE_HWM, SUBSCRIPTION_MAX, access)
         self.notices_fd = int(self.notices.getsockopt(zmq.FD))
@@ -194,10 +256,17 @@ class Sockets:
             raise BadPath(str(path), f"cannot be bound: {error.strerror}") from error
         return socket
 
-    @property
-    def peers(self) -> AdmissionControl:
-        """The connections."""
-        return self.admission
+    def _bind_rings(self, path: Path) -> None:
+        try:
+            self._listen_for_rings()
+            self.admission.iterate(self._host.boot_ns())
+        except OSError as error:
+            raise BadPath(str(path), f"cannot be bound: {error.strerror}") from error
+
+    def _listen_for_rings(self) -> None:
+        with _closed():
+            self._rings.listen()
+        self._rings.path.chmod(SOCKET_MODE)
 
     def bind_again(self) -> None:
         """Bind sockets again whose paths were removed. Their connections stay.
@@ -205,11 +274,16 @@ class Sockets:
         The old listener and its descriptor stay as well, because libzmq closes an endpoint's
         connections together with it. If another file has such a path, it is left alone.
         """
-        sockets = zip(self._paths, self._sockets, strict=True)
-        gone = [(path, socket) for path, socket in sockets if not os.path.lexists(path)]
-        for path, socket in gone:
+        binds: dict[Path, Callable[[], None]] = {
+            path: partial(_listen_at, socket, path)
+            for path, socket in zip(self._paths, self._sockets, strict=True)
+        }
+        if self._rings.listens:
+            binds[self._rings.path] = self._listen_for_rings
+        gone = [(path, bind) for path, bind in binds.items() if not os.path.lexists(path)]
+        for path, bind in gone:
             try:
-                _listen_at(socket, path)
+                bind()
             except (zmq.ZMQError, OSError) as error:
                 self._report_unbound(path, error)
             else:
@@ -228,11 +302,14 @@ class Sockets:
 
     def fds(self) -> list[int]:
         """Descriptors that become readable when a socket has news (edge-triggered)."""
-        return [self.commands.fd, self.admin.fd, self.notices_fd, *self._watched]
+        fds = [self._commands.fd, self.admin.fd, self.notices_fd, self._rings.fd]
+        return [*fds, *self._watched]
 
     def pending(self, *, commands: bool) -> bool:
         """True if a message waits; the command socket counts only if `commands` is true. Call this
         before every sleep, because the descriptors are edge-triggered."""
+        if commands and self._rings.pending():
+            return True
         asked = self._sockets if commands else self._sockets[1:]
         return any(int(s.getsockopt(zmq.EVENTS)) & zmq.POLLIN for s in asked)
 
@@ -286,6 +363,7 @@ class Sockets:
 
     def close(self) -> None:
         """Close all sockets. Messages that peers do not receive within LINGER_MS are dropped."""
+        self._rings.close()
         self.admission.close()
         for socket in self._sockets:
             socket.close()

@@ -6,7 +6,7 @@ of C functions can take its place.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Set
+from collections.abc import Callable, Hashable, Iterable, Set
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -14,6 +14,9 @@ from purgatoryd.shm_layout.arena import Outgoing
 
 Identity = int | str
 """The uid of an ipc peer, or the address of a tcp peer."""
+REPLY_HWM = 64
+"""Maximum number of replies that wait for one peer. The limit is low, because replies may be large,
+and only few wait if the peer reads them."""
 REQUEST_HWM = 16
 """Maximum number of requests of one peer that a transport holds; further requests wait at the peer.
 receive() takes turns among the peers."""
@@ -21,10 +24,10 @@ receive() takes turns among the peers."""
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One request: routing id of its sender, its bytes, the sender's credentials from the kernel,
+    """One request: the route to its sender, its bytes, the sender's credentials from the kernel,
     and the boot time at which it was taken from the socket."""
 
-    route: bytes
+    route: Hashable
     body: Any
     uid: int
     gid: int
@@ -85,7 +88,7 @@ class Requests(Protocol):
         returned with an empty body, which the decoder refuses.
         """
 
-    def send(self, route: bytes, body: Any) -> bool:
+    def send(self, route: Hashable, body: Any) -> bool:
         """Send to a peer. False = the message is known to be lost.
 
         A message is lost if the peer is gone or does not read, or if the message is large while

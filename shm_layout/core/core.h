@@ -14,6 +14,7 @@
 #include "core/base/slots.h"
 #include "core/base/tickets.h"
 #include "core/base/wheel.h"
+#include "core/ring/ring.h"
 #include "core/arena.h"
 #include "core/wal/frames.h"
 #include "core/wal/wal_buffer.h"

@@ -109,6 +109,7 @@ static ucontext_t search;
 static uintptr_t stored_at;       /* address of an announced plain store, whose value is not in
                                      memory yet */
 static uint64_t stored_bytes;
+static uint64_t fence_word;       /* the word of all seq_cst fences */
 
 /* The C library's functions. The linker redirects the product's calls of memcpy and so on to the
  * __wrap_ functions below (ld --wrap). */
@@ -551,6 +552,7 @@ struct outcome model_explore(const struct scenario *s, struct mutation m)
         memset(atomics, 0, sizeof atomics);
         memset(known_shared, 0, sizeof known_shared);
         memset(known_writers, 0, sizeof known_writers);
+        model_watch(&fence_word, sizeof fence_word);
         s->setup();
     }
     scenario = s;
@@ -770,6 +772,13 @@ void __tsan_func_exit(void *caller) { (void)caller; }
 void __tsan_read_range(void *at, unsigned long bytes) { plain_load(at, bytes); }
 void __tsan_write_range(void *at, unsigned long bytes) { plain_store(at, bytes); }
 
+static void full_fence(void)
+{
+    struct shared *w = use(word_of((uintptr_t)&fence_word, sizeof fence_word), true);
+    if (w != NULL)
+        wait_for(w, ADD, __ATOMIC_ACQ_REL, 0);
+}
+
 void __tsan_atomic_thread_fence(int order)
 {
     struct thread *t = &threads[running];
@@ -782,6 +791,8 @@ void __tsan_atomic_thread_fence(int order)
         return;
     if (acquires(order))
         view_join(&t->now, &t->acquired);
+    if (order == __ATOMIC_SEQ_CST)
+        full_fence();
     if (releases(order))
         t->released = t->now;
 }

@@ -7,9 +7,10 @@
  * The model is the view machine of Kang, Hur, Lahav, Vafeiadis, Dreyer: "A promising semantics for
  * relaxed-memory concurrency" (POPL 2017), without promises. Each store is a message; each thread
  * has views that say which messages it has to know. Like RC11 (Lahav and others, PLDI 2017), the
- * model leaves out C11 executions in which a load reads from a store that depends on the load. The
- * model allows more executions than C11 in two cases: seq_cst counts as acq_rel, and relaxed stores
- * do not continue a release sequence. It finds races of plain accesses with vector clocks of the
+ * model leaves out C11 executions in which a load reads from a store that depends on the load. A
+ * seq_cst fence is an acq_rel exchange of one word that all such fences share, so each of them knows
+ * what the earlier ones knew. The model allows more executions than C11 in two cases: a seq_cst
+ * access counts as acq_rel, and relaxed stores do not continue a release sequence. It finds races of plain accesses with vector clocks of the
  * threads (FastTrack, Flanagan and Freund, PLDI 2009).
  */
 #ifndef PURGATORYD_MODEL_H

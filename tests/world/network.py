@@ -211,7 +211,8 @@ class Network:
 class SimulatedChannel:
     """An implementation of Channel (clients/channel.py) over the simulated network."""
 
-    socket = monitor = None
+    sources = fds = ()
+    redial_at_s = float("inf")
 
     def __init__(self, network: Network, end: End, endpoint: str, remote: object = None) -> None:
         self._network = network
@@ -227,6 +228,9 @@ class SimulatedChannel:
             self.end.queued.clear()
             self._network.break_connection(self.end)
             self._network.changed()
+
+    def may_sleep(self, *, to_send: bool) -> bool:
+        return True
 
     def send(self, frame: bytes) -> bool:
         if not self.connected:

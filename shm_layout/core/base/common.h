@@ -45,5 +45,7 @@ static inline void touch(const void *at, uint64_t bytes)
 #define LOAD_RELAXED(p) __atomic_load_n((p), __ATOMIC_RELAXED)
 #define STORE_RELEASE(p, v) __atomic_store_n((p), (v), __ATOMIC_RELEASE)
 #define STORE_RELAXED(p, v) __atomic_store_n((p), (v), __ATOMIC_RELAXED)
+#define EXCHANGE_RELAXED(p, v) __atomic_exchange_n((p), (v), __ATOMIC_RELAXED)
+#define FULL_BARRIER() __atomic_thread_fence(__ATOMIC_SEQ_CST)
 
 #endif

@@ -1,0 +1,332 @@
+"""Requests of clients on this host, through rings in memory (see shm_layout/rings.py).
+
+A client connects to the unix socket NAME.ring, and the daemon passes it memory and an eventfd. The
+client writes to the eventfd when it has put a message and the daemon sleeps. The daemon waits for
+that with an edge-triggered epoll. It never reads or writes the eventfd, because the client could
+make such a call block. It sends a byte over the socket when the client sleeps, and receives nothing
+from the socket. The end of the connection ends the rings: whole messages that are in them are still
+applied.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import socket
+from collections import Counter, deque
+from collections.abc import Callable, Set
+from pathlib import Path
+from typing import Any
+
+from purgatoryd.daemon.listeners.access import Access
+from purgatoryd.daemon.listeners.admission_control import (
+    AdmissionControl,
+    credentials_of,
+    take_no_descriptors,
+)
+from purgatoryd.daemon.listeners.transport import REPLY_HWM, Peer, Request
+from purgatoryd.daemon.log import log
+from purgatoryd.shm_layout._core import lib
+from purgatoryd.shm_layout.host import Host
+from purgatoryd.shm_layout.layout import RingRefusal
+from purgatoryd.shm_layout.rings import (
+    RingPair,
+    create_memory,
+    pair_bytes,
+    send_offer,
+    send_refusal,
+)
+
+RING_BYTES_MIN, RING_BYTES_MAX = 16 * 2**10, 128 * 2**10
+CLIENT_SHARE = 64
+"""A client gets at most this part of the free memory for rings, but at least RING_BYTES_MIN."""
+UID_SHARE = 2
+"""A uid gets at most this part of all memory for rings."""
+ACCEPTS_PER_ITERATION = 8
+EVENTS_PER_ITERATION = 64
+BACKLOG = 128
+SOCKET_INDEX = 3
+"""Peer.socket_index of clients with rings."""
+_OVERFLOW_UID = Path("/proc/sys/kernel/overflowuid")
+_ENDED = select.EPOLLRDHUP | select.EPOLLHUP | select.EPOLLERR
+
+
+class Ring:
+    """The rings of one client. It is the route of the client's requests."""
+
+    def __init__(
+        self, connection: socket.socket, credentials: tuple[int, int, int], ring_bytes: int
+    ) -> None:
+        """Make the rings and pass them to the client. Raises OSError; nothing is left open.
+
+        `credentials`: uid, gid and pid of the client, from the kernel.
+        """
+        self.credentials = credentials
+        self.peer = Peer(SOCKET_INDEX, credentials[0], credentials[2])
+        self.memory_bytes = pair_bytes(ring_bytes)
+        self.fd = connection.fileno()
+        self.gone = False
+        """The connection has ended; whole messages may be left."""
+        self._replies: deque[bytes] = deque()
+        """Replies that have no space yet; the first may be in the ring in part."""
+        self._connection = connection
+        with contextlib.ExitStack() as stack:
+            memory_fd = create_memory(ring_bytes)
+            stack.callback(os.close, memory_fd)
+            self.pair = RingPair(memory_fd, ring_bytes, daemon=True, wake=self._wake)
+            with contextlib.ExitStack() as on_error:
+                on_error.callback(self.pair.close)
+                self.bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+                on_error.callback(os.close, self.bell)
+                send_offer(connection, ring_bytes, [memory_fd, self.bell])
+                on_error.pop_all()
+
+    def _wake(self, how: int, word: Any) -> None:
+        lib.pg_ring_wake(how, word, self.fd)
+
+    def send(self, body: Any) -> bool:
+        """Put a reply, or keep it until there is space; False = the client is gone, or too many
+        replies wait."""
+        if self.gone or len(self._replies) >= REPLY_HWM:
+            return False
+        if self._replies or not self.pair.put(body):
+            self._replies.append(bytes(body))
+        return True
+
+    def flush(self) -> None:
+        """Put replies that wait, as many as there is space for."""
+        while self._replies and self.pair.put(self._replies[0]):
+            self._replies.popleft()
+
+    def may_sleep(self) -> bool:
+        """Announce that the daemon waits for the eventfd. False = there is something to do."""
+        return self.pair.may_sleep(to_put=bool(self._replies))
+
+    def close(self) -> None:
+        """Close the connection and unmap the memory."""
+        self.gone = True
+        self._connection.close()
+        os.close(self.bell)
+        self.pair.close()
+
+
+class Rings:
+    """The rings of all clients. Only the loop's thread uses it; no method blocks.
+
+    A ring is awake while the daemon looks at it in each iteration. Before the daemon sleeps, it
+    announces that to every ring that is awake; from then on it hears of this ring by the eventfd.
+    """
+
+    def __init__(
+        self, path: Path, memory_bytes: int, admission: AdmissionControl, access: Access, host: Host
+    ) -> None:
+        """`path` is that of the socket, `memory_bytes` the memory for all rings."""
+        self.path = path
+        self._memory_bytes = memory_bytes
+        self._admission = admission
+        self._access = access
+        self._host = host
+        self._rings: dict[int, Ring] = {}
+        """Rings by the descriptor of the connection."""
+        self._bells: dict[int, Ring] = {}
+        """Rings by eventfd."""
+        self._awake: deque[Ring] = deque()
+        self._used_bytes: Counter[int] = Counter()
+        """Memory of the rings of each uid."""
+        self._collecting: set[Ring] = set()
+        """Rings with a large message of which pieces are missing."""
+        self._trusted = {0, os.geteuid()}
+        self._overflow_uid = int(_OVERFLOW_UID.read_text())
+        """Stands for all users of other user namespaces that have no uid in ours."""
+        self.on_closed: Callable[[Peer], object] = lambda _: None
+        """Called with each closed connection."""
+        self._events = select.epoll()
+        self.fd = self._events.fileno()
+        """Descriptor that becomes readable when a client connects, rings or ends."""
+        self._looks = True
+        """True if receive() has to look for events first."""
+        self._listener: socket.socket | None = None
+        with contextlib.suppress(FileNotFoundError):
+            path.unlink()
+
+    def listen(self) -> None:
+        """Bind the path, instead of an earlier listener whose path was removed. Raises OSError."""
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        listener.setblocking(False)
+        listener.bind(str(self.path))
+        listener.listen(BACKLOG)
+        take_no_descriptors(listener.fileno())
+        self._events.register(listener.fileno(), select.EPOLLIN)
+        if self._listener is not None:
+            self._listener.close()
+        self._listener = listener
+
+    @property
+    def listens(self) -> bool:
+        """True once the path was bound."""
+        return self._listener is not None
+
+    # ---- requests ------------------------------------------------------------------------------
+
+    def receive(self) -> Request | None:
+        """Return the next request; None if there is none. The rings take turns."""
+        if self._looks:
+            self._look()
+        self._looks = False
+        for _ in range(len(self._awake)):
+            ring = self._awake[0]
+            self._awake.rotate(-1)
+            request = self._request(ring)
+            if request is not None:
+                return request
+            if ring.gone:
+                self._forget(ring)
+        self._looks = True
+        return None
+
+    def _request(self, ring: Ring) -> Request | None:
+        """Take the next request of a client. None = there is none, or pieces of it are missing."""
+        ring.flush()
+        pair = ring.pair
+        length = pair.next_bytes
+        if length and pair.is_large(length) and not pair.collects:
+            if self._admission.memory_is_short():
+                self._cut_off(ring, "a large message while memory is short")
+                return None
+            self._collecting.add(ring)
+        body = pair.take() if length else None
+        if pair.broken:
+            self._cut_off(ring, "impossible words in a ring")
+        if body is None:
+            return None
+        if pair.is_large(length):
+            self._collecting.discard(ring)
+        uid, gid, pid = ring.credentials
+        return Request(ring, body, uid, gid, pid, self._host.boot_ns(), ring.fd)
+
+    def pending(self) -> bool:
+        """Announce to all rings that the daemon is about to sleep. True = a request waits."""
+        while self._awake:
+            ring = self._awake[0]
+            if ring.gone or not ring.may_sleep():
+                return True
+            self._awake.popleft()
+        return False
+
+    # ---- connections ---------------------------------------------------------------------------
+
+    def _look(self) -> None:
+        """Take note of clients that connect, ring or end."""
+        for fd, events in self._events.poll(0, EVENTS_PER_ITERATION):
+            if fd in self._bells:
+                self._wake(self._bells[fd])
+            elif fd in self._rings and events & _ENDED:
+                self._end(self._rings[fd])
+            elif self._listener is not None:
+                self._accept(self._listener)
+
+    def _wake(self, ring: Ring) -> None:
+        if ring not in self._awake:
+            self._awake.append(ring)
+
+    def _accept(self, listener: socket.socket) -> None:
+        for _ in range(ACCEPTS_PER_ITERATION):
+            try:
+                connection, _ = listener.accept()
+            except OSError:  # no connection is left, or no descriptor is free
+                return
+            with contextlib.suppress(OSError):
+                connection.setblocking(False)
+                self._open(connection)
+
+    def _open(self, connection: socket.socket) -> None:
+        """Give a client its rings, or let it know why it gets none. Raises OSError."""
+        with contextlib.ExitStack() as on_error:
+            on_error.callback(connection.close)
+            pid, uid, gid = credentials_of(connection)
+            if not self._admitted(uid, gid):
+                return
+            refusal, ring_bytes = self._space(uid)
+            if refusal:
+                send_refusal(connection, refusal)
+                return
+            take_no_descriptors(connection.fileno())
+            ring = Ring(connection, (uid, gid, max(0, pid)), ring_bytes)
+            on_error.pop_all()
+        self._events.register(ring.fd, select.EPOLLRDHUP)  # EPOLLHUP and EPOLLERR always count
+        self._events.register(ring.bell, select.EPOLLIN | select.EPOLLET)
+        self._rings[ring.fd] = self._bells[ring.bell] = ring
+        self._used_bytes[uid] += ring.memory_bytes
+        self._wake(ring)
+
+    def _admitted(self, uid: int, gid: int) -> bool:
+        """False for users who may not connect, and for users of other user namespaces that have no
+        uid here."""
+        if uid == self._overflow_uid:
+            return False
+        return self._access.may_connect(uid, gid) and self._admission.admits(uid)
+
+    def _space(self, uid: int) -> tuple[RingRefusal, int]:
+        """Return why a uid gets no rings, or the size of its rings."""
+        free = self._memory_bytes - self._used_bytes.total()
+        ring_bytes = RING_BYTES_MAX
+        while ring_bytes > RING_BYTES_MIN and pair_bytes(ring_bytes) * CLIENT_SHARE > free:
+            ring_bytes //= 2
+        needed = pair_bytes(ring_bytes)
+        if needed > free:
+            return RingRefusal.MEMORY, 0
+        share = self._memory_bytes // UID_SHARE
+        if uid not in self._trusted and self._used_bytes[uid] + needed > share:
+            return RingRefusal.UID, 0
+        return RingRefusal.NONE, ring_bytes
+
+    def _end(self, ring: Ring) -> None:
+        """Note that the client has closed its connection."""
+        if not ring.gone:
+            ring.gone = True
+            self._events.unregister(ring.fd)
+            self._wake(ring)
+
+    def _cut_off(self, ring: Ring, detail: str) -> None:
+        """Close the rings of a client that breaks the rules; what is in them is dropped."""
+        uid = ring.credentials[0]
+        log.warning(f"cut off a connection of uid {uid}: {detail}", peer=uid)
+        self._end(ring)
+
+    def _forget(self, ring: Ring) -> None:
+        self._used_bytes[ring.credentials[0]] -= ring.memory_bytes
+        self._awake.remove(ring)
+        self._collecting.discard(ring)
+        del self._rings[ring.fd], self._bells[ring.bell]
+        self.on_closed(ring.peer)
+        ring.close()
+
+    # ---- the connections, as Peers ---------------------------------------------------------------
+
+    @property
+    def connected(self) -> set[int]:
+        """Descriptors of all connections."""
+        return set(self._rings)
+
+    def unread(self, fds: Set[int]) -> set[int]:
+        """Return the descriptors in `fds` whose rings have a message."""
+        return {fd for fd in fds if fd in self._rings and self._rings[fd].pair.has_message}
+
+    def peer(self, fd: int) -> Peer | None:
+        """Return the connection of a descriptor; None if it is unknown."""
+        ring = self._rings.get(fd)
+        return ring.peer if ring is not None else None
+
+    # ---- the socket ------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Close all connections and the socket."""
+        for ring in [*self._rings.values()]:
+            self._wake(ring)
+            self._forget(ring)
+        self._events.close()
+        if self._listener is not None:
+            self._listener.close()
+            with contextlib.suppress(OSError):  # the next daemon replaces a path that is left
+                self.path.unlink()

@@ -1,0 +1,19 @@
+/* ring.h - a ring of bytes in memory that two processes share. One puts messages, one takes them.
+ * Neither trusts the other: each keeps its own position in private memory, reads each word of the
+ * other side once, and checks it. */
+#ifndef PURGATORYD_RING_RING_H
+#define PURGATORYD_RING_RING_H
+
+#include "core/base/common.h"
+
+enum { RING_WORD = sizeof(uint64_t) };   /* the length before each message */
+
+static inline uint64_t least(uint64_t a, uint64_t b) { return a < b ? a : b; }
+
+/* Return the bytes that the bytes of a message take in a ring. */
+static inline uint64_t padded(uint64_t bytes)
+{
+    return (bytes + PG_RING_UNIT - 1) / PG_RING_UNIT * PG_RING_UNIT;
+}
+
+#endif
