@@ -62,8 +62,6 @@ class LocalChannel:
         self._zmq: Channel | None = None
         self._rest: bytes | None = None
         """A message that is in the ring only in part."""
-        self._slept = True
-        """True if the daemon may have written to the socket since the last look."""
         self.redial_at_s = 0.0
         """Host time (monotonic) at which reconnected() tries to connect; infinite while there is a
         connection."""
@@ -84,7 +82,6 @@ class LocalChannel:
 
     def may_sleep(self, *, to_send: bool) -> bool:
         """Announce that the owner waits for `sources`. False = there is something to do."""
-        self._slept = True
         if self._pair is None:
             return True
         return self._pair.may_sleep(to_put=to_send or self._rest is not None)
@@ -142,9 +139,8 @@ class LocalChannel:
             return self._zmq.reconnected()
         if self._socket is None and self._host.monotonic_s() >= self.redial_at_s:
             self._dial()
-        if self._socket is None or not self._slept:
+        if self._socket is None:
             return False
-        self._slept = False
         if self._pair is None:
             return self._take_offer(self._socket)
         if not _rung(self._socket):
@@ -168,7 +164,7 @@ class LocalChannel:
         except OSError:  # no daemon serves the socket, or too many clients connect
             dialed.close()
             return
-        self._socket, self._slept, self.redial_at_s = dialed, True, math.inf
+        self._socket, self.redial_at_s = dialed, math.inf
         self._events.register(dialed.fileno(), select.EPOLLIN | select.EPOLLRDHUP)
 
     def _take_offer(self, dialed: socket.socket) -> bool:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-pytest_plugins = "tiers", "costs", "scheduling"
+pytest_plugins = "tiers", "costs", "scheduling", "transports"
 
 DAEMONS = pytest.StashKey[list[Daemon]]()
 """The daemons that a test started."""

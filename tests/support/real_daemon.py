@@ -40,6 +40,10 @@ class DaemonFailed(Exception):
         self.stderr = stderr
 
 
+SETTINGS: dict[str, str] = {}
+"""Environment variables of all daemons that are started from now on."""
+
+
 class Daemon:
     """`purgatoryd run` as a child process. The constructor starts it and waits until it is
     ready."""
@@ -143,7 +147,7 @@ def clean_environment(directory: Path) -> dict[str, str]:
     """Return the environment of this process without settings of the project, with `directory` as
     the run directory."""
     inherited = {k: v for k, v in os.environ.items() if not k.startswith("PURGATORYD_")}
-    return inherited | {"PURGATORYD_DIR": str(directory)}
+    return inherited | {"PURGATORYD_DIR": str(directory)} | SETTINGS
 
 
 def remove_arena_files(paths: Paths) -> None:
