@@ -180,11 +180,15 @@ class LocalChannel:
             self._take_zmq("the daemon closed the connection")
             return False
         magic, version, refusal, ring_bytes = OFFER.unpack(offer)
-        if refusal or (magic, version) != (lib.PG_RING_MAGIC, lib.PG_RING_VERSION):
+        if (
+            refusal
+            or len(fds) != _FDS
+            or (magic, version) != (lib.PG_RING_MAGIC, lib.PG_RING_VERSION)
+        ):
             self._hang_up()
             self._take_zmq(_REASONS.get(refusal, "the daemon has another version of rings"))
             return False
-        memory_fd, self._bell = fds
+        memory_fd, self._bell = fds  # an offer that is no refusal has both
         try:
             self._pair = RingPair(memory_fd, ring_bytes, daemon=False, wake=self._signal)
         finally:
@@ -248,7 +252,7 @@ def _rung(dialed: socket.socket) -> bool:
 
 def opener(transport: str, remote: Remote | None) -> OpenChannel:
     """Return the function that opens the channels of a client. Raises InvalidArgument."""
-    if transport not in ("auto", "ring", "zmq"):
+    if not isinstance(transport, str) or transport not in ("auto", "ring", "zmq"):
         raise InvalidArgument(f"transport must be auto, ring or zmq, not {transport!r}")
     if remote is not None and transport == "ring":
         raise InvalidArgument("transport must be auto or zmq for a daemon on another host")

@@ -35,6 +35,7 @@ PurgatorydError
 |   +-- CallTimeout (TimeoutError)   connected, but no answer in time
 |   +-- QueueFull (TimeoutError)     the bounded send queue stayed full
 |   +-- ShardUnavailable (ConnectionError)   a shard failed often; nothing is sent to it for a while
+|   +-- RingsRefused                 transport="ring", but the daemon gives no rings
 |   +-- SessionExpired               it is unknown which calls in flight were applied
 |   +-- MessageRefused               the daemon refused a whole message
 |   |   +-- NoWal                    durable=True, but the daemon has no WAL

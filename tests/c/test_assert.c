@@ -174,6 +174,12 @@ static void session_with_results(struct pg_arena *a)
     session_open(a, nonce, 0, 0, 0, (struct name){0}, &why);
 }
 static void answer_without_a_check(struct pg_arena *a) { operation_answered_no(a, 0); }
+static void ring_without_a_length(struct pg_arena *a)
+{
+    struct pg_ring_end end = {0};
+    (void)a;
+    pg_ring_take(&end, NULL);
+}
 static void wal_buffer_full_of_frames(struct pg_arena *a)
 {
     a->wal_buffer->appended = a->wal_buffer->tail = a->wal_buffer->size;
@@ -270,6 +276,7 @@ static const struct {
     {session_with_results, "sessions: a taken row has no results"},
     {answer_without_a_check, "operations: an answered CHECK was sent before"},
     {wal_stopped_twice, "wal: only a running WAL stops"},
+    {ring_without_a_length, "ring: a message is taken after its length was read"},
     {wal_buffer_full_of_frames, "WAL buffer: a frame has space"},
 };
 

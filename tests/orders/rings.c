@@ -6,31 +6,36 @@
 #include "check.h"
 #include "core/core.h"
 
-enum { SIZE = 32, SMALL = 8, LARGE = 40, MESSAGES = 3 };
+enum { SPACE = 64, SMALL = 8, LARGE = 40, FULL = 4 };
 
 static struct pg_ring *words;
 static uint8_t *bytes;
 static struct pg_ring_end putter, taker;
-static uint32_t put, taken, message_bytes;
+static struct pg_ring_end putter_before;
+static uint32_t size, put, put_before, taken, message_bytes;
 static bool taker_sleeps, putter_sleeps, taker_woken, putter_woken;
 
-static void ring_make(uint32_t length)
+static void ring_make(uint32_t ring_size, uint32_t length)
 {
+    size = ring_size;
     words = aligned_alloc(64, sizeof *words);
-    bytes = aligned_alloc(64, SIZE);
+    bytes = aligned_alloc(64, SPACE);
     CHECK(words != NULL && bytes != NULL);
     memset(words, 0, sizeof *words);
-    memset(bytes, 0, SIZE);
+    memset(bytes, 0, size);
     message_bytes = length;
+    put_before = 0;
+    pg_ring_open(&putter_before, words, bytes, size);
     model_watch(words, sizeof *words);
-    model_watch(bytes, SIZE);
+    model_watch(bytes, size);
 }
 
 static void again(void)
 {
-    pg_ring_open(&putter, words, bytes, SIZE);
-    pg_ring_open(&taker, words, bytes, SIZE);
-    put = taken = 0;
+    putter = putter_before;
+    pg_ring_open(&taker, words, bytes, size);
+    put = put_before;
+    taken = 0;
     taker_sleeps = putter_sleeps = taker_woken = putter_woken = false;
 }
 
@@ -83,7 +88,7 @@ static void end(void)
 
 /* ---- a message for a taker that may sleep ----------------------------------------------------- */
 
-static void ring_setup(void) { ring_make(SMALL); again(); }
+static void ring_setup(void) { ring_make(32, SMALL); again(); }
 static void ring_putter(void) { put_one(); }
 
 const struct scenario ring_scenario = {
@@ -91,19 +96,28 @@ const struct scenario ring_scenario = {
 
 /* ---- a full ring: the putter may sleep -------------------------------------------------------- */
 
+static void space_setup(void)
+{
+    ring_make(16 * FULL, SMALL);
+    again();
+    while (put < FULL)
+        CHECK(put_one());
+    putter_before = putter;
+    put_before = put;
+}
+
 static void space_putter(void)
 {
-    while (put < MESSAGES && put_one()) {}
-    if (put < MESSAGES)
+    if (!put_one())
         putter_sleeps = pg_ring_sleep_putter(&putter, PG_RING_POLL);
 }
 
 const struct scenario ring_space_scenario = {
-    "ring-space", ring_setup, again, {space_putter, taker_run}, false, false, end};
+    "ring-space", space_setup, again, {space_putter, taker_run}, false, false, end};
 
 /* ---- a message that is larger than the ring --------------------------------------------------- */
 
-static void large_setup(void) { ring_make(LARGE); again(); }
+static void large_setup(void) { ring_make(32, LARGE); again(); }
 
 static void large_putter(void)
 {
