@@ -41,8 +41,23 @@ class BuildChanged(build_ext):
         super().build_extension(ext)
 
 
+PACK = Extension(
+    "purgatoryd.clients._pack",
+    sources=["clients/pack/batch.c", "clients/pack/module.c"],
+    include_dirs=["shm_layout"],
+    depends=["clients/pack/batch.h", "shm_layout/layout.h"],
+    define_macros=[("Py_LIMITED_API", "0x030b0000")],
+    py_limited_api=True,
+    extra_compile_args=[
+        "-std=c11", "-O3", "-fvisibility=hidden", "-Wall", "-Wextra", "-Wno-cast-function-type",
+    ],
+    libraries=["m"],
+)  # fmt: skip
+"""The client's packing (docs/architecture.md, "Packing")."""
+
 setup(
     cffi_modules=["shm_layout/build_core.py:ffibuilder"],
+    ext_modules=[PACK],
     cmdclass={"build_ext": BuildChanged},
     options={"bdist_wheel": {"py_limited_api": "cp311"}},
 )

@@ -1,0 +1,827 @@
+/* module.c - purgatoryd.clients._pack: batches packed from Python objects and from columns.
+ *
+ * This file packs what is plain: exact str and bytes, ints and floats in range, buffers of numpy
+ * and Arrow. For anything else it calls Python (`slow`), which converts the row or raises the
+ * error, so each rule and each error text has one place. Limited API: one binary for Python 3.11
+ * and later. */
+
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+#include <structmember.h>
+
+#include <math.h>
+#include <string.h>
+
+#include "batch.h"
+
+#define UNUSED __attribute__((unused))
+
+enum { UTF8_MAX = 4 };
+enum outcome { PLAIN, ODD, FAILED };   /* ODD = only Python can convert it; FAILED = exception */
+
+static const double TOO_FAR_NS = 9223372036854775808.0; /* 2^63: one more than the latest time */
+static PyObject *fields[4];       /* interned names of the fields of a dict: enum field */
+enum field { F_KEY, F_DELAY, F_TOPIC, F_PAYLOAD };
+
+/* ---- one record ------------------------------------------------------------------------- */
+
+struct item {                     /* a record that is about to be packed */
+    struct pg_record head;
+    struct pack_text key, payload;
+    uint8_t encoded[PG_KEY_MAX + UTF8_MAX]; /* bytes of a key that was UCS-4 */
+};
+
+struct times {                    /* how delays become times */
+    int virtual_clock;            /* 1 = delays stay delays, and the daemon computes the deadlines */
+    long long now_ns;             /* time of the call, for the real clock */
+};
+
+static enum outcome wait_ns(struct item *item, const struct times *times, int64_t wait)
+{
+    const int64_t start_ns = times->virtual_clock ? 0 : times->now_ns;
+    if (wait < 0)
+        wait = 0;
+    if (wait > INT64_MAX - start_ns)
+        return ODD;
+    item->head.time_kind = times->virtual_clock ? PG_T_DELAY : PG_T_BOOT;
+    item->head.time_ns = wait + start_ns;
+    return PLAIN;
+}
+
+/* Take a delay in seconds. Halves of a nanosecond are rounded as round() of Python does. */
+static enum outcome wait_s(struct item *item, const struct times *times, double seconds)
+{
+    const double ns = rint(seconds * 1e9);
+    if (!isfinite(seconds) || ns >= TOO_FAR_NS)
+        return ODD;
+    return wait_ns(item, times, ns > 0 ? (int64_t)ns : 0);
+}
+
+static enum outcome whole(struct item *item, const struct times *times, int64_t n, int64_t unit_ns)
+{
+    if (n > INT64_MAX / unit_ns)
+        return ODD;
+    return wait_ns(item, times, n > 0 ? n * unit_ns : 0);
+}
+
+static enum outcome delay_of(struct item *item, const struct times *times, PyObject *delay)
+{
+    if (PyFloat_CheckExact(delay))
+        return wait_s(item, times, PyFloat_AsDouble(delay));
+    if (!PyLong_CheckExact(delay))
+        return ODD;
+    int overflow;
+    const int64_t seconds = PyLong_AsLongLongAndOverflow(delay, &overflow);
+    return overflow != 0 ? ODD : whole(item, times, seconds, 1000000000);
+}
+
+static enum outcome bytes_of(struct pack_text *text, PyObject *bytes, uint64_t limit)
+{
+    char *at;
+    Py_ssize_t length;
+    if (!PyBytes_CheckExact(bytes) || PyBytes_AsStringAndSize(bytes, &at, &length) != 0)
+        return ODD;
+    *text = (struct pack_text){(const uint8_t *)at, (uint64_t)length};
+    return text->bytes <= limit ? PLAIN : ODD;
+}
+
+static enum outcome key_of(struct item *item, PyObject *key)
+{
+    if (PyUnicode_CheckExact(key)) {
+        Py_ssize_t length;
+        const char *at = PyUnicode_AsUTF8AndSize(key, &length);
+        if (at == NULL) {
+            PyErr_Clear();        /* a surrogate; Python raises the error with a better text */
+            return ODD;
+        }
+        item->head.key_type = PG_KEY_STR;
+        item->key = (struct pack_text){(const uint8_t *)at, (uint64_t)length};
+    } else if (bytes_of(&item->key, key, PG_KEY_MAX) == PLAIN) {
+        item->head.key_type = PG_KEY_BYTES;
+    } else {
+        return ODD;
+    }
+    return item->key.bytes - 1 < PG_KEY_MAX ? PLAIN : ODD;
+}
+
+static enum outcome payload_of(struct item *item, PyObject *payload)
+{
+    item->payload = (struct pack_text){NULL, 0};
+    return payload == NULL || payload == Py_None ? PLAIN
+                                                 : bytes_of(&item->payload, payload,
+                                                            PG_PAYLOAD_MAX);
+}
+
+/* ---- Builder: a batch under construction -------------------------------------------------- */
+
+struct builder {
+    PyObject_HEAD
+    struct pack_batch batch;
+    uint64_t bytes_max;           /* a batch with more bytes takes no further record */
+    unsigned records_max;         /* a batch with this number of records takes no further record */
+    PyObject *topic;              /* topic of the last record; NULL = none */
+    int topic_index;              /* index of its entry of the name table */
+};
+
+static const struct pack_text NOTHING = {NULL, 0};
+
+static int builder_init(struct builder *b, PyObject *args, PyObject *named UNUSED)
+{
+    unsigned long long bytes_max;
+    if (!PyArg_ParseTuple(args, "KI", &bytes_max, &b->records_max))
+        return -1;
+    b->bytes_max = bytes_max;
+    return 0;
+}
+
+static void builder_dealloc(struct builder *b)
+{
+    PyTypeObject *type = Py_TYPE((PyObject *)b);
+    pack_free(&b->batch);
+    Py_CLEAR(b->topic);
+    ((freefunc)PyType_GetSlot(type, Py_tp_free))(b);
+    Py_DECREF(type);
+}
+
+static bool takes(const struct builder *b)
+{
+    return pack_takes(&b->batch, b->records_max, b->bytes_max);
+}
+
+static Py_ssize_t builder_length(struct builder *b)
+{
+    return b->batch.count;
+}
+
+static PyObject *builder_fits(struct builder *b, PyObject *name)
+{
+    struct pack_text entry;
+    if (bytes_of(&entry, name, UINT64_MAX) != PLAIN)
+        return PyErr_Format(PyExc_TypeError, "an entry of the name table must be bytes");
+    return PyBool_FromLong(takes(b) &&
+                           pack_has_space(&b->batch, entry));
+}
+
+static int named(struct builder *b, struct pack_text entry)
+{
+    const int index = pack_name(&b->batch, entry);
+    if (index == PACK_NO_MEMORY)
+        PyErr_NoMemory();
+    return index;
+}
+
+/* Add a record of any kind; the arguments have been checked. Entry and fields of struct pg_record,
+ * with the bytes in place of their lengths. */
+static PyObject *builder_record(struct builder *b, PyObject *args)
+{
+    struct pg_record head = {0};
+    const char *name, *key, *payload, *extension;
+    Py_ssize_t name_len, key_len, payload_len, extension_len;
+    if (!PyArg_ParseTuple(args, "y#bbby#bby#y#LK", &name, &name_len, &head.op, &head.mode,
+                          &head.key_type, &key, &key_len, &head.time_kind, &head.flags, &payload,
+                          &payload_len, &extension, &extension_len, &head.time_ns, &head.value))
+        return NULL;
+    const int index = named(b, (struct pack_text){(const uint8_t *)name, (uint64_t)name_len});
+    if (index < 0)
+        return PyErr_Occurred() ? NULL : PyErr_Format(PyExc_ValueError, "the batch is full");
+    head.name = (uint16_t)index;
+    if (key_len > PG_KEY_MAX)
+        return PyErr_Format(PyExc_ValueError, "the key is too long");
+    if (!pack_record(&b->batch, head, (struct pack_text){(const uint8_t *)key, (uint64_t)key_len},
+                     (struct pack_text){(const uint8_t *)payload, (uint64_t)payload_len},
+                     (struct pack_text){(const uint8_t *)extension, (uint64_t)extension_len}))
+        return PyErr_NoMemory();
+    Py_RETURN_NONE;
+}
+
+/* Return (number of records, entries of the name table, its bytes, body). The batch takes no further
+ * record. */
+static PyObject *builder_body(struct builder *b, PyObject *none UNUSED)
+{
+    PyObject *body = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)pack_body_bytes(&b->batch));
+    if (body == NULL)
+        return NULL;
+    pack_write(&b->batch, (uint8_t *)PyBytes_AsString(body));
+    b->records_max = 0;
+    return Py_BuildValue("IIKN", b->batch.count, b->batch.names_count,
+                         (unsigned long long)pack_names_bytes(&b->batch), body);
+}
+
+/* ---- Source: the rows of a bulk call ------------------------------------------------------- */
+
+enum form { ABSENT, OBJECTS, FIXED, UCS4, OFFSETS_32, OFFSETS_64, SECONDS, WHOLE, READY, CODES };
+
+struct column {
+    enum form form;
+    PyObject *objects;            /* OBJECTS: a list; CODES: list of entries of the name table */
+    Py_buffer data, offsets;
+    Py_ssize_t first;             /* OFFSETS: index of the first offset */
+    long long detail;             /* WHOLE: unit in ns; READY: enum pg_time_kind; OFFSETS: enum
+                                     pg_key_type */
+};
+
+struct source {
+    PyObject_HEAD
+    Py_ssize_t count;             /* number of rows */
+    struct pg_record head;        /* op and mode of each record; name = 0 */
+    struct times times;
+    PyObject *entry;              /* entry of the name table for rows without a topic */
+    PyObject *topics;             /* dict: entry of the name table by topic */
+    PyObject *slow;               /* slow(index) -> (kind, ns, key type, key, entry, payload) */
+    PyObject *rows;               /* list of rows; NULL = the rows are given as columns */
+    struct column key, time, topic, payload;
+};
+
+static void column_close(struct column *c)
+{
+    Py_CLEAR(c->objects);
+    PyBuffer_Release(&c->data);
+    PyBuffer_Release(&c->offsets);
+}
+
+/* Open a buffer of `count` items of `item` bytes each; item = 0: of any size. */
+static bool buffer_open(Py_buffer *view, PyObject *from, Py_ssize_t count, Py_ssize_t item)
+{
+    if (PyObject_GetBuffer(from, view, PyBUF_STRIDED_RO) != 0)
+        return false;
+    const bool sound = view->ndim == 1 && (item == 0 || view->itemsize == item) &&
+                       view->len / (view->itemsize != 0 ? view->itemsize : 1) >= count;
+    if (!sound)
+        PyErr_SetString(PyExc_ValueError, "a buffer has another shape");
+    return sound;
+}
+
+static const uint8_t *cell(const Py_buffer *view, Py_ssize_t i)
+{
+    return (const uint8_t *)view->buf + i * view->strides[0];
+}
+
+/* Forms of a column that is a tuple (letter, buffer, offsets or entries, first offset, detail). */
+static const struct { char letter; enum form form; Py_ssize_t item, offset; } forms[] = {
+    {'S', FIXED, 0, 0}, {'U', UCS4, 0, 0}, {'i', OFFSETS_32, 1, 4}, {'l', OFFSETS_64, 1, 8},
+    {'d', SECONDS, 8, 0}, {'q', WHOLE, 8, 0}, {'t', READY, 8, 0}, {'c', CODES, 8, 0},
+};
+
+static bool buffers_open(struct column *c, PyObject *from, Py_ssize_t count)
+{
+    int letter;
+    PyObject *data, *other;
+    if (!PyArg_ParseTuple(from, "COOnL", &letter, &data, &other, &c->first, &c->detail))
+        return false;
+    for (unsigned i = 0; i < sizeof forms / sizeof *forms; i++) {
+        if (forms[i].letter != letter)
+            continue;
+        c->form = forms[i].form;
+        if (forms[i].offset != 0)
+            return c->first >= 0 && buffer_open(&c->data, data, 0, forms[i].item) &&
+                   buffer_open(&c->offsets, other, c->first + count + 1, forms[i].offset);
+        c->objects = Py_NewRef(other);
+        return buffer_open(&c->data, data, count, forms[i].item);
+    }
+    PyErr_SetString(PyExc_ValueError, "a column has an unknown form");
+    return false;
+}
+
+/* Open a column: None, a list, or a tuple as in `forms`. */
+static bool column_open(struct column *c, PyObject *from, Py_ssize_t count)
+{
+    if (from == Py_None)
+        return true;
+    if (!PyList_Check(from))
+        return buffers_open(c, from, count);
+    c->form = OBJECTS;
+    c->objects = Py_NewRef(from);
+    return true;
+}
+
+static int source_init(struct source *s, PyObject *args, PyObject *named UNUSED)
+{
+    PyObject *entry, *topics, *slow, *rows, *key, *time, *topic, *payload;
+    if (!PyArg_ParseTuple(args, "nbbpLSO!OOOOOO", &s->count, &s->head.op, &s->head.mode,
+                          &s->times.virtual_clock, &s->times.now_ns, &entry, &PyDict_Type, &topics,
+                          &slow, &rows, &key, &time, &topic, &payload))
+        return -1;
+    s->entry = Py_NewRef(entry);
+    s->topics = Py_NewRef(topics);
+    s->slow = Py_NewRef(slow);
+    if (rows != Py_None)
+        s->rows = Py_NewRef(rows);
+    return column_open(&s->key, key, s->count) && column_open(&s->time, time, s->count) &&
+                   column_open(&s->topic, topic, s->count) &&
+                   column_open(&s->payload, payload, s->count)
+               ? 0
+               : -1;
+}
+
+static void source_dealloc(struct source *s)
+{
+    PyTypeObject *type = Py_TYPE((PyObject *)s);
+    Py_CLEAR(s->entry);
+    Py_CLEAR(s->topics);
+    Py_CLEAR(s->slow);
+    Py_CLEAR(s->rows);
+    column_close(&s->key);
+    column_close(&s->time);
+    column_close(&s->topic);
+    column_close(&s->payload);
+    ((freefunc)PyType_GetSlot(type, Py_tp_free))(s);
+    Py_DECREF(type);
+}
+
+/* ---- columns ------------------------------------------------------------------------------ */
+
+/* Write a code point as UTF-8; returns its length, 0 = it is a surrogate or no code point. */
+static unsigned utf8(uint8_t *out, uint32_t c)
+{
+    if (c < 0x80) {
+        out[0] = (uint8_t)c;
+        return 1;
+    }
+    const unsigned len = c < 0x800 ? 2 : c < 0x10000 ? 3 : 4;
+    if ((c >= 0xd800 && c < 0xe000) || c > 0x10ffff)
+        return 0;
+    for (unsigned i = len; --i != 0; c >>= 6)
+        out[i] = 0x80 | (c & 0x3f);
+    out[0] = (uint8_t)((len == 2 ? 0xc0 : len == 3 ? 0xe0 : 0xf0) | c);
+    return len;
+}
+
+/* Take a cell of a numpy column of str. numpy pads the cells with NULs. */
+static enum outcome ucs4_of(struct item *item, const struct column *c, Py_ssize_t i)
+{
+    Py_ssize_t left = c->data.itemsize / 4;
+    const uint8_t *at = cell(&c->data, i);
+    uint32_t point = 0;
+    uint64_t used = 0;
+    for (; left > 0; left--) {
+        memcpy(&point, at + 4 * (left - 1), sizeof point);
+        if (point != 0)
+            break;
+    }
+    for (; left > 0; left--, at += 4) {
+        memcpy(&point, at, sizeof point);
+        const unsigned len = utf8(item->encoded + used, point);
+        used += len;
+        if (len == 0 || used > PG_KEY_MAX)
+            return ODD;
+    }
+    item->key = (struct pack_text){item->encoded, used};
+    return PLAIN;
+}
+
+static void fixed_of(struct pack_text *text, const struct column *c, Py_ssize_t i)
+{
+    const uint8_t *at = cell(&c->data, i);
+    uint64_t left = (uint64_t)c->data.itemsize;
+    while (left > 0 && at[left - 1] == 0)
+        left--;
+    *text = (struct pack_text){at, left};
+}
+
+static int64_t offset_at(const struct column *c, Py_ssize_t i)
+{
+    const uint8_t *at = cell(&c->offsets, c->first + i);
+    int32_t narrow;
+    int64_t wide;
+    if (c->form == OFFSETS_32) {
+        memcpy(&narrow, at, sizeof narrow);
+        return narrow;
+    }
+    memcpy(&wide, at, sizeof wide);
+    return wide;
+}
+
+static enum outcome between(struct pack_text *text, const struct column *c, Py_ssize_t i)
+{
+    const int64_t start = offset_at(c, i), end = offset_at(c, i + 1);
+    if (start < 0 || end < start || end > c->data.len) {
+        PyErr_SetString(PyExc_ValueError, "the offsets of a column are out of order");
+        return FAILED;
+    }
+    *text = (struct pack_text){(const uint8_t *)c->data.buf + start, (uint64_t)(end - start)};
+    return PLAIN;
+}
+
+static enum outcome text_of(struct pack_text *text, const struct column *c, Py_ssize_t i)
+{
+    if (c->form != FIXED)
+        return between(text, c, i);
+    fixed_of(text, c, i);
+    return PLAIN;
+}
+
+static enum outcome key_in(struct item *item, const struct column *c, Py_ssize_t i)
+{
+    enum outcome found = PLAIN;
+    item->head.key_type = c->detail == PG_KEY_STR ? PG_KEY_STR : PG_KEY_BYTES;
+    if (c->form == UCS4) {
+        item->head.key_type = PG_KEY_STR;
+        found = ucs4_of(item, c, i);
+    } else {
+        found = text_of(&item->key, c, i);
+    }
+    return found != PLAIN || item->key.bytes - 1 < PG_KEY_MAX ? found : ODD;
+}
+
+static enum outcome time_in(struct item *item, const struct source *s, Py_ssize_t i)
+{
+    const struct column *c = &s->time;
+    double seconds;
+    int64_t n;
+    if (c->form == SECONDS) {
+        memcpy(&seconds, cell(&c->data, i), sizeof seconds);
+        return wait_s(item, &s->times, seconds);
+    }
+    memcpy(&n, cell(&c->data, i), sizeof n);
+    if (c->form == WHOLE)
+        return whole(item, &s->times, n, c->detail);
+    item->head.time_kind = (uint8_t)c->detail;
+    item->head.time_ns = n;
+    return PLAIN;
+}
+
+static enum outcome payload_in(struct item *item, const struct column *c, Py_ssize_t i)
+{
+    const enum outcome found = text_of(&item->payload, c, i);
+    return found != PLAIN || item->payload.bytes <= PG_PAYLOAD_MAX ? found : ODD;
+}
+
+/* ---- rows ---------------------------------------------------------------------------------- */
+
+static PyObject *listed(PyObject *list, Py_ssize_t i)
+{
+    PyObject *object = PyList_GetItem(list, i); /* raises if the list became shorter */
+    return Py_XNewRef(object);
+}
+
+static enum outcome of_tuple(PyObject *object[4], PyObject *row)
+{
+    const Py_ssize_t size = PyTuple_Size(row);
+    if (size < 2 || size > 4)
+        return ODD;
+    for (Py_ssize_t i = 0; i < size; i++)
+        object[i] = Py_NewRef(PyTuple_GetItem(row, i));
+    return PLAIN;
+}
+
+static enum outcome of_dict(PyObject *object[4], PyObject *row)
+{
+    Py_ssize_t found = 0;
+    for (int i = 0; i < 4; i++) {
+        object[i] = Py_XNewRef(PyDict_GetItemWithError(row, fields[i]));
+        if (object[i] == NULL && PyErr_Occurred())
+            return FAILED;
+        found += object[i] != NULL;
+    }
+    return object[F_KEY] != NULL && object[F_DELAY] != NULL && found == PyDict_Size(row) ? PLAIN
+                                                                                        : ODD;
+}
+
+/* Get the objects of a row: a tuple (key, delay[, topic[, payload]]) or a dict. */
+static enum outcome objects_of(PyObject *object[4], const struct source *s, Py_ssize_t i)
+{
+    PyObject *row = listed(s->rows, i);
+    if (row == NULL)
+        return FAILED;
+    const enum outcome found = PyTuple_CheckExact(row)  ? of_tuple(object, row)
+                               : PyDict_CheckExact(row) ? of_dict(object, row)
+                                                        : ODD;
+    Py_DECREF(row);
+    return found;
+}
+
+static enum outcome cells_of(PyObject *object[4], const struct source *s, Py_ssize_t i)
+{
+    const struct column *columns[4] = {&s->key, &s->time, &s->topic, &s->payload};
+    for (int k = 0; k < 4; k++)
+        if (columns[k]->form == OBJECTS && (object[k] = listed(columns[k]->objects, i)) == NULL)
+            return FAILED;
+    return PLAIN;
+}
+
+static enum outcome convert(struct item *item, PyObject *object[4], const struct source *s,
+                            Py_ssize_t i)
+{
+    const bool rows = s->rows != NULL;
+    enum outcome found = object[F_KEY] != NULL ? key_of(item, object[F_KEY])
+                                               : key_in(item, &s->key, i);
+    if (found == PLAIN && object[F_DELAY] != NULL)
+        found = delay_of(item, &s->times, object[F_DELAY]);
+    else if (found == PLAIN && s->time.form != ABSENT)
+        found = time_in(item, s, i);
+    if (found != PLAIN)
+        return found;
+    return rows || s->payload.form == OBJECTS || s->payload.form == ABSENT
+               ? payload_of(item, object[F_PAYLOAD])
+               : payload_in(item, &s->payload, i);
+}
+
+/* ---- filling a batch ------------------------------------------------------------------------ */
+
+/* Get the index of a topic's entry of the name table; PACK_NO_NAME = the batch is full. */
+static enum outcome topic_index(struct builder *b, const struct source *s, PyObject *topic,
+                                int *index)
+{
+    struct pack_text entry;
+    if (topic == b->topic) {
+        *index = b->topic_index;
+        return PLAIN;
+    }
+    PyObject *name = s->entry;
+    if (topic != Py_None) {
+        if (!PyUnicode_CheckExact(topic))
+            return ODD;
+        name = PyDict_GetItemWithError(s->topics, topic);
+        if (name == NULL)
+            return PyErr_Occurred() ? FAILED : ODD;
+    }
+    if (bytes_of(&entry, name, UINT64_MAX) != PLAIN)
+        return ODD;
+    *index = named(b, entry);
+    if (*index == PACK_NO_MEMORY)
+        return FAILED;
+    if (*index != PACK_NO_NAME) {
+        Py_XDECREF(b->topic);
+        b->topic = Py_NewRef(topic);
+        b->topic_index = *index;
+    }
+    return PLAIN;
+}
+
+static enum outcome code_index(struct builder *b, const struct source *s, Py_ssize_t i, int *index)
+{
+    int64_t code;
+    struct pack_text entry;
+    memcpy(&code, cell(&s->topic.data, i), sizeof code);
+    PyObject *name = PyList_GetItem(s->topic.objects, code < 0 ? -1 : (Py_ssize_t)code);
+    if (name == NULL || bytes_of(&entry, name, UINT64_MAX) != PLAIN)
+        return FAILED;
+    *index = named(b, entry);
+    return *index == PACK_NO_MEMORY ? FAILED : PLAIN;
+}
+
+/* Let Python convert row i, or raise. The result stays in *taken while its bytes are used. */
+static enum outcome slowly(struct builder *b, const struct source *s, struct item *item,
+                           Py_ssize_t i, int *index, PyObject **taken)
+{
+    const char *key, *entry, *payload;
+    Py_ssize_t key_len, entry_len, payload_len;
+    *taken = PyObject_CallFunction(s->slow, "n", i);
+    if (*taken == NULL ||
+        !PyArg_ParseTuple(*taken, "bLby#y#y#", &item->head.time_kind, &item->head.time_ns,
+                          &item->head.key_type, &key, &key_len, &entry, &entry_len, &payload,
+                          &payload_len))
+        return FAILED;
+    item->key = (struct pack_text){(const uint8_t *)key, (uint64_t)key_len};
+    item->payload = (struct pack_text){(const uint8_t *)payload, (uint64_t)payload_len};
+    *index = named(b, (struct pack_text){(const uint8_t *)entry, (uint64_t)entry_len});
+    return *index == PACK_NO_MEMORY ? FAILED : PLAIN;
+}
+
+static enum outcome quickly(struct builder *b, const struct source *s, struct item *item,
+                            PyObject *object[4], Py_ssize_t i, int *index)
+{
+    const enum outcome found = convert(item, object, s, i);
+    if (found != PLAIN)
+        return found;
+    if (s->topic.form == CODES)
+        return code_index(b, s, i, index);
+    return topic_index(b, s, object[F_TOPIC] != NULL ? object[F_TOPIC] : Py_None, index);
+}
+
+/* Pack row i. Returns 1 = packed, 0 = the name table is full, -1 = exception. */
+static int pack_row(struct builder *b, const struct source *s, Py_ssize_t i)
+{
+    PyObject *object[4] = {NULL, NULL, NULL, NULL}, *taken = NULL;
+    struct item item;
+    int index = PACK_NO_NAME, packed = -1;
+    item.head = s->head;
+    item.payload = NOTHING;
+    enum outcome found = s->rows != NULL ? objects_of(object, s, i) : cells_of(object, s, i);
+    if (found == PLAIN)
+        found = quickly(b, s, &item, object, i, &index);
+    if (found == ODD)
+        found = slowly(b, s, &item, i, &index, &taken);
+    if (found == PLAIN && index == PACK_NO_NAME) {
+        packed = 0;
+    } else if (found == PLAIN) {
+        item.head.name = (uint16_t)index;
+        packed = pack_record(&b->batch, item.head, item.key, item.payload, NOTHING) ? 1 : -1;
+        if (packed < 0)
+            PyErr_NoMemory();
+    }
+    for (int k = 0; k < 4; k++)
+        Py_XDECREF(object[k]);
+    Py_XDECREF(taken);
+    return packed;
+}
+
+static PyTypeObject *source_type;
+
+/* Pack rows from `start` on until the batch is full. Returns the index of the first row that was
+ * not packed. */
+static PyObject *builder_fill(struct builder *b, PyObject *args)
+{
+    struct source *s;
+    Py_ssize_t i;
+    if (!PyArg_ParseTuple(args, "O!n", source_type, &s, &i))
+        return NULL;
+    int packed = 1;
+    for (; packed == 1 && i < s->count && takes(b); i += packed)
+        if ((packed = pack_row(b, s, i)) < 0)
+            return NULL;
+    return PyLong_FromSsize_t(i);
+}
+
+/* ---- Slot: the place of a call in a batch, base of the handles that clients return ------------ */
+
+struct slot {
+    PyObject_HEAD
+    PyObject *client, *pending;   /* pending: the call, or all calls of its batch */
+    PyObject *key, *topic, *payload; /* arguments of the call, if `pending` is a batch */
+    Py_ssize_t number;            /* index of the call in the batch */
+};
+
+static PyMemberDef slot_members[] = {
+    {"_client", T_OBJECT, offsetof(struct slot, client), 0, NULL},
+    {"_pending", T_OBJECT, offsetof(struct slot, pending), 0, NULL},
+    {"_key", T_OBJECT, offsetof(struct slot, key), READONLY, NULL},
+    {"_topic", T_OBJECT, offsetof(struct slot, topic), READONLY, NULL},
+    {"_payload", T_OBJECT, offsetof(struct slot, payload), READONLY, NULL},
+    {"_number", T_PYSSIZET, offsetof(struct slot, number), READONLY, NULL},
+    {NULL, 0, 0, 0, NULL},
+};
+
+static int slot_traverse(struct slot *slot, visitproc visit, void *arg)
+{
+    Py_VISIT(Py_TYPE((PyObject *)slot));
+    Py_VISIT(slot->client);
+    Py_VISIT(slot->pending);
+    Py_VISIT(slot->key);
+    Py_VISIT(slot->topic);
+    Py_VISIT(slot->payload);
+    return 0;
+}
+
+static int slot_clear(struct slot *slot)
+{
+    Py_CLEAR(slot->client);
+    Py_CLEAR(slot->pending);
+    Py_CLEAR(slot->key);
+    Py_CLEAR(slot->topic);
+    Py_CLEAR(slot->payload);
+    return 0;
+}
+
+static void slot_dealloc(struct slot *slot)
+{
+    PyTypeObject *type = Py_TYPE((PyObject *)slot);
+    PyObject_GC_UnTrack(slot);
+    slot_clear(slot);
+    ((freefunc)PyType_GetSlot(type, Py_tp_free))(slot);
+    Py_DECREF(type);
+}
+
+/* Return a new handle of the last record of a batch. */
+static PyObject *slot_new(PyTypeObject *type, const struct builder *b, PyObject *client,
+                          PyObject *pending, PyObject *const object[4])
+{
+    struct slot *slot = (struct slot *)PyType_GenericAlloc(type, 0);
+    if (slot == NULL)
+        return NULL;
+    slot->client = Py_NewRef(client);
+    slot->pending = Py_NewRef(pending);
+    slot->key = Py_NewRef(object[F_KEY]);
+    slot->topic = Py_NewRef(object[F_TOPIC]);
+    slot->payload = Py_NewRef(object[F_PAYLOAD]);
+    slot->number = (Py_ssize_t)b->batch.count;
+    return (PyObject *)slot;
+}
+
+/* ---- one call ------------------------------------------------------------------------------- */
+
+enum call { C_SOURCE, C_TYPE, C_CLIENT, C_PENDING, C_BOX, C_NOW_NS, C_MODES, C_MODE, C_ROW };
+
+static enum outcome call_item(struct builder *b, struct item *item, PyObject *const *args,
+                              int *index)
+{
+    const struct source *s = (const struct source *)args[C_SOURCE];
+    PyObject *const *object = args + C_ROW;
+    struct times times = s->times;
+    if (!PyUnicode_CheckExact(args[C_MODE]) || object[F_TOPIC] == Py_None ||
+        object[F_PAYLOAD] == Py_None)
+        return ODD;
+    PyObject *mode = PyDict_GetItemWithError(args[C_MODES], args[C_MODE]);
+    if (mode == NULL)
+        return PyErr_Occurred() ? FAILED : ODD;
+    item->head = s->head;
+    item->head.mode = (uint8_t)PyLong_AsLong(mode);
+    times.now_ns = PyLong_AsLongLong(args[C_NOW_NS]);
+    if (key_of(item, object[F_KEY]) != PLAIN || payload_of(item, object[F_PAYLOAD]) != PLAIN ||
+        delay_of(item, &times, object[F_DELAY]) != PLAIN)
+        return ODD;
+    return topic_index(b, s, object[F_TOPIC], index);
+}
+
+/* Pack one add, and append its handle to the list `box`, for a caller that is interrupted between
+ * this call and its own return. Returns the handle; None = Python has to convert the arguments;
+ * False = the batch is full, or body() was called. Arguments as in enum call, then key, delay,
+ * topic, payload. */
+static PyObject *builder_call(struct builder *b, PyObject *const *args, Py_ssize_t count)
+{
+    struct item item;
+    int index = PACK_NO_NAME;
+    if (count != C_ROW + 4 || !Py_IS_TYPE(args[C_SOURCE], source_type))
+        return PyErr_Format(PyExc_TypeError, "a call has other arguments");
+    if (!takes(b))
+        Py_RETURN_FALSE;
+    const enum outcome found = call_item(b, &item, args, &index);
+    if (found == FAILED)
+        return NULL;
+    if (found == ODD)
+        Py_RETURN_NONE;
+    if (index == PACK_NO_NAME)
+        Py_RETURN_FALSE;
+    item.head.name = (uint16_t)index;
+    PyObject *handle = slot_new((PyTypeObject *)args[C_TYPE], b, args[C_CLIENT], args[C_PENDING],
+                                args + C_ROW);
+    if (handle == NULL || PyList_Append(args[C_BOX], handle) != 0) {
+        Py_XDECREF(handle);
+        return NULL;
+    }
+    if (takes(b) && pack_record(&b->batch, item.head, item.key, item.payload, NOTHING))
+        return handle;
+    Py_DECREF(handle);
+    PyList_SetSlice(args[C_BOX], 0, 1, NULL);
+    return takes(b) ? PyErr_NoMemory() : Py_NewRef(Py_False);
+}
+
+/* ---- the module ------------------------------------------------------------------------------ */
+
+#define DOC(text) {Py_tp_doc, (void *)(text)}
+
+static PyMethodDef builder_methods[] = {
+    {"fits", (PyCFunction)builder_fits, METH_O, "Return whether one more record fits."},
+    {"record", (PyCFunction)builder_record, METH_VARARGS, "Add a record of any kind."},
+    {"fill", (PyCFunction)builder_fill, METH_VARARGS, "Pack rows of a Source."},
+    {"call", (PyCFunction)(void (*)(void))builder_call, METH_FASTCALL, "Pack one add."},
+    {"body", (PyCFunction)builder_body, METH_NOARGS, "Return the body of the batch."},
+    {NULL, NULL, 0, NULL},
+};
+static PyType_Slot builder_slots[] = {
+    DOC("A batch under construction."),
+    {Py_tp_init, builder_init},
+    {Py_tp_dealloc, builder_dealloc},
+    {Py_sq_length, builder_length},
+    {Py_tp_methods, builder_methods},
+    {0, NULL},
+};
+static PyType_Slot source_slots[] = {
+    DOC("The rows of a bulk call."),
+    {Py_tp_init, source_init},
+    {Py_tp_dealloc, source_dealloc},
+    {0, NULL},
+};
+static PyType_Slot slot_slots[] = {
+    DOC("The place of a call in a batch."),
+    {Py_tp_dealloc, slot_dealloc},
+    {Py_tp_traverse, slot_traverse},
+    {Py_tp_clear, slot_clear},
+    {Py_tp_members, slot_members},
+    {0, NULL},
+};
+static PyType_Spec specs[] = {
+    {"purgatoryd.clients._pack.Builder", sizeof(struct builder), 0,
+     Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE, builder_slots},
+    {"purgatoryd.clients._pack.Source", sizeof(struct source), 0, Py_TPFLAGS_DEFAULT, source_slots},
+    {"purgatoryd.clients._pack.Slot", sizeof(struct slot), 0,
+     Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC, slot_slots},
+};
+static const char *const names[] = {"Builder", "Source", "Slot"};
+static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "purgatoryd.clients._pack",
+                                    "Batches packed from Python objects and from columns.", -1,
+                                    NULL, NULL, NULL, NULL, NULL};
+
+static bool fields_open(void)
+{
+    static const char *const text[] = {"key", "delay", "topic", "payload"};
+    for (int i = 0; i < 4; i++)
+        if ((fields[i] = PyUnicode_InternFromString(text[i])) == NULL)
+            return false;
+    return true;
+}
+
+PyMODINIT_FUNC PyInit__pack(void)
+{
+    PyObject *made = PyModule_Create(&module);
+    if (made == NULL || !fields_open())
+        return NULL;
+    for (unsigned i = 0; i < sizeof specs / sizeof *specs; i++) {
+        PyObject *type = PyType_FromSpec(&specs[i]);
+        if (type == NULL || PyModule_AddObjectRef(made, names[i], type) != 0)
+            return NULL;
+        if (i == 1)
+            source_type = (PyTypeObject *)type;
+    }
+    return made;
+}
