@@ -45,7 +45,7 @@ PACK = Extension(
     "purgatoryd.clients._pack",
     sources=["clients/pack/batch.c", "clients/pack/module.c"],
     include_dirs=["shm_layout"],
-    depends=["clients/pack/batch.h", "shm_layout/layout.h"],
+    depends=["shm_layout/layout.h", *map(str, sorted(Path("clients/pack").glob("*.[ch]")))],
     define_macros=[("Py_LIMITED_API", "0x030b0000")],
     py_limited_api=True,
     extra_compile_args=[

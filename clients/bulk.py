@@ -1,6 +1,8 @@
 """Bulk calls: rows of Python objects packed into batches, and the result of all rows.
 
-columns.py packs columns (numpy, Arrow) without a loop over rows; the packed bytes are the same.
+pack/module.c has the loop over the rows. Its function `slow` is here: it converts a row that the C
+code does not know, or raises the error. columns.py does the same for columns (numpy, Arrow); the
+packed bytes are the same.
 partitions.py divides the rows by partition if the namespace has several partitions.
 """
 
@@ -15,8 +17,8 @@ from purgatoryd.clients.arguments import check_type, check_whole, each, unreadab
 from purgatoryd.clients.batch import Batch, Outcome, Partial
 from purgatoryd.clients.connection import Connection
 from purgatoryd.clients.core import mode_number
-from purgatoryd.clients.model import CancelResult
-from purgatoryd.clients.packing import Builder, is_refusal, refusal
+from purgatoryd.clients.model import CancelResult, Codes
+from purgatoryd.clients.packing import Builder, Converted, Names, Source, is_refusal, refusal
 from purgatoryd.clients.retries import all_busy
 from purgatoryd.shm_layout import wire
 from purgatoryd.shm_layout.errors import (
@@ -26,7 +28,7 @@ from purgatoryd.shm_layout.errors import (
     InvalidRows,
     PurgatorydError,
 )
-from purgatoryd.shm_layout.layout import TICKET_MAX, Status, struct_dtype
+from purgatoryd.shm_layout.layout import TICKET_MAX, ClockKind, Op, Status, struct_dtype
 from purgatoryd.shm_layout.wire import Key
 
 if TYPE_CHECKING:
@@ -73,7 +75,7 @@ class BulkResult:
     @property
     def _data(self) -> bytes:
         """The struct pg_result of each row."""
-        return b"".join(self._parts)
+        return self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
 
     def check(self) -> None:
         """Raise the error that left rows without a result, if there is one."""
@@ -104,10 +106,10 @@ class BulkResult:
 
     @property
     def statuses(self) -> Any:
-        """The Status of each row, as uint8 array or list; NONE for a row without a result."""
+        """The Status of each row, as uint8 array or as Codes; NONE for a row without a result."""
         if self._arrays:
             return (self._table()["ticket"] & 0xFF).astype("u1")
-        return list(map(Status, self._status_bytes()))
+        return Codes(self._status_bytes(), Status)
 
     @property
     def tickets(self) -> Any:
@@ -127,9 +129,9 @@ class BulkResult:
     def refused(self) -> list[tuple[int, Status]]:
         """The (row, status) of each refused row."""
         statuses = self._status_bytes()
-        refusals = set(
-            filter(is_refusal, set(statuses))
-        )  # faster than a check of each row: there are many rows and few statuses
+        refusals = set(statuses.translate(None, _ACCEPTED))
+        if not refusals:
+            return []
         return [(row, Status(one)) for row, one in enumerate(statuses) if one in refusals]
 
     @property
@@ -137,13 +139,15 @@ class BulkResult:
         """True if every row has a result and none was refused."""
         return self.done and self._failure is None and not self.refused
 
-    def cancels(self) -> list[CancelResult]:
+    def cancels(self) -> Codes[CancelResult]:
         """Return the CancelResult of each row. Raises Refused for the first refused row, with the
         key "row N"."""
-        for row, (word, deadline_ns) in enumerate(self._rows()):
-            if is_refusal(word & 0xFF):
-                raise refusal(f"row {row}", word, deadline_ns)
-        return [_CANCELS[word & 0xFF] for word, _ in self._rows()]
+        statuses = self._status_bytes()
+        if statuses.translate(None, _ACCEPTED):
+            for row, (word, deadline_ns) in enumerate(self._rows()):
+                if is_refusal(word & 0xFF):
+                    raise refusal(f"row {row}", word, deadline_ns)
+        return Codes(statuses, CancelResult)
 
     def __len__(self) -> int:
         return sum(map(len, self._parts)) // wire.RESULT.size
@@ -246,7 +250,8 @@ class Bulk(NamedTuple):
     parts: list[Part]
 
 
-_CANCELS = {int(result.value): result for result in CancelResult}
+_ACCEPTED = bytes(status for status in range(256) if not is_refusal(status))
+"""The statuses that are no refusals."""
 
 
 def unchecked(result: BulkResult) -> BulkResult:
@@ -260,7 +265,7 @@ def checked(result: AnyResult) -> AnyResult:
     return result
 
 
-def checked_cancels(result: BulkResult) -> list[CancelResult]:
+def checked_cancels(result: BulkResult) -> Codes[CancelResult]:
     """Return the result of each cancel. Raises the same errors as check() and cancels()."""
     result.check()
     return result.cancels()
@@ -279,7 +284,7 @@ def _check_bulk_load(bulk_load: object) -> None:
     if bulk_load is not None:
         from purgatoryd.clients.bulk_loads import BulkLoad  # few calls belong to a bulk load
 
-        check_type("bulk_load", bulk_load, BulkLoad)
+        _check_bulk_load(bulk_load)
 
 
 def pack_puts(
@@ -288,38 +293,30 @@ def pack_puts(
     """Pack `rows` for add_many. If it raises InvalidArgument, nothing was packed."""
     number = mode_number(mode)
     _check_bulk_load(bulk_load)
-    connection.names.of_topic(topic)
-    if are_columns(rows):
-        columns = _columns()
-        result = BulkResult(connection, arrays=True)
-        try:
-            batches = columns.pack_puts(connection, result, rows, topic, number, bulk_load)
-        except Exception as error:
-            raise unreadable("columns", error) from error
-        return _checked(result, batches, bulk_load)
-    result = BulkResult(connection, arrays=False)
-    packing = _Packing(result, bulk_load)
-    _pack_rows(connection, packing, each("rows", rows), topic, number)
-    return _checked(result, packing.finish(), bulk_load)
+    entry = connection.names.of_topic(topic)
+    if not are_columns(rows):
+        sources = [_put_source(connection, list(each("rows", rows)), entry, number)]
+        return _packed(connection, sources, bulk_load, arrays=False)
+    columns = _columns()
+    try:
+        sources = columns.put_sources(connection, rows, entry, number)
+        return _packed(connection, sources, bulk_load, arrays=True)
+    except Exception as error:
+        raise unreadable("columns", error) from error
 
 
 def pack_cancels(connection: Connection, keys: Any, bulk_load: BulkLoad | None = None) -> Packed:
     """Pack `keys` for cancel_many. If it raises InvalidArgument, nothing was packed."""
     _check_bulk_load(bulk_load)
-    if hasattr(keys, "dtype") or hasattr(keys, "buffers") or hasattr(keys, "chunks"):
-        columns = _columns()
-        result = BulkResult(connection, arrays=True)
-        try:
-            batches = columns.pack_cancels(connection.names, result, keys, bulk_load)
-        except Exception as error:
-            raise unreadable("keys", error) from error
-        return _checked(result, batches, bulk_load)
-    result = BulkResult(connection, arrays=False)
-    packing = _Packing(result, bulk_load)
-    name = connection.names.of_key
-    for key in each("keys", keys):
-        packing.builder(name).cancel(name, *wire.encode_key(key), 0)
-    return _checked(result, packing.finish(), bulk_load)
+    if not (hasattr(keys, "dtype") or hasattr(keys, "buffers") or hasattr(keys, "chunks")):
+        sources = [cancel_source(connection.names, list(each("keys", keys)))]
+        return _packed(connection, sources, bulk_load, arrays=False)
+    columns = _columns()
+    try:
+        sources = columns.cancel_sources(connection.names, keys)
+        return _packed(connection, sources, bulk_load, arrays=True)
+    except Exception as error:
+        raise unreadable("keys", error) from error
 
 
 def pack_unparks(connection: Connection, rows: Any, bulk_load: BulkLoad | None = None) -> Packed:
@@ -389,16 +386,47 @@ class _Packing:
         return self._batches
 
 
-def _pack_rows(connection: Connection, packing: _Packing, rows: Any, topic: str, mode: int) -> None:
+def _packed(
+    connection: Connection, sources: Iterable[Source], bulk_load: BulkLoad | None, *, arrays: bool
+) -> Packed:
+    """Pack all rows of `sources`, with one builder for each batch."""
+    result, batches = BulkResult(connection, arrays=arrays), []
+    for source in sources:
+        start = 0
+        while start < source.count:
+            builder = Builder()
+            start = builder.fill(source, start)
+            rows = bulk_load.rows_from(len(result)) if bulk_load else b""
+            batches.append(result.expect(partial(builder.batch, rows=rows), len(builder)))
+    return _checked(result, batches, bulk_load)
+
+
+def _put_source(connection: Connection, rows: list[Any], entry: bytes, mode: int) -> Source:
     names, clock, now_ns = connection.names, connection.delay_clock, connection.host.boot_ns()
-    default = names.of_topic(topic)
-    for index, row in enumerate(rows):
-        key, time, its_topic, payload = fields_of(row, index)
+
+    def slow(index: int) -> Converted:
+        key, time, topic, payload = fields_of(rows[index], index)
         kind, time_ns = times.due(clock, now_ns, **time)
         key_type, key_bytes = wire.encode_key(key)
-        name = default if its_topic is None else names.of_topic(its_topic)
+        name = entry if topic is None else names.of_topic(topic)
         payload = b"" if payload is None else wire.encode_payload(payload)
-        packing.builder(name).put(name, mode, key_type, key_bytes, kind, time_ns, payload)
+        return kind, time_ns, key_type, key_bytes, name, payload
+
+    return Source(
+        len(rows), Op.PUT, mode, clock == ClockKind.VIRTUAL, now_ns, entry, names.topics, slow,
+        rows, None, None, None, None,
+    )  # fmt: skip
+
+
+def cancel_source(names: Names, keys: list[Any]) -> Source:
+    """Return the source of cancels; `keys`: their keys."""
+
+    def slow(index: int) -> Converted:
+        return 0, 0, *wire.encode_key(keys[index]), names.of_key, b""
+
+    return Source(
+        len(keys), Op.CANCEL, 0, False, 0, names.of_key, {}, slow, None, keys, None, None, None
+    )
 
 
 def fields_of(row: Any, index: int) -> tuple[Any, dict[str, Any], Any, Any]:

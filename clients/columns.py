@@ -1,86 +1,46 @@
 """Bulk calls on columns: numpy arrays, Arrow tables, dicts of lists. This module needs numpy.
 
-Keys and payloads become a *ragged* column: one block of bytes and n + 1 offsets. After this
-conversion no Python code runs for each row.
+pack/module.c reads the buffers of a column, or the objects of a list. No Python code runs for each
+row, except for objects that the C code does not know.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Iterator, Mapping
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from purgatoryd.clients import times
-from purgatoryd.clients.batch import Batch
-from purgatoryd.clients.bulk_loads import BulkLoad
 from purgatoryd.clients.connection import Connection
-from purgatoryd.clients.packing import BATCH_BYTES, Names
+from purgatoryd.clients.packing import Converted, Names, Source
 from purgatoryd.shm_layout import layout, wire
-from purgatoryd.shm_layout.errors import InvalidKey, InvalidPayload, InvalidRows, InvalidTime
-from purgatoryd.shm_layout.layout import TIME_MAX_NS, ClockKind, KeyType, Op, struct_dtype
+from purgatoryd.shm_layout.errors import InvalidPayload, InvalidRows, InvalidTime
+from purgatoryd.shm_layout.layout import TIME_MAX_NS, ClockKind, KeyType, Op
 
 if TYPE_CHECKING:
-    from purgatoryd.clients.bulk import BulkResult
+    from purgatoryd.clients._pack import Column
 
     Array = np.ndarray[Any, np.dtype[Any]]
 
 _TIMES = ("delay", "delay_ns", "deadline", "deadline_boot_ns")
 _COLUMNS = frozenset(("key", "topic", "payload", *_TIMES))
-_RECORD = struct_dtype("pg_record")
+_STR, _BYTES = int(KeyType.STR), int(KeyType.BYTES)
 
 
-class Ragged(NamedTuple):
-    """n byte strings. String i is data[offsets[i]:offsets[i + 1]]."""
-
-    data: Array
-    offsets: Array
-
-    @property
-    def lengths(self) -> Array:
-        """Number of bytes of each string."""
-        return np.diff(self.offsets)
-
-    def cut(self, rows: slice) -> Ragged:
-        """Return the strings of a slice of rows, with offsets that start at 0."""
-        offsets = self.offsets[rows.start : rows.stop + 1]
-        return Ragged(self.data[offsets[0] : offsets[-1]], offsets - offsets[0])
+def put_sources(connection: Connection, table: Any, entry: bytes, mode: int) -> list[Source]:
+    """Return the sources for add_many: one for each record batch of an Arrow table, else a single
+    one. `entry`: entry of the name table for a table without topics."""
+    now_ns = connection.host.boot_ns()
+    return [_put_source(connection, part, entry, mode, now_ns) for part in _parts(table)]
 
 
-class Columns(NamedTuple):
-    """Rows of one call, ready to be cut into batches; `names` are name table entries."""
-
-    op: int
-    mode: int
-    time_kind: int
-    keys: Ragged
-    key_types: Array
-    payloads: Ragged
-    times_ns: Array
-    codes: Array
-    names: list[bytes]
-
-
-def pack_puts(
-    connection: Connection, result: BulkResult, table: Any, topic: str, mode: int,
-    bulk_load: BulkLoad | None,
-) -> list[Batch]:  # fmt: skip
-    """Return the batches for add_many. If it raises InvalidArgument, nothing was packed."""
-    virtual = connection.delay_clock == ClockKind.VIRTUAL
-    now_ns = None if virtual else connection.host.boot_ns()
-    parts = [_puts(connection.names, part, topic, mode, now_ns) for part in _parts(table)]
-    return [batch for part in parts for batch in _batches(result, part, bulk_load)]
-
-
-def pack_cancels(
-    names: Names, result: BulkResult, keys: Any, bulk_load: BulkLoad | None
-) -> list[Batch]:
-    """Return the batches for cancel_many. If it raises InvalidArgument, nothing was packed."""
+def cancel_sources(names: Names, keys: Any) -> list[Source]:
+    """Return the sources for cancel_many: one for each chunk of an Arrow array, else a single
+    one."""
     chunks = keys.chunks if hasattr(keys, "chunks") else [keys]
-    return [
-        batch for chunk in chunks for batch in _batches(result, _cancels(names, chunk), bulk_load)
-    ]
+    return [_cancel_source(names, _plain(chunk)) for chunk in chunks]
 
 
 def _parts(table: Any) -> Iterator[Mapping[str, Any]]:
@@ -114,9 +74,9 @@ def _plain(column: Any) -> Any:
     return column.combine_chunks() if hasattr(column, "combine_chunks") else column
 
 
-def _puts(
-    names: Names, columns: Mapping[str, Any], topic: str, mode: int, now_ns: int | None
-) -> Columns:
+def _put_source(
+    connection: Connection, columns: Mapping[str, Any], entry: bytes, mode: int, now_ns: int
+) -> Source:
     columns = {name: _plain(column) for name, column in columns.items()}
     given = [name for name in _TIMES if name in columns]
     if "key" not in columns or len(given) != 1 or not columns.keys() <= _COLUMNS:
@@ -127,184 +87,152 @@ def _puts(
     if len({len(column) for column in columns.values()}) != 1:
         lengths = {name: len(column) for name, column in columns.items()}
         raise InvalidRows(f"columns differ in length: {lengths}", -1)
-    keys, key_types = _keys(columns["key"])
-    kind, times_ns = _times(given[0], columns[given[0]], now_ns)
-    payloads = _payloads(columns["payload"]) if "payload" in columns else _nothing(len(times_ns))
-    codes, topics = _topics(columns["topic"]) if "topic" in columns else _one(topic, len(times_ns))
-    entries = [names.of_topic(name) for name in topics]
-    return Columns(Op.PUT, mode, kind, keys, key_types, payloads, times_ns, codes, entries)
+    due = _Times(given[0], columns[given[0]], connection.delay_clock, now_ns)
+    topics = _Topics(connection.names, columns.get("topic"), entry)
+    keys, payloads = _texts(columns["key"]), _payloads(columns.get("payload"))
+
+    def slow(row: int) -> Converted:
+        key_type, key = wire.encode_key(_item(columns["key"], row))
+        payload = None if payloads is None else _item(columns["payload"], row)
+        payload = b"" if payload is None else wire.encode_payload(payload)
+        return *due.of(row), key_type, key, topics.of(row), payload
+
+    return Source(
+        len(columns["key"]), Op.PUT, mode, due.virtual, now_ns, entry, topics.entries, slow, None,
+        keys, due.column, topics.column, payloads,
+    )  # fmt: skip
 
 
-def _cancels(names: Names, column: Any) -> Columns:
-    keys, key_types = _keys(_plain(column))
-    zeros = np.zeros(len(key_types), "i8")
-    nothing = _nothing(len(zeros))
-    return Columns(Op.CANCEL, 0, 0, keys, key_types, nothing, zeros, zeros, [names.of_key])
+def _cancel_source(names: Names, column: Any) -> Source:
+    def slow(row: int) -> Converted:
+        return 0, 0, *wire.encode_key(_item(column, row)), names.of_key, b""
+
+    return Source(
+        len(column), Op.CANCEL, 0, False, 0, names.of_key, {}, slow, None,
+        _texts(column), None, None, None,
+    )  # fmt: skip
 
 
-# ---- cutting and packing -----------------------------------------------------------------
-
-
-def _batches(result: BulkResult, columns: Columns, bulk_load: BulkLoad | None) -> Iterator[Batch]:
-    sizes = _RECORD.itemsize + columns.keys.lengths + columns.payloads.lengths
-    ends = np.concatenate(([0], np.cumsum(sizes)))
-    start, rows = 0, len(sizes)
-    while start < rows:
-        fits = int(np.searchsorted(ends, ends[start] + BATCH_BYTES, "right")) - 1
-        stop = min(rows, start + layout.BATCH_RECORDS, max(fits, start + 1))
-        used, codes = np.unique(columns.codes[start:stop], return_inverse=True)
-        while len(used) > layout.BATCH_NAMES:
-            stop = (start + stop) // 2
-            used, codes = np.unique(columns.codes[start:stop], return_inverse=True)
-        names = [columns.names[code] for code in used]
-        rows_of_bulk_load = bulk_load.rows_from(len(result)) if bulk_load else b""
-        build = partial(_batch, columns, slice(start, stop), names, codes, rows_of_bulk_load)
-        yield result.expect(build, stop - start)
-        start = stop
-
-
-def _batch(
-    columns: Columns,
-    rows: slice,
-    names: list[bytes],
-    codes: Array,
-    rows_of_bulk_load: bytes,
-    settle: Callable[..., None],
-) -> Batch:
-    keys, payloads = columns.keys.cut(rows), columns.payloads.cut(rows)
-    records = np.zeros(len(codes), _RECORD)
-    records["op"] = columns.op
-    records["mode"] = columns.mode
-    records["time_kind"] = columns.time_kind
-    records["key_type"] = columns.key_types[rows]
-    records["key_len"] = keys.lengths
-    records["payload_len"] = payloads.lengths
-    records["name"] = codes
-    records["time_ns"] = columns.times_ns[rows]
-    table = b"".join(names)
-    table += bytes(-len(table) % 8)
-    body = b"".join((table, records.tobytes(), _interleave(keys, payloads)))
-    batch = Batch(len(codes), len(names), len(table), body, settle)
-    batch.rows = rows_of_bulk_load
-    return batch
-
-
-def _interleave(keys: Ragged, payloads: Ragged) -> bytes:
-    """Return key 0, payload 0, key 1, payload 1, ... as one block."""
-    if not len(payloads.data):
-        return keys.data.tobytes()
-    lengths = np.column_stack((keys.lengths, payloads.lengths)).ravel()
-    of_payload = np.repeat(np.tile((False, True), len(keys.lengths)), lengths)
-    area = np.empty(len(of_payload), "u1")
-    area[of_payload], area[~of_payload] = payloads.data, keys.data
-    return area.tobytes()
+def _item(column: Any, row: int) -> Any:
+    """Return an item of a list, a numpy array or an Arrow array as a Python object."""
+    item = column[row]
+    return item.as_py() if hasattr(item, "as_py") else item
 
 
 # ---- keys and payloads -------------------------------------------------------------------
 
 
-def _keys(column: Any) -> tuple[Ragged, Array]:
-    kind, ragged = _ragged(column)
-    if ragged is None:
-        pairs = [wire.encode_key(key) for key in _listed(column)]
-        ragged = _joined([data for _, data in pairs])
-        return ragged, np.array([kind for kind, _ in pairs], "u1")
-    lengths = ragged.lengths
-    if len(lengths) and not 1 <= lengths.min() <= lengths.max() <= layout.KEY_MAX:
-        worst = int(lengths.max() if lengths.min() else 0)
-        raise InvalidKey("is too long" if worst else "is empty", worst, layout.KEY_MAX)
-    return ragged, np.full(len(lengths), kind, "u1")
+def _texts(column: Any) -> Column:
+    """Return a column of strings as the C code takes it."""
+    if getattr(column, "null_count", 0):
+        raise InvalidRows("a column holds nulls", -1)
+    if hasattr(column, "dtype") and column.dtype.kind in "US":
+        letter, kind = ("U", _STR) if column.dtype.kind == "U" else ("S", _BYTES)
+        return letter, column.astype(column.dtype.newbyteorder("="), copy=False), None, 0, kind
+    return _arrow(column) if hasattr(column, "buffers") else list(column)
 
 
-def _payloads(column: Any) -> Ragged:
-    kind, ragged = _ragged(column)
-    if ragged is None:
-        return _joined(
-            [b"" if value is None else wire.encode_payload(value) for value in _listed(column)]
-        )
-    if kind == KeyType.STR:
+def _payloads(column: Any) -> Column:
+    if column is None:
+        return None
+    texts = _texts(column) if not getattr(column, "null_count", 0) else column.to_pylist()
+    if isinstance(texts, tuple) and texts[4] == _STR:
         raise InvalidPayload("must be bytes, not str", 0, layout.PAYLOAD_MAX)
-    longest = int(ragged.lengths.max(initial=0))
-    if longest > layout.PAYLOAD_MAX:
-        raise InvalidPayload("is too long", longest, layout.PAYLOAD_MAX)
-    return ragged
+    return texts
 
 
-def _ragged(column: Any) -> tuple[int, Ragged | None]:
-    """Return (KeyType, ragged) of a numpy or Arrow column of strings. For other columns `ragged` is
-    None."""
-    if hasattr(column, "dtype"):
-        if column.dtype.kind == "U":
-            return KeyType.STR, _fixed(np.char.encode(column, "utf-8"))
-        return KeyType.BYTES, _fixed(column) if column.dtype.kind == "S" else None
-    return _arrow(column) if hasattr(column, "buffers") else (0, None)
-
-
-def _fixed(column: Array) -> Ragged:
-    """Return fixed-width strings without their trailing NULs, which numpy drops as padding."""
-    width = column.dtype.itemsize
-    lengths = np.char.str_len(column).astype("i8")
-    cells = np.ascontiguousarray(column).view("u1").reshape(len(column), width)
-    return Ragged(cells[np.arange(width) < lengths[:, None]], _offsets(lengths))
-
-
-def _arrow(column: Any) -> tuple[int, Ragged | None]:
+def _arrow(column: Any) -> Column:
     kind = str(column.type)
     if kind.startswith("dictionary"):
-        return _arrow(column.dictionary_decode())
+        return _texts(column.dictionary_decode())
     wide = kind.startswith("large_")
     kind = kind.removeprefix("large_")
     if kind not in ("string", "binary"):
-        return 0, None
-    if column.null_count:
-        raise InvalidRows("a column holds nulls", -1)
+        return column.to_pylist()  # type: ignore[no-any-return]
     _, offsets, data = column.buffers()
-    ends = np.frombuffer(offsets or b"", "i8" if wide else "i4") if len(column) else np.zeros(1)
-    ends = ends[column.offset :][: len(column) + 1].astype("i8")
+    ends = np.frombuffer(offsets, "i8" if wide else "i4") if len(column) else np.zeros(1, "i4")
     bytes_ = np.frombuffer(data or b"", "u1")
-    ragged = Ragged(bytes_[ends[0] : ends[-1]], ends - ends[0])
-    return (KeyType.STR if kind == "string" else KeyType.BYTES), ragged
-
-
-def _listed(column: Any) -> Any:
-    return column.to_pylist() if hasattr(column, "to_pylist") else column
-
-
-def _joined(strings: list[bytes]) -> Ragged:
-    lengths = np.fromiter(map(len, strings), "i8", len(strings))
-    return Ragged(np.frombuffer(b"".join(strings), "u1"), _offsets(lengths))
-
-
-def _offsets(lengths: Array) -> Array:
-    return np.concatenate((np.zeros(1, "i8"), np.cumsum(lengths)))
-
-
-def _nothing(rows: int) -> Ragged:
-    return Ragged(np.empty(0, "u1"), np.zeros(rows + 1, "i8"))
+    return (
+        "l" if wide and len(column) else "i",
+        bytes_,
+        ends,
+        column.offset if len(column) else 0,
+        (_STR if kind == "string" else _BYTES),
+    )
 
 
 # ---- topics ------------------------------------------------------------------------------
 
 
-def _topics(column: Any) -> tuple[Array, list[str]]:
-    """Return (codes, topics): the topic of row i is topics[codes[i]]."""
-    if hasattr(column, "dictionary_encode"):
-        if column.null_count:
-            raise InvalidRows("the topic column holds nulls", -1)
-        encoded = column.dictionary_encode()
-        codes = encoded.indices.to_numpy(zero_copy_only=False)
-        return codes.astype("i8"), encoded.dictionary.to_pylist()
-    known: dict[str, int] = {}
-    values = column.tolist() if hasattr(column, "tolist") else column
-    codes = [known.setdefault(value, len(known)) for value in values]
-    return np.array(codes, "i8"), list(known)
+class _Topics:
+    """The topics of all rows, checked: `column` for the C code, `entries` of the name table by
+    topic."""
+
+    def __init__(self, names: Names, column: Any, entry: bytes) -> None:
+        self.column: Column = None
+        self.entries: dict[str, bytes] = {}
+        self._entry = entry
+        if hasattr(column, "dictionary_encode"):
+            codes, topics = _encoded(column)
+            self.column = "c", codes, [names.of_topic(topic) for topic in topics], 0, 0
+        elif column is not None:
+            self.column = column.tolist() if hasattr(column, "tolist") else list(column)
+            self.entries = {topic: names.of_topic(topic) for topic in set(self.column)}
+
+    def of(self, row: int) -> bytes:
+        """Return the entry of the name table of a row."""
+        if self.column is None:
+            return self._entry
+        if isinstance(self.column, list):
+            return self.entries[self.column[row]]
+        codes, entries = self.column[1:3]
+        return entries[codes[row]]  # type: ignore[no-any-return]
 
 
-def _one(topic: str, rows: int) -> tuple[Array, list[str]]:
-    return np.zeros(rows, "i8"), [topic]
+def _encoded(column: Any) -> tuple[Array, list[str]]:
+    """Return (codes, topics) of an Arrow column: the topic of row i is topics[codes[i]]."""
+    if column.null_count:
+        raise InvalidRows("the topic column holds nulls", -1)
+    encoded = column.dictionary_encode()
+    codes = encoded.indices.to_numpy(zero_copy_only=False)
+    return codes.astype("i8"), encoded.dictionary.to_pylist()
 
 
 # ---- times -------------------------------------------------------------------------------
+
+
+class _Times:
+    """The times of all rows; `column` is for the C code, which turns plain delays into times."""
+
+    def __init__(self, name: str, column: Any, clock: int, now_ns: int) -> None:
+        self.virtual = clock == ClockKind.VIRTUAL
+        self._clock, self._now_ns = clock, now_ns
+        self._name, self._given = name, column
+        self.column = self._plain()
+
+    def _plain(self) -> Column:
+        """Return the column. If the C code could not convert it, return times that are ready."""
+        name, values = self._name, self._given
+        if name == "delay" and not hasattr(values, "dtype") and not hasattr(values, "to_numpy"):
+            return list(values)
+        values = _values(values)
+        if name == "delay" and values.dtype == np.float64:
+            return "d", values, None, 0, 0
+        if name in ("delay", "delay_ns") and values.dtype == np.int64:
+            return "q", values, None, 0, 1_000_000_000 if name == "delay" else 1
+        kind, all_ns = self._all
+        return "t", all_ns, None, 0, kind
+
+    @cached_property
+    def _all(self) -> tuple[int, Array]:
+        return _times(self._name, self._given, None if self.virtual else self._now_ns)
+
+    def of(self, row: int) -> tuple[int, int]:
+        """Return (TimeKind, nanoseconds) of a row. Raises InvalidTime."""
+        if isinstance(self.column, list):
+            return times.due(self._clock, self._now_ns, **{self._name: self.column[row]})
+        kind, all_ns = self._all
+        return kind, int(all_ns[row])
 
 
 def _times(name: str, column: Any, now_ns: int | None) -> tuple[int, Array]:
@@ -312,7 +240,7 @@ def _times(name: str, column: Any, now_ns: int | None) -> tuple[int, Array]:
     daemon computes the deadlines."""
     values = _values(column)
     if values.dtype.kind == "O":
-        rows = _listed(column)
+        rows = column.to_pylist() if hasattr(column, "to_pylist") else column
         pairs = [times.due(_clock(now_ns), now_ns or 0, **{name: row}) for row in rows]
         kind = pairs[0][0] if pairs else times.BOOT
         return kind, np.array([time_ns for _, time_ns in pairs], "i8")

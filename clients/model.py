@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from typing import TypeVar, overload
 
 from purgatoryd.clients.times import wall_time
 from purgatoryd.shm_layout.layout import Cause, Status
 from purgatoryd.shm_layout.wire import Key, OperationInfo, Verdict
+
+Item = TypeVar("Item", covariant=True)
 
 
 class CancelResult(enum.Enum):
@@ -20,6 +24,46 @@ class CancelResult(enum.Enum):
     """Too late: the timer has fired, and its notice is in the replay buffer."""
     UNKNOWN = Status.UNKNOWN
     """There is no such timer, or its notice has left the replay buffer."""
+
+
+class Codes(Sequence[Item]):
+    """Results as an array of codes, one byte each; a result becomes an object on demand. A list of
+    the same results is equal to it."""
+
+    __slots__ = ("_kind", "codes")
+
+    def __init__(self, codes: bytes, kind: Callable[[int], Item]) -> None:
+        """`kind`: makes the object of a code."""
+        self.codes = codes
+        self._kind = kind
+
+    def __len__(self) -> int:
+        return len(self.codes)
+
+    @overload
+    def __getitem__(self, index: int) -> Item: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> Codes[Item]: ...
+
+    def __getitem__(self, index: int | slice) -> Item | Codes[Item]:
+        if isinstance(index, slice):
+            return Codes(self.codes[index], self._kind)
+        return self._kind(self.codes[index])
+
+    def __iter__(self) -> Iterator[Item]:
+        made = {code: self._kind(code) for code in set(self.codes)}
+        return map(made.__getitem__, self.codes)
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, Codes):
+            return self._kind is other._kind and self.codes == other.codes
+        return list(self) == other if isinstance(other, list) else NotImplemented
+
+    __hash__ = None  # type: ignore[assignment]  # as a list
+
+    def __repr__(self) -> str:
+        return repr(list(self))
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
+from purgatoryd.clients import _pack
 from purgatoryd.clients.batch import Batch, Outcome, Partial, Settle
 from purgatoryd.clients.model import CancelResult, TimerInfo
 from purgatoryd.shm_layout import layout, wire
@@ -285,27 +286,14 @@ class PendingEnded(PendingTrigger[list[Key]]):
         return self.ended
 
 
-class Builder:
-    """Builds the body of one batch: name table, records, byte area."""
+class Builder(_pack.Builder):
+    """Builds the body of one batch: name table, records, byte area. The caller has checked the
+    fields of each record. `records_max`: the most records that the batch may have."""
 
-    __slots__ = ("_area", "_bytes", "_names", "_records")
+    __slots__ = ()
 
-    def __init__(self) -> None:
-        self._names: dict[bytes, int] = {}
-        self._records: list[bytes] = []
-        self._area: list[bytes] = []
-        self._bytes = 0
-
-    def __len__(self) -> int:
-        return len(self._records)
-
-    def fits(self, name: bytes) -> bool:
-        """True if the batch has space for one more record whose name table entry is `name`."""
-        return (
-            len(self._records) < layout.BATCH_RECORDS
-            and self._bytes <= BATCH_BYTES
-            and (name in self._names or len(self._names) < layout.BATCH_NAMES)
-        )
+    def __init__(self, records_max: int = layout.BATCH_RECORDS) -> None:
+        super().__init__(BATCH_BYTES, records_max)
 
     def put(
         self, name: bytes, mode: int, key_type: int, key: bytes, time_kind: int, time_ns: int,
@@ -313,63 +301,43 @@ class Builder:
     ) -> None:  # fmt: skip
         """Add a PUT. With mode EXTEND and a `ticket`, it extends only the timer or operation that
         has this ticket."""
-        index = self._names.setdefault(name, len(self._names))
-        record = wire.RECORD.pack(
-            _PUT, mode, key_type, len(key), index, time_kind, 0, len(payload), 0, time_ns, ticket
-        )
-        self._area.append(key)
-        self._area.append(payload)
-        self._records.append(record)
-        self._bytes += len(record) + len(key) + len(payload)
+        self.record(
+            name, _PUT, mode, key_type, key, time_kind, 0, payload, b"", time_ns, ticket
+        )  # fmt: skip
 
     def cancel(self, name: bytes, key_type: int, key: bytes, ticket: int) -> None:
         """Add a CANCEL; `ticket` 0 = any timer of the key."""
-        index = self._names.setdefault(name, len(self._names))
-        record = wire.RECORD.pack(_CANCEL, 0, key_type, len(key), index, 0, 0, 0, 0, 0, ticket)
-        self._records.append(record)
-        self._area.append(key)
-        self._bytes += len(record) + len(key)
+        self.record(name, _CANCEL, 0, key_type, key, 0, 0, b"", b"", 0, ticket)
 
     def unpark(self, name: bytes, key_type: int, key: bytes, ticket: int, payload: bytes) -> None:
         """Add an UNPARK."""
-        index = self._names.setdefault(name, len(self._names))
-        record = wire.RECORD.pack(
-            Op.UNPARK, 0, key_type, len(key), index, 0, 0, len(payload), 0, 0, ticket
-        )
-        self._records.append(record)
-        self._area += (key, payload)
-        self._bytes += len(record) + len(key) + len(payload)
+        self.record(name, Op.UNPARK, 0, key_type, key, 0, 0, payload, b"", 0, ticket)
 
     def watch(
         self, name: bytes, condition: int, key_type: int, key: bytes, time_kind: int,
         time_ns: int, payload: bytes, threshold: int, watched: bytes, notice: bool,
     ) -> None:  # fmt: skip
         """Add a WATCH; `watched`: its encoded watch keys, concatenated."""
-        index = self._names.setdefault(name, len(self._names))
-        record = wire.RECORD.pack(
-            Op.WATCH, condition, key_type, len(key), index, time_kind, notice, len(payload),
-            len(watched), time_ns, threshold,
+        self.record(
+            name, Op.WATCH, condition, key_type, key, time_kind, notice, payload, watched,
+            time_ns, threshold,
         )  # fmt: skip
-        self._records.append(record)
-        self._area += (key, payload, watched)
-        self._bytes += len(record) + len(key) + len(payload) + len(watched)
 
     def trigger(self, name: bytes, op: int, key_type: int, key: bytes, value: int) -> None:
         """Add a record whose `op` is from ADVANCE_KEY to COMPLETE."""
-        index = self._names.setdefault(name, len(self._names))
-        record = wire.RECORD.pack(op, 0, key_type, len(key), index, 0, 0, 0, 0, 0, value)
-        self._records.append(record)
-        self._area.append(key)
-        self._bytes += len(record) + len(key)
+        self.record(name, op, 0, key_type, key, 0, 0, b"", b"", 0, value)
 
     def batch(self, settle: Settle, at_ns: int | None = None, rows: bytes = b"") -> Batch:
         """Return the finished batch; `rows`: the struct pg_rows of a bulk load, else empty."""
-        names = b"".join(self._names)
-        names += bytes(-len(names) % 8)
-        body = b"".join((names, *self._records, *self._area))
-        batch = Batch(len(self._records), len(self._names), len(names), body, settle, at_ns)
+        batch = Batch(*self.body(), settle, at_ns)
         batch.rows = rows
         return batch
+
+
+Converted = tuple[int, int, int, bytes, bytes, bytes]
+"""A row whose fields were checked: enum pg_time_kind, time in ns, enum pg_key_type, key, entry of
+the name table, payload."""
+Source = _pack.Source
 
 
 class Entry(NamedTuple, Generic[AnyPending]):
@@ -394,16 +362,17 @@ class Names:
         self.namespace = namespace
         self.of_key = self._entry(b"")
         """The entry of calls that name no topic."""
-        self._topics: dict[str, bytes] = {}
+        self.topics: dict[str, bytes] = {}
+        """The entries of topics that were used lately."""
 
     def of_topic(self, topic: str) -> bytes:
         """Return the entry of a topic. Raises InvalidName."""
-        if isinstance(topic, str) and (known := self._topics.get(topic)):
+        if isinstance(topic, str) and (known := self.topics.get(topic)):
             return known
         entry = self._entry(wire.encode_topic(topic))
-        if len(self._topics) >= TOPICS_CACHED:
-            self._topics.clear()
-        self._topics[topic] = entry
+        if len(self.topics) >= TOPICS_CACHED:
+            self.topics.clear()
+        self.topics[topic] = entry
         return entry
 
     def _entry(self, topic: bytes) -> bytes:

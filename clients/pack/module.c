@@ -313,6 +313,11 @@ static int source_init(struct source *s, PyObject *args, PyObject *named UNUSED)
                : -1;
 }
 
+static PyMemberDef source_members[] = {
+    {"count", T_PYSSIZET, offsetof(struct source, count), READONLY, NULL},
+    {NULL, 0, 0, 0, NULL},
+};
+
 static void source_dealloc(struct source *s)
 {
     PyTypeObject *type = Py_TYPE((PyObject *)s);
@@ -778,6 +783,7 @@ static PyType_Slot builder_slots[] = {
 };
 static PyType_Slot source_slots[] = {
     DOC("The rows of a bulk call."),
+    {Py_tp_members, source_members},
     {Py_tp_init, source_init},
     {Py_tp_dealloc, source_dealloc},
     {0, NULL},
