@@ -13,9 +13,11 @@ CPUS   := $(shell nproc)
 WORKERS ?= $(shell expr $(CPUS) + 1)
 
 CORE_C  := $(sort $(wildcard shm_layout/core/*/*.c))
+PACK_C  := clients/pack/batch.c
+PACK    := $(PACK_C) clients/pack/batch.h clients/pack/module.c
 CORE_H  := $(sort $(wildcard shm_layout/*.h shm_layout/core/*.h shm_layout/core/*/*.h))
 TESTS_C := $(sort $(wildcard tests/c/*.c))
-TESTS_H := $(sort $(wildcard tests/c/*.h tests/fuzz/*.h))
+TESTS_H := $(sort $(wildcard tests/c/*.h tests/fuzz/*.h clients/pack/*.h))
 GUEST_C := $(sort $(wildcard tests/guest/*.c))
 FUZZ_C  := $(sort $(filter-out tests/fuzz/main.c,$(wildcard tests/fuzz/*.c)))
 CRASH_C := $(sort $(wildcard tests/crash/*.c))
@@ -35,13 +37,13 @@ STRICT_BUILD := CC="$(CC)" CFLAGS="$(CFLAGS) -Werror -DPG_ASSERT_ALL"
 STRICT   := -std=c11 -Wall -Wextra -Werror -pthread
 SANITIZE := -DPG_ASSERT_ALL -g -O1 -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=all
 
-SAN_CORE  := $(CORE_C:shm_layout/core/%.c=build/sanitize/core/%.o)
+SAN_CORE  := $(CORE_C:shm_layout/core/%.c=build/sanitize/core/%.o) $(PACK_C:clients/%.c=build/sanitize/%.o)
 SAN_TESTS := $(TESTS_C:tests/c/%.c=build/sanitize/tests/%)
 SAN_FUZZ  := $(FUZZ_C:tests/fuzz/%.c=build/sanitize/fuzz/%)
 LIBFUZZER := $(FUZZ_C:tests/fuzz/%.c=build/fuzz/%)
 AARCH64   := $(TESTS_C:tests/c/%.c=build/aarch64/tests/%)
 HARNESSES := $(SAN_TESTS) $(SAN_FUZZ) build/crash/crash build/crash/stores build/orders/explore
-LINT      := $(patsubst %.c,build/lint/%.o,$(CORE_C) $(TESTS_C) $(GUEST_C) $(FUZZ_C) $(CRASH_C) $(ORDERS_C) $(BENCH_C))
+LINT      := $(patsubst %.c,build/lint/%.o,$(CORE_C) $(PACK_C) $(TESTS_C) $(GUEST_C) $(FUZZ_C) $(CRASH_C) $(ORDERS_C) $(BENCH_C))
 
 .DEFAULT_GOAL := help
 .PHONY: help build run report check test test-all test-aarch64 crash-test soak fuzz world world-bugs world-coverage mutants lint bench-core bench-purgatory bench-watchers bench-recovery bench-place-again bench-hostile bench-wal bench-pipeline bench-placement bench-metrics bench-idle bench-waiting bench-compare docs bench-commands site clean
@@ -233,7 +235,7 @@ site: $(VENV)/install.stamp ## build the pages as a site: build/site
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --site-dir build/site
 
 clean: ## remove all built files, including .venv
-	rm -rf $(VENV) build dist *.egg-info shm_layout/*.so .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) build dist *.egg-info shm_layout/*.so clients/*.so .mypy_cache .pytest_cache .ruff_cache
 
 # ---- set-up ---------------------------------------------------------------------------
 
@@ -261,13 +263,17 @@ $(VENV)/fuzz.stamp: $(VENV)/install.stamp
 	$(BIN)/pip install --quiet --group fuzz
 	@touch $@
 
-build/core.stamp: $(CORE_C) $(CORE_H) shm_layout/build_core.py $(VENV)/install.stamp
+build/core.stamp: $(CORE_C) $(CORE_H) $(PACK) shm_layout/build_core.py $(VENV)/install.stamp
 	$(STRICT_BUILD) flock build/lock $(BIN)/python setup.py --quiet build_ext --inplace
 	@touch $@
 
 # ---- C --------------------------------------------------------------------------------
 
 build/sanitize/core/%.o: shm_layout/core/%.c $(CORE_H)
+	@mkdir -p $(@D)
+	$(CC) $(STRICT) $(SANITIZE) -Ishm_layout -c -o $@ $<
+
+build/sanitize/pack/%.o: clients/pack/%.c $(TESTS_H) $(CORE_H)
 	@mkdir -p $(@D)
 	$(CC) $(STRICT) $(SANITIZE) -Ishm_layout -c -o $@ $<
 
@@ -296,9 +302,9 @@ build/sanitize/fuzz/%: tests/fuzz/%.c tests/fuzz/main.c build/sanitize/core.a $(
 	@mkdir -p $(@D)
 	$(CC) $(STRICT) $(SANITIZE) -Ishm_layout -o $@ $< tests/fuzz/main.c build/sanitize/core.a
 
-build/fuzz/%: tests/fuzz/%.c $(CORE_C) $(TESTS_H) $(CORE_H)
+build/fuzz/%: tests/fuzz/%.c $(CORE_C) $(PACK_C) $(TESTS_H) $(CORE_H)
 	@mkdir -p $(@D)
-	$(CLANG) $(STRICT) $(SANITIZE) -fsanitize=fuzzer -Ishm_layout -o $@ $< $(CORE_C)
+	$(CLANG) $(STRICT) $(SANITIZE) -fsanitize=fuzzer -Ishm_layout -o $@ $< $(CORE_C) $(PACK_C)
 
 # The core with the compiler flags of the extension. The harness steps its instructions.
 build/crash/core/%.o: shm_layout/core/%.c $(CORE_H)

@@ -1,6 +1,6 @@
 """Types of the extension that packs batches; clients/pack/module.c has its code."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 Column = list[Any] | tuple[str, Any, Any, int, int] | None
@@ -12,7 +12,7 @@ list of entries of the name table."""
 class Builder:
     """A batch under construction."""
 
-    def __init__(self, bytes_max: int, records_max: int, /) -> None: ...
+    def __init__(self, bytes_max: int, /) -> None: ...
     def __len__(self) -> int: ...
     def fits(self, name: bytes, /) -> bool: ...
     def record(
@@ -20,11 +20,6 @@ class Builder:
         flags: int, payload: bytes, extension: bytes, time_ns: int, value: int, /,
     ) -> None: ...  # fmt: skip
     def fill(self, source: Source, start: int, /) -> int: ...
-    def call(
-        self, source: Source, kind: type[Slot], client: object, pending: object,
-        box: list[Any], now_ns: int, modes: Mapping[str, int], mode: object, key: object,
-        delay: object, topic: object, payload: object, /,
-    ) -> Any: ...  # fmt: skip
     def body(self) -> tuple[int, int, int, bytes]: ...
 
 class Source:
@@ -38,17 +33,3 @@ class Source:
         topics: dict[str, bytes], slow: Callable[[int], tuple[int, int, int, bytes, bytes, bytes]],
         rows: list[Any] | None, key: Column, time: Column, topic: Column, payload: Column, /,
     ) -> None: ...  # fmt: skip
-
-class Slot:
-    """The place of a call in a batch."""
-
-    _client: Any
-    _pending: Any
-    @property
-    def _key(self) -> Any: ...
-    @property
-    def _topic(self) -> Any: ...
-    @property
-    def _payload(self) -> Any: ...
-    @property
-    def _number(self) -> int: ...

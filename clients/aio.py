@@ -8,7 +8,7 @@ a message.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Coroutine, Generator, Iterable
+from collections.abc import Callable, Collection, Coroutine, Generator, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
 from types import TracebackType
@@ -239,7 +239,7 @@ class AsyncClient(
 
     async def cancel_many(
         self, keys: Any, *, bulk_load: BulkLoad | None = None, timeout: float | None = None
-    ) -> list[CancelResult]:
+    ) -> Sequence[CancelResult]:
         """Disarm many timers, as Client.cancel_many does."""
         core, limit_s = await self._ready(), self._limit_s(timeout)
         bulk = partitions.cancels(core, keys, bulk_load)

@@ -12,7 +12,7 @@ outcome later. engine.py describes how calls are made safe.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
 from types import TracebackType
@@ -216,7 +216,7 @@ class Client(TimerCalls[TimerInfo, Handle[TimerInfo], CancelResult, Handle[Cance
     def cancel_many(
         self, keys: Any, *, bulk_load: BulkLoad | None = None, wait: Literal[True] = True,
         timeout: float | None = None,
-    ) -> list[CancelResult]: ...  # fmt: skip
+    ) -> Sequence[CancelResult]: ...  # fmt: skip
 
     @overload
     def cancel_many(
@@ -227,7 +227,7 @@ class Client(TimerCalls[TimerInfo, Handle[TimerInfo], CancelResult, Handle[Cance
     def cancel_many(
         self, keys: Any, *, bulk_load: BulkLoad | None = None, wait: bool = True,
         timeout: float | None = None,
-    ) -> list[CancelResult] | BulkResult:  # fmt: skip
+    ) -> Sequence[CancelResult] | BulkResult:  # fmt: skip
         """Disarm many timers; `keys`: a list, a numpy array or an Arrow array.
 
         `bulk_load`: the keys are rows of a bulk load that has begun; a later add of such a row gets
@@ -237,7 +237,7 @@ class Client(TimerCalls[TimerInfo, Handle[TimerInfo], CancelResult, Handle[Cance
         """
         limit_s = self._limit_s(timeout)
         bulk = partitions.cancels(self._core, keys, bulk_load)
-        outcome: Callable[[BulkResult], list[CancelResult] | BulkResult] = (
+        outcome: Callable[[BulkResult], Sequence[CancelResult] | BulkResult] = (
             checked_cancels if wait else unchecked
         )
         return self._bulk(bulk, limit_s, outcome, wait=wait)

@@ -288,12 +288,12 @@ class PendingEnded(PendingTrigger[list[Key]]):
 
 class Builder(_pack.Builder):
     """Builds the body of one batch: name table, records, byte area. The caller has checked the
-    fields of each record. `records_max`: the most records that the batch may have."""
+    fields of each record."""
 
     __slots__ = ()
 
-    def __init__(self, records_max: int = layout.BATCH_RECORDS) -> None:
-        super().__init__(BATCH_BYTES, records_max)
+    def __init__(self) -> None:
+        super().__init__(BATCH_BYTES)
 
     def put(
         self, name: bytes, mode: int, key_type: int, key: bytes, time_kind: int, time_ns: int,

@@ -91,9 +91,9 @@ int pack_name(struct pack_batch *b, struct pack_text entry)
 
 /* ---- records ---------------------------------------------------------------------------- */
 
-bool pack_takes(const struct pack_batch *b, uint64_t records, uint64_t bytes)
+bool pack_takes(const struct pack_batch *b, uint64_t bytes)
 {
-    return b->count < records && b->records.used + b->area.used <= bytes;
+    return b->count < PG_BATCH_RECORDS && b->records.used + b->area.used <= bytes;
 }
 
 bool pack_record(struct pack_batch *b, struct pg_record head, struct pack_text key,

@@ -39,9 +39,9 @@ int pack_name(struct pack_batch *b, struct pack_text entry);
 /* Return whether the name table has the entry, or space for it. */
 bool pack_has_space(const struct pack_batch *b, struct pack_text entry);
 
-/* Return whether the batch has space for a record of any size: fewer than `records` records, and at
- * most `bytes` bytes of records and byte area. */
-bool pack_takes(const struct pack_batch *b, uint64_t records, uint64_t bytes);
+/* Return whether the batch has space for a record of any size: fewer than PG_BATCH_RECORDS
+ * records, and at most `bytes` bytes of records and byte area. */
+bool pack_takes(const struct pack_batch *b, uint64_t bytes);
 
 /* Add a record with its key, payload and extension. The lengths in `head` are set from these texts.
  * Returns false without memory; the batch has not changed then. */

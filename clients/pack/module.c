@@ -118,7 +118,6 @@ struct builder {
     PyObject_HEAD
     struct pack_batch batch;
     uint64_t bytes_max;           /* a batch with more bytes takes no further record */
-    unsigned records_max;         /* a batch with this number of records takes no further record */
     PyObject *topic;              /* topic of the last record; NULL = none */
     int topic_index;              /* index of its entry of the name table */
 };
@@ -128,7 +127,7 @@ static const struct pack_text NOTHING = {NULL, 0};
 static int builder_init(struct builder *b, PyObject *args, PyObject *named UNUSED)
 {
     unsigned long long bytes_max;
-    if (!PyArg_ParseTuple(args, "KI", &bytes_max, &b->records_max))
+    if (!PyArg_ParseTuple(args, "K", &bytes_max))
         return -1;
     b->bytes_max = bytes_max;
     return 0;
@@ -145,7 +144,7 @@ static void builder_dealloc(struct builder *b)
 
 static bool takes(const struct builder *b)
 {
-    return pack_takes(&b->batch, b->records_max, b->bytes_max);
+    return pack_takes(&b->batch, b->bytes_max);
 }
 
 static Py_ssize_t builder_length(struct builder *b)
@@ -194,15 +193,13 @@ static PyObject *builder_record(struct builder *b, PyObject *args)
     Py_RETURN_NONE;
 }
 
-/* Return (number of records, entries of the name table, its bytes, body). The batch takes no further
- * record. */
+/* Return (number of records, entries of the name table, its bytes, body). */
 static PyObject *builder_body(struct builder *b, PyObject *none UNUSED)
 {
     PyObject *body = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)pack_body_bytes(&b->batch));
     if (body == NULL)
         return NULL;
     pack_write(&b->batch, (uint8_t *)PyBytes_AsString(body));
-    b->records_max = 0;
     return Py_BuildValue("IIKN", b->batch.count, b->batch.names_count,
                          (unsigned long long)pack_names_bytes(&b->batch), body);
 }
@@ -638,129 +635,6 @@ static PyObject *builder_fill(struct builder *b, PyObject *args)
     return PyLong_FromSsize_t(i);
 }
 
-/* ---- Slot: the place of a call in a batch, base of the handles that clients return ------------ */
-
-struct slot {
-    PyObject_HEAD
-    PyObject *client, *pending;   /* pending: the call, or all calls of its batch */
-    PyObject *key, *topic, *payload; /* arguments of the call, if `pending` is a batch */
-    Py_ssize_t number;            /* index of the call in the batch */
-};
-
-static PyMemberDef slot_members[] = {
-    {"_client", T_OBJECT, offsetof(struct slot, client), 0, NULL},
-    {"_pending", T_OBJECT, offsetof(struct slot, pending), 0, NULL},
-    {"_key", T_OBJECT, offsetof(struct slot, key), READONLY, NULL},
-    {"_topic", T_OBJECT, offsetof(struct slot, topic), READONLY, NULL},
-    {"_payload", T_OBJECT, offsetof(struct slot, payload), READONLY, NULL},
-    {"_number", T_PYSSIZET, offsetof(struct slot, number), READONLY, NULL},
-    {NULL, 0, 0, 0, NULL},
-};
-
-static int slot_traverse(struct slot *slot, visitproc visit, void *arg)
-{
-    Py_VISIT(Py_TYPE((PyObject *)slot));
-    Py_VISIT(slot->client);
-    Py_VISIT(slot->pending);
-    Py_VISIT(slot->key);
-    Py_VISIT(slot->topic);
-    Py_VISIT(slot->payload);
-    return 0;
-}
-
-static int slot_clear(struct slot *slot)
-{
-    Py_CLEAR(slot->client);
-    Py_CLEAR(slot->pending);
-    Py_CLEAR(slot->key);
-    Py_CLEAR(slot->topic);
-    Py_CLEAR(slot->payload);
-    return 0;
-}
-
-static void slot_dealloc(struct slot *slot)
-{
-    PyTypeObject *type = Py_TYPE((PyObject *)slot);
-    PyObject_GC_UnTrack(slot);
-    slot_clear(slot);
-    ((freefunc)PyType_GetSlot(type, Py_tp_free))(slot);
-    Py_DECREF(type);
-}
-
-/* Return a new handle of the last record of a batch. */
-static PyObject *slot_new(PyTypeObject *type, const struct builder *b, PyObject *client,
-                          PyObject *pending, PyObject *const object[4])
-{
-    struct slot *slot = (struct slot *)PyType_GenericAlloc(type, 0);
-    if (slot == NULL)
-        return NULL;
-    slot->client = Py_NewRef(client);
-    slot->pending = Py_NewRef(pending);
-    slot->key = Py_NewRef(object[F_KEY]);
-    slot->topic = Py_NewRef(object[F_TOPIC]);
-    slot->payload = Py_NewRef(object[F_PAYLOAD]);
-    slot->number = (Py_ssize_t)b->batch.count;
-    return (PyObject *)slot;
-}
-
-/* ---- one call ------------------------------------------------------------------------------- */
-
-enum call { C_SOURCE, C_TYPE, C_CLIENT, C_PENDING, C_BOX, C_NOW_NS, C_MODES, C_MODE, C_ROW };
-
-static enum outcome call_item(struct builder *b, struct item *item, PyObject *const *args,
-                              int *index)
-{
-    const struct source *s = (const struct source *)args[C_SOURCE];
-    PyObject *const *object = args + C_ROW;
-    struct times times = s->times;
-    if (!PyUnicode_CheckExact(args[C_MODE]) || object[F_TOPIC] == Py_None ||
-        object[F_PAYLOAD] == Py_None)
-        return ODD;
-    PyObject *mode = PyDict_GetItemWithError(args[C_MODES], args[C_MODE]);
-    if (mode == NULL)
-        return PyErr_Occurred() ? FAILED : ODD;
-    item->head = s->head;
-    item->head.mode = (uint8_t)PyLong_AsLong(mode);
-    times.now_ns = PyLong_AsLongLong(args[C_NOW_NS]);
-    if (key_of(item, object[F_KEY]) != PLAIN || payload_of(item, object[F_PAYLOAD]) != PLAIN ||
-        delay_of(item, &times, object[F_DELAY]) != PLAIN)
-        return ODD;
-    return topic_index(b, s, object[F_TOPIC], index);
-}
-
-/* Pack one add, and append its handle to the list `box`, for a caller that is interrupted between
- * this call and its own return. Returns the handle; None = Python has to convert the arguments;
- * False = the batch is full, or body() was called. Arguments as in enum call, then key, delay,
- * topic, payload. */
-static PyObject *builder_call(struct builder *b, PyObject *const *args, Py_ssize_t count)
-{
-    struct item item;
-    int index = PACK_NO_NAME;
-    if (count != C_ROW + 4 || !Py_IS_TYPE(args[C_SOURCE], source_type))
-        return PyErr_Format(PyExc_TypeError, "a call has other arguments");
-    if (!takes(b))
-        Py_RETURN_FALSE;
-    const enum outcome found = call_item(b, &item, args, &index);
-    if (found == FAILED)
-        return NULL;
-    if (found == ODD)
-        Py_RETURN_NONE;
-    if (index == PACK_NO_NAME)
-        Py_RETURN_FALSE;
-    item.head.name = (uint16_t)index;
-    PyObject *handle = slot_new((PyTypeObject *)args[C_TYPE], b, args[C_CLIENT], args[C_PENDING],
-                                args + C_ROW);
-    if (handle == NULL || PyList_Append(args[C_BOX], handle) != 0) {
-        Py_XDECREF(handle);
-        return NULL;
-    }
-    if (takes(b) && pack_record(&b->batch, item.head, item.key, item.payload, NOTHING))
-        return handle;
-    Py_DECREF(handle);
-    PyList_SetSlice(args[C_BOX], 0, 1, NULL);
-    return takes(b) ? PyErr_NoMemory() : Py_NewRef(Py_False);
-}
-
 /* ---- the module ------------------------------------------------------------------------------ */
 
 #define DOC(text) {Py_tp_doc, (void *)(text)}
@@ -769,7 +643,6 @@ static PyMethodDef builder_methods[] = {
     {"fits", (PyCFunction)builder_fits, METH_O, "Return whether one more record fits."},
     {"record", (PyCFunction)builder_record, METH_VARARGS, "Add a record of any kind."},
     {"fill", (PyCFunction)builder_fill, METH_VARARGS, "Pack rows of a Source."},
-    {"call", (PyCFunction)(void (*)(void))builder_call, METH_FASTCALL, "Pack one add."},
     {"body", (PyCFunction)builder_body, METH_NOARGS, "Return the body of the batch."},
     {NULL, NULL, 0, NULL},
 };
@@ -788,22 +661,12 @@ static PyType_Slot source_slots[] = {
     {Py_tp_dealloc, source_dealloc},
     {0, NULL},
 };
-static PyType_Slot slot_slots[] = {
-    DOC("The place of a call in a batch."),
-    {Py_tp_dealloc, slot_dealloc},
-    {Py_tp_traverse, slot_traverse},
-    {Py_tp_clear, slot_clear},
-    {Py_tp_members, slot_members},
-    {0, NULL},
-};
 static PyType_Spec specs[] = {
     {"purgatoryd.clients._pack.Builder", sizeof(struct builder), 0,
      Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE, builder_slots},
     {"purgatoryd.clients._pack.Source", sizeof(struct source), 0, Py_TPFLAGS_DEFAULT, source_slots},
-    {"purgatoryd.clients._pack.Slot", sizeof(struct slot), 0,
-     Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC, slot_slots},
 };
-static const char *const names[] = {"Builder", "Source", "Slot"};
+static const char *const names[] = {"Builder", "Source"};
 static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "purgatoryd.clients._pack",
                                     "Batches packed from Python objects and from columns.", -1,
                                     NULL, NULL, NULL, NULL, NULL};
