@@ -202,7 +202,7 @@ def _encoded(column: Any) -> tuple[Array, list[str]]:
 
 
 class _Times:
-    """The times of all rows; `column` is for the C code, which turns plain delays into times."""
+    """The times of all rows. The C code takes `column`, and converts plain delays itself."""
 
     def __init__(self, name: str, column: Any, clock: int, now_ns: int) -> None:
         self.virtual = clock == ClockKind.VIRTUAL

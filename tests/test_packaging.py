@@ -171,6 +171,7 @@ def test_wheel_holds_one_tree_for_every_python(wheel: Path) -> None:
     for part in ("shm_layout", "daemon", "clients", "pipeline", "cli"):
         assert f"purgatoryd/{part}/py.typed" in names
     assert "purgatoryd/shm_layout/_core.abi3.so" in names
+    assert "purgatoryd/clients/_pack.abi3.so" in names
     assert "purgatoryd/shm_layout/layout.h" in names
     assert "purgatoryd/pipeline/report.html.j2" in names
     assert {f"purgatoryd/systemd/{name}" for name in (*PLACES, "default.toml")} <= set(names)

@@ -8,7 +8,9 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#ifndef PG_WIRE_MAGIC             /* layout.h has no include guard */
 #include "layout.h"
+#endif
 
 enum { PACK_SLOTS = 2 * PG_BATCH_NAMES, PACK_NO_NAME = -1, PACK_NO_MEMORY = -2 };
 

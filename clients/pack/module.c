@@ -31,7 +31,7 @@ struct item {                     /* a record that is about to be packed */
     uint8_t encoded[PG_KEY_MAX + UTF8_MAX]; /* bytes of a key that was UCS-4 */
 };
 
-struct times {                    /* how delays become times */
+struct times {                    /* clock that converts delays into times */
     int virtual_clock;            /* 1 = delays stay delays, and the daemon computes the deadlines */
     long long now_ns;             /* time of the call, for the real clock */
 };

@@ -1,0 +1,141 @@
+"""What the C code packs is what these tests pack record by record, for random rows."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from unconnected import connection_of
+
+from purgatoryd.clients import times
+from purgatoryd.clients.bulk import pack_cancels, pack_puts
+from purgatoryd.clients.model import CancelResult, Codes
+from purgatoryd.shm_layout import layout, wire
+from purgatoryd.shm_layout.errors import InvalidTime
+from purgatoryd.shm_layout.layout import Op, Status
+
+pytestmark = pytest.mark.tier("check")
+
+NOW_NS = 1_000_000_007
+CONNECTION = connection_of("demo", "shop")
+CONNECTION.host = type("Frozen", (), {"boot_ns": staticmethod(lambda: NOW_NS)})()
+
+TEXTS = st.text(min_size=1, max_size=60).filter(
+    lambda text: not set(text) & {chr(n) for n in range(0xD800, 0xE000)}
+)
+KEYS = st.one_of(TEXTS, st.binary(min_size=1, max_size=255), st.uuids())
+DELAYS = st.one_of(
+    st.integers(-5, 10**9),
+    st.floats(-5, 1e9),
+    st.timedeltas(max_value=timedelta(days=50_000)),
+    st.sampled_from([0.0, 0.5e-9, 1.5e-9, 2.5e-9, 1e-9]),
+)
+TOPICS = st.one_of(st.none(), st.sampled_from(["", "t", "default", "münze"]))
+PAYLOADS = st.one_of(st.none(), st.binary(max_size=80), st.binary(max_size=9).map(bytearray))
+
+
+def by_hand(rows: list[tuple[Any, ...]], mode: int, topic: str) -> list[bytes]:
+    """Pack rows record by record, and return the body of each batch."""
+    bodies, left = [], rows
+    while left:
+        names: dict[bytes, int] = {}
+        records, area = b"", b""
+        for count, row in enumerate(left):
+            key, delay, of_row, payload = (*row, None, None)[:4]
+            entry = CONNECTION.names.of_topic(topic if of_row is None else of_row)
+            full = len(names) == layout.BATCH_NAMES and entry not in names
+            if full or count == layout.BATCH_RECORDS:
+                break
+            kind, time_ns = times.due(0, NOW_NS, delay)
+            key_type, data = wire.encode_key(key)
+            payload = bytes(payload or b"")
+            index = names.setdefault(entry, len(names))
+            records += wire.RECORD.pack(
+                Op.PUT, mode, key_type, len(data), index, kind, 0, len(payload), 0, time_ns, 0
+            )
+            area += data + payload
+        else:
+            count = len(left)
+        table = b"".join(names)
+        bodies.append(table + bytes(-len(table) % 8) + records + area)
+        left = left[count:]
+    return bodies
+
+
+def packed(rows: Any, mode: str = "error", topic: str = "default") -> list[bytes]:
+    return [batch.body for batch in pack_puts(CONNECTION, rows, topic, mode)[1]]
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.lists(st.tuples(KEYS, DELAYS, TOPICS, PAYLOADS), max_size=30))
+def test_rows_are_packed_byte_for_byte(rows: list[tuple[Any, ...]]) -> None:
+    assert packed(rows, "keep", "main") == by_hand(rows, layout.PutMode.KEEP, "main")
+    names = ("key", "delay", "topic", "payload")
+    dicts = [
+        {name: value for name, value in zip(names, row, strict=True) if value is not None}
+        for row in rows
+    ]
+    assert packed(dicts, "keep", "main") == packed(rows, "keep", "main")
+
+
+@pytest.mark.parametrize("topics", [1, 256, 257, 1500])
+def test_batches_are_cut_at_their_limits(topics: int) -> None:
+    rows = [(f"k{i}", i, f"t{i % topics}", b"x" * (i % 3)) for i in range(2500)]
+    assert packed(rows) == by_hand(rows, layout.PutMode.ERROR, "default")
+
+
+@settings(deadline=None, max_examples=50)
+@given(
+    st.lists(
+        st.tuples(TEXTS, st.floats(0, 1e9), st.sampled_from(["a", "b"]), st.binary(max_size=9)),
+        min_size=1,
+        max_size=30,
+    )
+)
+def test_columns_are_packed_byte_for_byte(rows: list[tuple[Any, ...]]) -> None:
+    rows = [(k, d, t, p.rstrip(b"\0")) for k, d, t, p in rows]
+    keys, delays, topics, payloads = (list(column) for column in zip(*rows, strict=True))
+    columns = {"key": keys, "delay": delays, "topic": topics, "payload": payloads}
+    expected = by_hand(rows, layout.PutMode.ERROR, "default")
+    assert packed(columns) == expected
+    assert packed(pa.table(columns)) == expected
+    if not any(key.endswith("\0") for key in keys):  # numpy takes these for its padding
+        assert packed({**columns, "key": np.array(keys), "delay": np.array(delays)}) == expected
+        every_second = np.array([text for key in keys for text in (key, "other")])[::2]
+        assert packed({**columns, "key": every_second}) == expected
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.lists(KEYS, max_size=30))
+def test_cancels_are_packed_byte_for_byte(keys: list[Any]) -> None:
+    bodies = [batch.body for batch in pack_cancels(CONNECTION, keys)[1]]
+    entry = CONNECTION.names.of_key
+    pairs = [wire.encode_key(key) for key in keys]
+    records = b"".join(
+        wire.RECORD.pack(Op.CANCEL, 0, kind, len(data), 0, 0, 0, 0, 0, 0, 0) for kind, data in pairs
+    )
+    body = entry + bytes(-len(entry) % 8) + records + b"".join(data for _, data in pairs)
+    assert bodies == ([body] if keys else [])
+
+
+@pytest.mark.parametrize("delay", [2.0**63 / 1e9, 1e300, float("nan"), 10**30, True, "5"])
+def test_a_delay_that_no_clock_can_have_is_refused(delay: Any) -> None:
+    with pytest.raises(InvalidTime):
+        packed([("k", 1), ("k", delay)])
+
+
+def test_codes_are_equal_to_a_list_of_their_objects() -> None:
+    codes = Codes(bytes((Status.CANCELLED, Status.UNKNOWN, Status.CANCELLED)), CancelResult)
+    objects = [CancelResult.CANCELLED, CancelResult.UNKNOWN, CancelResult.CANCELLED]
+    assert codes == objects
+    assert objects == codes
+    assert codes != objects[1:]
+    assert (codes[1], codes[-1], codes[1:]) == (objects[1], objects[-1], objects[1:])
+    assert (codes.count(objects[0]), codes.index(objects[1])) == (2, 1)
+    assert repr(codes) == repr(objects)
+    assert codes != Codes(codes.codes, Status)
