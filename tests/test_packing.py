@@ -1,4 +1,4 @@
-"""What the C code packs is what these tests pack record by record, for random rows."""
+"""Batches packed in C, compared byte for byte with batches that Python packs, for random rows."""
 
 from __future__ import annotations
 
