@@ -284,7 +284,7 @@ def _check_bulk_load(bulk_load: object) -> None:
     if bulk_load is not None:
         from purgatoryd.clients.bulk_loads import BulkLoad  # few calls belong to a bulk load
 
-        _check_bulk_load(bulk_load)
+        check_type("bulk_load", bulk_load, BulkLoad)
 
 
 def pack_puts(
