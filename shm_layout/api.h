@@ -197,6 +197,10 @@ void pg_set_uid_share(struct pg_arena *a, uint32_t percent, uint32_t own_uid);
  * namespace after the call. */
 int pg_set_namespace(struct pg_arena *a, const void *body, uint64_t bytes, uint32_t uid,
                      struct pg_namespace_set *now, uint64_t detail[2]);
+/* Apply the body of a TOPIC message from `uid`. Returns an error of enum pg_error, and stores its
+ * figures in `detail`; without an error, *result is the answer. */
+int pg_set_topic(struct pg_arena *a, const void *body, uint64_t bytes, uint32_t uid,
+                 struct pg_result *result, uint64_t detail[2]);
 
 /* ---- bulk loads (bulk_loads.c, messages.c) ------------------------------------------------- */
 
@@ -230,6 +234,7 @@ struct pg_put {
     uint8_t key_type;
     uint8_t mode;
     uint8_t time_kind;
+    uint8_t slack;                /* as pg_record.flags of a PUT */
     int64_t time_ns;
 };
 /* Apply one request without a session. Only tests call these functions; the daemon applies records

@@ -52,6 +52,7 @@
 #define PG_WINDOW 4                      /* maximum number of unanswered batches of one session */
 #define PG_WORKER_MAX 63                 /* maximum length of a client's own name in bytes */
 #define PG_GRACE_MAX_NS 86400000000000   /* longest time a session outlives its client: 1 day */
+#define PG_SLACK_MAX_NS 70368744177664   /* largest slack of a timer: 2^46 ns, 19.5 hours */
 #define PG_QUOTA_MAX 281474976710655u    /* largest quota of timers or bytes: 2^48 - 1 */
 #define PG_QUOTA_OPS_MAX 1000000000u     /* largest quota of operations per second */
 #define PG_BULK_LOAD_ROW_MAX 9223372036854775807u /* highest row number in a bulk load */
@@ -299,7 +300,8 @@ struct pg_metrics {
 
 /* Histograms of durations in nanoseconds. */
 enum pg_histogram_id {
-    PG_HG_STRUCTURAL_LATENESS,    /* from the deadline of a timer or an operation until it fires */
+    PG_HG_STRUCTURAL_LATENESS,    /* from the deadline of a timer or an operation, rounded up to a
+                                     multiple of its slack, until it fires */
     PG_HG_WAKEUP_LATENESS,        /* from the time at which the loop had to wake up until it ran */
     PG_HG_BATCH_SERVICE,          /* from the start of a batch's application until its reply is
                                      built */
@@ -347,6 +349,9 @@ enum pg_slot_flag {
                                      pg_operation */
     PG_F_BULK_LOADED = 8          /* the timer was put as a row of a bulk load */
 };
+#define PG_SLACK_SHIFT 8          /* pg_hot.flags >> PG_SLACK_SHIFT: log2 of the timer's slack in
+                                     ns. The timer fires when its deadline, rounded up to a multiple
+                                     of the slack, has passed */
 
 /* The first part of a slot: 32 bytes, two per cache line. It is a seqlock with `ctl` as its
  * counter. The daemon writes the other fields first and ctl last (store-release). Readers read ctl
@@ -356,7 +361,7 @@ struct pg_hot {
     int64_t  deadline_ns;         /* deadline on the arena's clock */
     uint32_t where;               /* derived: place in the wheel: chunk * 16 + cell */
     uint16_t bucket;              /* derived: bucket in the wheel */
-    uint16_t flags;               /* enum pg_slot_flag */
+    uint16_t flags;               /* enum pg_slot_flag, and the slack above PG_SLACK_SHIFT */
     uint32_t hash;                /* keyed hash of namespace, key type and key */
     uint16_t topic;               /* row of the topic; that row names the namespace */
     uint16_t wait_low;            /* low half of the time from arming to deadline, see struct
@@ -409,8 +414,6 @@ enum pg_key_type {
 enum pg_ext_kind {
     PG_EXT_WALL = 1,              /* value: the wall deadline, ns */
     PG_EXT_TAG,                   /* for bulk operations; value: hash of the timer's tag */
-    PG_EXT_SLACK,                 /* for spread deadlines; value: ns by which the timer may fire
-                                     late */
     PG_EXT_SCHEDULE               /* for schedules; extra: row of the schedule */
 };
 struct pg_ext {
@@ -673,8 +676,8 @@ struct pg_topic {
     int64_t  changed_boot_ns;     /* real clock: time of the newest notice */
     uint64_t live;                /* derived: number of armed or parked timers plus number of armed
                                      operations */
-    int64_t  slack_ns;            /* for spread deadlines: ns by which the topic's timers may fire
-                                     late */
+    int64_t  slack_ns;            /* slack of new timers whose PUT gives none, ns; the row of a
+                                     topic with a slack is not reused */
     uint32_t created_uid;         /* as in pg_namespace */
     uint32_t pad;
     char     name[128];
@@ -866,7 +869,7 @@ enum pg_wal_type {
                                      file */
     PG_WAL_NAMESPACE,             /* pg_wal_namespace, name: a namespace was created or
                                      configured */
-    PG_WAL_TOPIC,                 /* pg_wal_topic, name: a topic was created */
+    PG_WAL_TOPIC,                 /* pg_wal_topic, name: a topic was created or configured */
     PG_WAL_ARM,                   /* pg_wal_arm, pg_wal_row if in_bulk_load, key, payload: a timer
                                      was armed, parked or replaced */
     PG_WAL_MOVE,                  /* pg_wal_move, pg_wal_row if in_bulk_load: a timer was
@@ -979,9 +982,9 @@ struct pg_wal_arm {
     uint32_t bulk_loaded;         /* 1 = the timer was put as a row of a bulk load; also in
                                      snapshots */
     int64_t  armed_boot_ns;       /* real clock: time of arming; 0 in snapshots */
-    uint32_t ext_len;             /* 0; for tag, slack and schedule: length in bytes of the struct
-                                     pg_ext items before the key */
-    uint32_t pad;
+    uint32_t ext_len;             /* 0; for tag and schedule: length in bytes of the struct pg_ext
+                                     items before the key */
+    uint32_t slack_log2;          /* log2 of the timer's slack in ns */
 };
 
 struct pg_wal_unpark {              /* fields without a comment are as in pg_wal_arm */
@@ -999,7 +1002,7 @@ struct pg_wal_unpark {              /* fields without a comment are as in pg_wal
     uint8_t  key_type;
     uint32_t bulk_loaded;
     uint32_t ext_len;             /* as in pg_wal_arm */
-    uint32_t pad;
+    uint32_t slack_log2;          /* as in pg_wal_arm */
 };
 
 struct pg_wal_move {
@@ -1420,8 +1423,10 @@ enum pg_message {
                                      pg_namespace_set, name -> pg_namespace_set */
     PG_M_SESSIONS,                /* admin socket: list sessions; senders without admin rights see
                                      only sessions of their own uid. -> pg_session_info of each */
-    PG_M_DROP                     /* admin socket: end the session that the frame names; senders
+    PG_M_DROP,                    /* admin socket: end the session that the frame names; senders
                                      without admin rights may end only sessions of their own uid */
+    PG_M_TOPIC                    /* admin socket: create or configure a topic. pg_topic_set, names
+                                     -> pg_result */
 };
 
 /* Every request and reply begins with these 64 bytes. A reply repeats `message`, `session` and
@@ -1509,11 +1514,12 @@ struct pg_record {                /* 32 bytes */
     uint16_t name;                /* index into the name table */
     uint8_t  time_kind;           /* PUT: enum pg_time_kind of time_ns; WATCH: PG_T_BOOT or
                                      PG_T_DELAY */
-    uint8_t  flags;               /* WATCH: 1 = write a notice to the topic as well */
+    uint8_t  flags;               /* WATCH: 1 = write a notice to the topic as well. PUT: 1 + n =
+                                     the timer has a slack of 2^n ns, n at most 46; 0 = it has the
+                                     topic's slack. Otherwise 0 */
     uint32_t payload_len;         /* PUT, WATCH, UNPARK: length of the payload in bytes, 0..65536 */
-    uint32_t ext_len;             /* WATCH: length of its watch keys in bytes. PUT, for tag and
-                                     slack: length of its struct pg_ext items in bytes. Otherwise
-                                     0 */
+    uint32_t ext_len;             /* WATCH: length of its watch keys in bytes. PUT, for tag:
+                                     length of its struct pg_ext items in bytes. Otherwise 0 */
     int64_t  time_ns;             /* PUT, WATCH: deadline or delay, ns */
     uint64_t value;               /* CANCEL: ticket that the timer must have, 0 = any. PUT with mode
                                      EXTEND: as for CANCEL, but an operation is extended only if its
@@ -1728,6 +1734,17 @@ struct pg_namespace_set {
                                      is parked; needs a WAL */
 };
 
+/* TOPIC request: frame, struct pg_topic_set, the bytes of the names of namespace and topic. The
+ * request creates the topic if it does not exist. Reply: frame, struct pg_result. Its status is
+ * DONE, or the reason why nothing was changed. */
+struct pg_topic_set {
+    int64_t  slack_ns;            /* slack of new timers of the topic whose PUT gives none, 0 to
+                                     PG_SLACK_MAX_NS; armed timers stay as they are */
+    uint8_t  namespace_len;       /* length of the namespace's name in bytes, 1..63 */
+    uint8_t  topic_len;           /* length of the topic's name in bytes, 0..127 */
+    uint8_t  pad[6];
+};
+
 /* PLACE request: frame (count = number of partitions, 1 on the command socket), the bytes of the
  * namespace's name. Reply, sent when the routing table contains the namespace: frame (count =
  * number of its partitions). */
@@ -1842,7 +1859,7 @@ struct pg_info {
     uint32_t watch_bytes;         /* operation: number of bytes that follow its payload */
     uint16_t keys;                /* operation: number of watch keys; timer: 0 */
     uint8_t  condition;           /* operation: enum pg_condition */
-    uint8_t  pad0;
+    uint8_t  slack_log2;          /* timer: log2 of its slack in ns; operation: 0 */
     uint32_t owner_uid;           /* operation: uid of its owner; PG_NIL = unknown */
     uint8_t  pad1[4];
 };

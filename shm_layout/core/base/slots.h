@@ -56,6 +56,16 @@ static inline uint32_t states_before(unsigned state)
     return state == PG_S_FREE ? ARMED | OUTCOME | PARKED : state == PG_S_ARMED ? FREE | PARKED
          : state == PG_S_OUTCOME ? ARMED : state == PG_S_PARKED ? FREE : 0;
 }
+enum { PG_SLACK_LOG2_MAX = 46 };
+_Static_assert(PG_SLACK_MAX_NS == 1ll << PG_SLACK_LOG2_MAX, "the largest slack is a power of two");
+/* Return the time at which a slot may fire: its deadline, rounded up to a multiple of its slack, so
+ * that neighbours share an instant. INT64_MAX if there is no such multiple. */
+static inline int64_t slot_fires_ns(const struct pg_hot *h)
+{
+    const uint64_t mask = (1ull << (h->flags >> PG_SLACK_SHIFT & 63)) - 1;
+    const int64_t fires_ns = (int64_t)(((uint64_t)h->deadline_ns + mask) & ~mask);
+    return LIKELY(fires_ns >= h->deadline_ns) ? fires_ns : INT64_MAX;
+}
 static inline uint64_t ctl_of(uint64_t ticket, unsigned state) { return ticket << 8 | state; }
 static inline unsigned ctl_state(uint64_t ctl) { return (unsigned)(ctl & 0xff); }
 static inline uint64_t ctl_ticket(uint64_t ctl) { return ctl >> 8; }

@@ -1,7 +1,7 @@
 /* wheel.c - an exact hierarchical timing wheel (Varghese, Lauck 1987).
  *
- * Time is counted in ticks. A timer fires at tick ceil(deadline / tick), never early. A bucket of
- * level l covers fanout^l ticks. A timer is in the finest level whose ring reaches its tick. When
+ * Time is counted in ticks. A timer fires at tick ceil(t / tick), never early, where t is its
+ * deadline rounded up by its slack (slot_fires_ns). A bucket of level l covers fanout^l ticks. A timer is in the finest level whose ring reaches its tick. When
  * the clock enters a coarse bucket, the members of the bucket must already be in finer levels. Most
  * of them are moved gradually before the bucket's first tick (`drain`); the rest are moved at this
  * tick (`cascade`).
@@ -57,7 +57,7 @@ static inline struct pg_hot *hot_at(const struct wheel *w, uint32_t slot)
 
 static inline uint64_t slot_tick(const struct wheel *w, uint32_t slot)
 {
-    return deadline_tick(w->state, hot_at(w, slot)->deadline_ns);
+    return deadline_tick(w->state, slot_fires_ns(hot_at(w, slot)));
 }
 
 static int64_t tick_to_ns(const struct pg_wheel *s, uint64_t tick)

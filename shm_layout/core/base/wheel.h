@@ -17,7 +17,7 @@ struct wheel {
     struct pg_bucket *buckets;
     struct pg_chunk *chunks;
     uint32_t *free_chunks;        /* free_chunks[0] = number of free chunks */
-    /* The wheel reads deadline_ns of each slot and owns its `where` and `bucket`. */
+    /* The wheel reads deadline_ns and slack of each slot, and owns its `where` and `bucket`. */
     struct pg_hot *hot;
     uint32_t capacity;            /* slots */
 };
@@ -36,7 +36,7 @@ uint32_t wheel_buckets(const struct wheel_shape *shape);
 uint32_t wheel_chunks(const struct wheel_shape *shape);
 /* Make an empty wheel whose clock is at now_ns. */
 void wheel_init(struct wheel *w, const struct wheel_shape *shape, int64_t now_ns);
-/* Link the slot into the bucket of its deadline_ns. A slot that is already due goes to the due
+/* Link the slot into the bucket of slot_fires_ns(). A slot that is already due goes to the due
  * bucket. */
 void wheel_place(struct wheel *w, uint32_t slot);
 /* Link a slot that is due immediately, even if its tick has not ended. */

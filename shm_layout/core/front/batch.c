@@ -379,6 +379,7 @@ static void put_read(const struct pg_arena *a, struct step *s, const uint8_t *at
     p->mode = r->mode;
     p->ticket = r->op == PG_OP_PUT ? r->value : 0;
     p->time_kind = r->time_kind;
+    p->slack = r->op == PG_OP_PUT ? r->flags : 0;
     p->time_ns = r->time_ns;
     s->ext = p->payload + r->payload_len;
 }

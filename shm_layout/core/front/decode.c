@@ -4,6 +4,7 @@
  * applied. A message that fails a check therefore changes nothing. */
 
 #include "core/base/common.h"
+#include "core/base/slots.h"
 #include "core/state/names.h"
 #include "core/state/operations.h"
 #include "core/front/request.h"
@@ -140,13 +141,18 @@ bool key_sound(unsigned type, unsigned len)
     return len != 0 && type < PG_KEY_TYPES && (type != PG_KEY_UUID || len == 16);
 }
 
+static unsigned flags_max(unsigned op)
+{
+    return op == PG_OP_WATCH ? 1 : op == PG_OP_PUT ? 1 + PG_SLACK_LOG2_MAX : 0;
+}
+
 static bool fields_sound(const wire_record *r, const struct op_rule *rule)
 {
     const bool time = rule->uses & USES_TIME;
     return r->mode < rule->modes && r->time_kind < rule->time_kinds &&
            r->value <= rule->value_max && (r->op != PG_OP_FAIL || r->value != 0) &&
            (time || r->time_ns == 0) && (rule->uses & USES_PAYLOAD || r->payload_len == 0) &&
-           r->flags <= (r->op == PG_OP_WATCH) &&
+           r->flags <= flags_max(r->op) &&
            (r->op != PG_OP_PUT || r->value == 0 || r->mode == PG_MODE_EXTEND) &&
            ((rule->uses & USES_KEYS) != 0) == (r->ext_len != 0);
 }

@@ -585,6 +585,61 @@ int pg_set_namespace(struct pg_arena *a, const void *body, uint64_t bytes, uint3
     return (int)why.error;
 }
 
+/* ---- settings of a topic --------------------------------------------------------------------- */
+
+static bool topic_set_sound(const struct pg_topic_set *s, const char *names, uint64_t bytes,
+                            struct refusal *why)
+{
+    if (bytes != sizeof *s + s->namespace_len + s->topic_len || s->namespace_len == 0 ||
+        s->namespace_len > PG_NAMESPACE_MAX || s->topic_len > PG_TOPIC_MAX)
+        return refused(why, PG_ERR_MALFORMED, bytes,
+                       sizeof *s + s->namespace_len + s->topic_len);
+    if (s->slack_ns < 0 || s->slack_ns > PG_SLACK_MAX_NS)
+        return refused(why, PG_ERR_TOO_LARGE, PG_SLACK_MAX_NS, (uint64_t)s->slack_ns);
+    return (name_sound((struct name){names, s->namespace_len}) &&
+            name_sound((struct name){names + s->namespace_len, s->topic_len})) ||
+           refused(why, PG_ERR_MALFORMED, sizeof *s, bytes - sizeof *s);
+}
+
+/* Set the slack of the topic, or answer with the reason why nothing was changed. */
+static void topic_set(struct pg_arena *a, const struct pg_topic_set *s, const char *names,
+                      struct pg_result *r)
+{
+    const struct name ns = {names, s->namespace_len};
+    const struct name topic = {names + s->namespace_len, s->topic_len};
+    if (wal_buffer_refusal(a) != PG_ST_NONE)
+        answer(r, 0, wal_buffer_refusal(a), 0);
+    else if (names_elsewhere(a, ns))
+        answer(r, 0, PG_ST_WRONG_SHARD, 0);
+    else {
+        const uint32_t row = names_topic(a, ns, topic, r);
+        if (row == PG_NIL)
+            return;
+        topic_configure(a, row, s->slack_ns);
+        answer(r, 0, PG_ST_DONE, 0);
+    }
+}
+
+int pg_set_topic(struct pg_arena *a, const void *body, uint64_t bytes, uint32_t uid,
+                 struct pg_result *result, uint64_t detail[2])
+{
+    struct refusal why = {PG_ERR_NONE, {0, 0}};
+    struct pg_topic_set set = {0};
+    const char *names = (const char *)body + sizeof set;
+    *result = (struct pg_result){0, 0};
+    if (bytes < sizeof set)
+        refused(&why, PG_ERR_MALFORMED, bytes, sizeof set);
+    else
+        memcpy(&set, body, sizeof set);
+    a->call.uid = uid;
+    if (why.error == PG_ERR_NONE && topic_set_sound(&set, names, bytes, &why))
+        topic_set(a, &set, names, result);
+    pg_refused(a, result->ticket & 0xff);
+    a->call.uid = PG_NIL;
+    memcpy(detail, why.detail, sizeof why.detail);
+    return (int)why.error;
+}
+
 /* ---- one timer without a message --------------------------------------------------------- */
 
 static uint32_t put_topic(struct pg_arena *a, const struct pg_put *p, struct pg_result *why)
@@ -606,9 +661,10 @@ void pg_put(struct pg_arena *a, const struct pg_put *p, struct pg_result *result
         pg_refused(a, result->ticket & 0xff);
         return;
     }
-    struct put put = {put_key(a, p, topic_at(a, topic)->namespace_row), p->payload,
-                      p->payload_len, topic, p->mode, p->time_kind, p->time_ns, 0, 0, false,
-                      false};
+    struct put put = {.key = put_key(a, p, topic_at(a, topic)->namespace_row),
+                      .payload = p->payload, .payload_len = p->payload_len, .topic = topic,
+                      .mode = p->mode, .time_kind = p->time_kind, .slack = p->slack,
+                      .time_ns = p->time_ns};
     if (!has_wal(a) || wal_buffer_admits(a, result))
         timers_put(a, &put, result);
     pg_refused(a, result->ticket & 0xff);

@@ -49,7 +49,8 @@ static void info_copy(const struct pg_arena *a, const struct pg_hot *h, const st
                            .deadline_ns = h->deadline_ns, .wall_ns = wall_of(h, blob),
                            .payload_len = c->payload_len, .key_len = c->key_len,
                            .key_type = c->key_type, .namespace_len = (uint8_t)ns.len,
-                           .topic_len = (uint8_t)topic.len};
+                           .topic_len = (uint8_t)topic.len,
+                           .slack_log2 = (uint8_t)(h->flags >> PG_SLACK_SHIFT)};
     uint8_t *head = sink_take(out, sizeof info);
     sink_put(out, ns.bytes, ns.len);
     sink_put(out, topic.bytes, topic.len);

@@ -43,7 +43,8 @@ static bool topic_visible(const struct pg_arena *a, const void *body)
 {
     const struct pg_wal_topic *j = body;
     return j->row < a->topic_rows && topic_at(a, j->row)->name_len != 0 &&
-           topic_at(a, j->row)->incarnation == j->incarnation;
+           topic_at(a, j->row)->incarnation == j->incarnation &&
+           topic_at(a, j->row)->slack_ns == j->slack_ns;
 }
 
 static bool arm_visible(const struct pg_arena *a, const void *body)

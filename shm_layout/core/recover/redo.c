@@ -77,6 +77,11 @@ static bool ext_absent(const struct redo *r, uint32_t ext_len)
     return below(r, "bytes of extensions that this version does not know", 1, ext_len);
 }
 
+static bool slack_sound(const struct redo *r, uint32_t log2)
+{
+    return below(r, "slack of a timer", PG_SLACK_LOG2_MAX + 1, log2);
+}
+
 static bool time_sound(const struct redo *r, int64_t t)
 {
     return t >= 0 || refuse(r, "a time is negative", 0, (uint64_t)t);
@@ -235,7 +240,8 @@ static bool timer_write(const struct redo *r, const struct pg_wal_arm *j, const 
         .ctl = ctl_of(j->ticket, j->parked ? PG_S_PARKED : PG_S_ARMED),
         .deadline_ns = j->deadline_ns,
         .flags = (wall ? PG_F_WALL | PG_F_EXT : 0) |
-                 (j->bulk_loaded | j->in_bulk_load ? PG_F_BULK_LOADED : 0),
+                 (j->bulk_loaded | j->in_bulk_load ? PG_F_BULK_LOADED : 0) |
+                 (uint16_t)(j->slack_log2 << PG_SLACK_SHIFT),
         .topic = (uint16_t)j->topic});
     timestamps_write(r, j->slot,
                      &(struct pg_timestamps){.add_lsn = add_lsn_of(r), .armed_ns = j->armed_ns});
@@ -249,6 +255,7 @@ static bool redo_arm(const struct redo *r)
     if (!slot_named(r, j->slot, j->ticket) || !time_sound(r, j->deadline_ns) ||
         !below(r, "a topic that does not exist", r->a->topic_rows, j->topic) ||
         !key_sound(r, j->key_type, j->key_len, j->payload_len) || !ext_absent(r, j->ext_len) ||
+        !slack_sound(r, j->slack_log2) ||
         (j->in_bulk_load && !row_done(r, (const struct pg_wal_row *)(j + 1))))
         return false;
     if (j->replaced != 0) {
@@ -271,10 +278,12 @@ static bool redo_unpark(const struct redo *r)
                                    .wall_ns = j->wall_ns, .armed_ns = j->at_ns, .slot = j->slot,
                                    .topic = j->topic, .uid = j->uid, .payload_len = j->payload_len,
                                    .counted = j->counted, .key_len = j->key_len,
-                                   .key_type = j->key_type, .bulk_loaded = j->bulk_loaded};
+                                   .key_type = j->key_type, .bulk_loaded = j->bulk_loaded,
+                                   .slack_log2 = j->slack_log2};
     if (!slot_named(r, j->slot, j->ticket) || !time_sound(r, j->deadline_ns) ||
         !below(r, "a topic that does not exist", r->a->topic_rows, j->topic) ||
         !key_sound(r, j->key_type, j->key_len, j->payload_len) || !ext_absent(r, j->ext_len) ||
+        !slack_sound(r, j->slack_log2) ||
         (j->in_bulk_load && !row_done(r, (const struct pg_wal_row *)(j + 1))))
         return false;
     const struct pg_hot *h = slot_hot(r->a, j->slot);
@@ -597,6 +606,7 @@ static bool redo_topic(const struct redo *r)
     if (!below(r, "a topic that does not exist", r->a->topic_rows, j->row) ||
         !below(r, "a namespace that does not exist", r->a->namespace_rows, j->namespace_row) ||
         !below(r, "length of a topic's name", PG_TOPIC_MAX + 1, j->name_len) ||
+        !below(r, "slack of a topic", PG_SLACK_MAX_NS + 1ull, (uint64_t)j->slack_ns) ||
         !below(r, "an incarnation out of bounds", UINT64_MAX - 1, j->incarnation - 1))
         return false;
     struct pg_topic *t = topic_at(r->a, j->row);
@@ -606,7 +616,8 @@ static bool redo_topic(const struct redo *r)
         return true;
     *t = (struct pg_topic){.name_len = j->name_len + 1, .namespace_row = j->namespace_row,
                            .incarnation = j->incarnation, .sequence = j->sequence,
-                           .last_position = j->last_position, .created_uid = j->created_uid};
+                           .last_position = j->last_position, .slack_ns = j->slack_ns,
+                           .created_uid = j->created_uid};
     memcpy(t->name, j + 1, j->name_len);
     return true;
 }

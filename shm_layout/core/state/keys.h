@@ -23,6 +23,7 @@ struct put {
     uint32_t payload_len;
     uint32_t topic;
     uint8_t mode, time_kind;
+    uint8_t slack;                /* 1 + log2 of the slack in ns; 0 = the topic's slack */
     int64_t time_ns;
     uint64_t ticket;              /* EXTEND: required ticket; 0 = any timer, but no operation */
     uint16_t account;             /* account in which the timer is counted; 0 = none */

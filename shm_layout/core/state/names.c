@@ -147,7 +147,7 @@ static uint32_t namespace_born(struct pg_arena *a, struct name name, uint32_t ce
 
 static bool topic_reusable(const struct pg_arena *a, const struct pg_topic *t)
 {
-    return t->live == 0 && t->last_position <= a->header->replay_head;
+    return t->live == 0 && t->slack_ns == 0 && t->last_position <= a->header->replay_head;
 }
 
 /* Return a sum that rises whenever a topic may have become reusable. */
@@ -215,8 +215,8 @@ static uint32_t topic_free_row(const struct pg_arena *a)
     return PG_NIL;
 }
 
-/* Return a free row. If there is none, return the row of a topic without timers and notices; that
- * topic loses its name. A failed search is repeated only after some timer, operation or notice has
+/* Return a free row. If there is none, return the row of a topic without timers, notices and slack;
+ * that topic loses its name. A failed search is repeated only after some timer, operation or notice has
  * ended, so that requests with hostile names are cheap. */
 static uint32_t topic_row_for(struct pg_arena *a)
 {
@@ -252,7 +252,7 @@ static uint32_t topic_born(struct pg_arena *a, uint32_t ns, struct name name)
     STORE_RELAXED(&t->incarnation, a->header->next_incarnation++);
     memcpy(t->name, name.bytes, name.len);
     if (has_wal(a))
-        wal_append_topic(a, row, name);
+        wal_append_topic(a, row, t, name);
     STORE_RELEASE(&t->name_len, name.len + 1);
     name_link(a, a->namespace_rows + row, ns, name);
     return row;
@@ -288,6 +288,17 @@ void names_configure(struct pg_arena *a, uint32_t row, const struct pg_namespace
     const struct pg_wal_namespace settings = wal_namespace_of(row, &n, n.name_len);
     namespace_settings_store(namespace_at(a, row), &settings);
     restrictions_note(a);
+    wal_buffer_settle(a);
+}
+
+void topic_configure(struct pg_arena *a, uint32_t row, int64_t slack_ns)
+{
+    struct pg_topic t = *topic_at(a, row);
+    t.slack_ns = slack_ns;
+    if (has_wal(a))
+        wal_append_topic(a, row, &t, topic_name(a, row));
+    STORE_RELAXED(&topic_at(a, row)->slack_ns, slack_ns);
+    a->state.topics_stuck_at = a->state.topics_refused_at = UINT64_MAX;   /* the row may be free */
     wal_buffer_settle(a);
 }
 

@@ -25,6 +25,8 @@ void names_hold(struct pg_arena *a, uint32_t topic);
 void names_release(struct pg_arena *a, uint32_t topic);
 /* Set those settings of a namespace that set->fields selects. */
 void names_configure(struct pg_arena *a, uint32_t row, const struct pg_namespace_set *set);
+/* Set the slack of new timers of a topic. */
+void topic_configure(struct pg_arena *a, uint32_t row, int64_t slack_ns);
 /* Store all settings that the frame contains, each with one store, because other processes may read
  * them at the same time. */
 void namespace_settings_store(struct pg_namespace *to, const struct pg_wal_namespace *from);

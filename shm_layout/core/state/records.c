@@ -30,7 +30,8 @@ struct pg_wal_namespace wal_namespace_of(uint32_t row, const struct pg_namespace
 struct pg_wal_topic wal_topic_of(uint32_t row, const struct pg_topic *t, uint32_t name_len)
 {
     return (struct pg_wal_topic){.incarnation = t->incarnation, .sequence = t->sequence,
-                                 .last_position = t->last_position, .row = row,
+                                 .last_position = t->last_position, .slack_ns = t->slack_ns,
+                                 .row = row,
                                  .namespace_row = t->namespace_row,
                                  .created_uid = t->created_uid, .name_len = name_len};
 }
@@ -47,7 +48,8 @@ struct pg_wal_arm wal_arm_of(const struct pg_arena *a, uint32_t slot, const stru
                                .parked = ctl_state(h->ctl) == PG_S_PARKED,
                                .bulk_loaded = is_bulk_loaded(h),
                                .counted = c->account != 0, .key_len = c->key_len,
-                               .key_type = c->key_type};
+                               .key_type = c->key_type,
+                               .slack_log2 = h->flags >> PG_SLACK_SHIFT};
 }
 
 struct pg_wal_watch wal_watch_of(uint32_t slot, const struct pg_hot *h, const struct pg_cold *c,
@@ -169,10 +171,11 @@ void wal_append_namespace(struct pg_arena *a, uint32_t row, const struct pg_name
     wal_frame_end(a);
 }
 
-void wal_append_topic(struct pg_arena *a, uint32_t row, struct name name)
+void wal_append_topic(struct pg_arena *a, uint32_t row, const struct pg_topic *fields,
+                      struct name name)
 {
     struct pg_wal_topic *body = wal_frame_begin(a, PG_WAL_TOPIC, name.len);
-    *body = wal_topic_of(row, topic_at(a, row), name.len);
+    *body = wal_topic_of(row, fields, name.len);
     memcpy(body + 1, name.bytes, name.len);
     wal_frame_end(a);
 }
@@ -208,7 +211,7 @@ void wal_append_unpark(struct pg_arena *a, uint32_t slot)
                                    .topic = j.topic, .uid = j.uid, .payload_len = j.payload_len,
                                    .counted = j.counted, .in_bulk_load = a->call.in_bulk_load,
                                    .key_len = j.key_len, .key_type = j.key_type,
-                                   .bulk_loaded = j.bulk_loaded};
+                                   .bulk_loaded = j.bulk_loaded, .slack_log2 = j.slack_log2};
     memcpy(row_write(a, body + 1), blob_at(&a->blobs, c->blob) + c->ext_len, bytes);
     timestamps_write(a, slot, body);
     wal_frame_end(a);

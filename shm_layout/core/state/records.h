@@ -26,7 +26,8 @@ struct pg_wal_bulk_load wal_bulk_load_of(const struct pg_bulk_load *l);
  * call settles the frame, and only then does the group-commit thread see the frame. */
 void wal_append_namespace(struct pg_arena *a, uint32_t row, const struct pg_namespace *fields,
                           struct name name);
-void wal_append_topic(struct pg_arena *a, uint32_t row, struct name name);
+void wal_append_topic(struct pg_arena *a, uint32_t row, const struct pg_topic *fields,
+                      struct name name);
 /* The caller must have written all fields of the timer except its control word. replaced: slot of
  * the old timer, PG_NIL = none. */
 void wal_append_arm(struct pg_arena *a, uint32_t slot, const struct put *put, uint64_t ticket,

@@ -16,7 +16,7 @@
 static inline unsigned late_flag(const struct pg_arena *a, const struct pg_hot *h)
 {
     const bool before = ticket_number(ctl_ticket(h->ctl)) < a->state.first_number;
-    return before && h->deadline_ns < a->state.started_ns ? PG_E_LATE : 0;
+    return before && slot_fires_ns(h) < a->state.started_ns ? PG_E_LATE : 0;
 }
 static inline struct pg_operation *operation_at(const struct pg_arena *a, uint32_t slot)
 {

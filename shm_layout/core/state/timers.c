@@ -198,7 +198,7 @@ static inline void slot_end(struct pg_arena *a, uint32_t slot, uint32_t keep)
 void slot_place(struct pg_arena *a, uint32_t slot)
 {
     const struct pg_hot *h = slot_hot(a, slot);
-    if (h->deadline_ns <= a->state.now_ns && !(h->flags & PG_F_WALL))
+    if (slot_fires_ns(h) <= a->state.now_ns && !(h->flags & PG_F_WALL))
         wheel_place_due(&a->wheel, slot);
     else
         wheel_place(&a->wheel, slot);
@@ -245,6 +245,21 @@ static void blob_write(struct pg_arena *a, uint32_t blob, const struct put *p)
         memcpy(at + p->key.len, p->payload, p->payload_len);
 }
 
+/* Return log2 of the new timer's slack in ns. A slack that is no power of two is rounded down. */
+static unsigned slack_log2(const struct pg_arena *a, const struct put *p)
+{
+    if (p->slack != 0)
+        return p->slack - 1u;
+    return 63 - (unsigned)__builtin_clzll((uint64_t)topic_at(a, p->topic)->slack_ns | 1);
+}
+
+static uint16_t slot_flags(const struct pg_arena *a, const struct put *p)
+{
+    return (uint16_t)((p->time_kind == PG_T_WALL ? PG_F_WALL | PG_F_EXT : 0) |
+                      (a->call.in_bulk_load ? PG_F_BULK_LOADED : 0) |
+                      slack_log2(a, p) << PG_SLACK_SHIFT);
+}
+
 /* Write the fields first and the control word last. Until the control word is stored, the slot is
  * free. */
 static void slot_write(struct pg_arena *a, uint32_t slot, uint32_t blob, const struct put *p,
@@ -259,7 +274,7 @@ static void slot_write(struct pg_arena *a, uint32_t slot, uint32_t blob, const s
         .key_type = p->key.type, .ext_len = wall ? sizeof(struct pg_ext) : 0,
         .account = p->account};
     h->deadline_ns = deadline_ns;
-    h->flags = (wall ? PG_F_WALL | PG_F_EXT : 0) | (a->call.in_bulk_load ? PG_F_BULK_LOADED : 0);
+    h->flags = slot_flags(a, p);
     h->hash = p->key.hash;
     h->topic = (uint16_t)p->topic;
     armed_note(h, slot_cold(a, slot), a->call.moment_ns);
@@ -349,8 +364,8 @@ static void put_replace(struct pg_arena *a, const struct put *p, int64_t deadlin
     a->metrics->replaces++;
 }
 
-/* EXTEND changes only the deadline, and only to a later time. The clock, the topic and the payload
- * stay. */
+/* EXTEND changes only the deadline, and only to a later time. The clock, the slack, the topic and
+ * the payload stay. */
 static void put_extend(struct pg_arena *a, const struct put *p, int64_t deadline_ns,
                        uint32_t slot, struct pg_result *r)
 {
@@ -519,11 +534,11 @@ bool timer_expire(struct pg_arena *a, uint32_t slot)
     if (has_wal(a))
         wal_append_fire(a, slot, &e);
     const uint64_t position = replay_append(a, &e);
+    measure(a, PG_HG_STRUCTURAL_LATENESS, a->state.now_ns - slot_fires_ns(slot_hot(a, slot)), 1);
     if (index_find_id(&a->index, e.hash, slot, &at))
         index_replace(&a->index, e.hash, &at, replay_id(a, position));
     slot_end(a, slot, granules);
     a->metrics->expiries++;
-    measure(a, PG_HG_STRUCTURAL_LATENESS, a->state.now_ns - e.deadline_ns, 1);
     return true;
 }
 
@@ -617,6 +632,9 @@ static bool slot_check(const struct pg_arena *a, uint32_t slot, struct pg_fault 
     if (h->topic >= a->topic_rows || topic_at(a, h->topic)->name_len == 0)
         return fault_set(fault, "timers", "a topic that does not exist", slot, a->topic_rows,
                          h->topic);
+    if (h->flags >> PG_SLACK_SHIFT > PG_SLACK_LOG2_MAX)
+        return fault_set(fault, "timers", "a slack out of bounds", slot, PG_SLACK_LOG2_MAX,
+                         h->flags >> PG_SLACK_SHIFT);
     if (is_parked(a, slot) && slot_cold(a, slot)->payload_len != 0)
         return fault_set(fault, "timers", "a parked timer has a payload", slot, 0,
                          slot_cold(a, slot)->payload_len);
