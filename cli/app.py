@@ -37,6 +37,7 @@ COMMANDS = {
     "size": "size",
     "placement": "placement",
     "namespace": "namespaces",
+    "topic": "topics",
     "bulk-load": "bulk_loads",
     "session": "sessions",
     "keygen": "curve",

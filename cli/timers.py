@@ -39,6 +39,7 @@ def timer_record(timer: TimerInfo) -> dict[str, Any]:
         "ticket": timer.ticket,
         "deadline_boot_ns": timer.deadline_boot_ns,
         "status": timer.status.name,
+        **({} if timer.within_ns is None else {"within_ns": timer.within_ns}),
         **payload_record(timer.payload),
     }
     if timer.deadline_at:
@@ -55,6 +56,11 @@ def timer_record(timer: TimerInfo) -> dict[str, Any]:
 @click.option("--delay", type=units.Duration(), help="Time until KEY is due: 250ms, 30s, 10m, 2d.")
 @click.option(
     "--deadline", type=units.Moment(), help="Wall time at which KEY is due: 2026-01-31T12:00:00Z."
+)
+@click.option(
+    "--within",
+    type=units.Duration(),
+    help="Slack: KEY may fire so long after it is due, to share a wake-up.  [default: the topic's]",
 )
 @click.option("-t", "--topic", default="default", show_default=True, help="Topic of the notice.")
 @click.option("-p", "--payload", default="", help="Payload of the notice, as text.")
@@ -75,6 +81,7 @@ def add_command(
     namespace: str,
     delay: int | None,
     deadline: datetime | None,
+    within: int | None,
     topic: str,
     payload: str,
     payload_file: BinaryIO | None,
@@ -104,6 +111,7 @@ def add_command(
             topic=topic,
             payload=content,
             mode=mode,
+            within=None if within is None else within / 1e9,
         )
     text = f"{timer.status.name.lower()} {key_text(timer.key)}, ticket {timer.ticket}"
     emit(timer_record(timer), text, as_json)

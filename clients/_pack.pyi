@@ -7,7 +7,7 @@ Column = list[Any] | tuple[str, Any, Any, int, int] | None
 """A list of objects, or (letter, buffer, offsets or entries, first offset, detail). Letters: S, U
 numpy's bytes and str; i, l Arrow's 32-bit and 64-bit offsets, with the enum pg_key_type; d seconds;
 q whole numbers, with their unit in ns; t times in ns, with their enum pg_time_kind; c indexes of a
-list of entries of the name table."""
+list of entries of the name table; B flags, one byte each."""
 
 class Builder:
     """A batch under construction."""
@@ -29,7 +29,9 @@ class Source:
     """Number of rows."""
 
     def __init__(
-        self, count: int, op: int, mode: int, delays: bool, now_ns: int, entry: bytes,
-        topics: dict[str, bytes], slow: Callable[[int], tuple[int, int, int, bytes, bytes, bytes]],
-        rows: list[Any] | None, key: Column, time: Column, topic: Column, payload: Column, /,
+        self, count: int, op: int, mode: int, flags: int, delays: bool, now_ns: int, entry: bytes,
+        topics: dict[str, bytes],
+        slow: Callable[[int], tuple[int, int, int, bytes, bytes, bytes, int]],
+        rows: list[Any] | None, key: Column, time: Column, topic: Column, payload: Column,
+        flags_of_rows: Column, /,
     ) -> None: ...  # fmt: skip

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any, ParamSpec, TypeVar
 
+from purgatoryd.clients import times
 from purgatoryd.clients.arguments import check_limit_s, check_whole
 from purgatoryd.clients.bulk_loads import BulkLoadStatus, StatusParts, check_bulk_load
 from purgatoryd.clients.channel import Channel, ChannelPoller
@@ -180,6 +182,36 @@ class Admin(Closing):
         self._sequence += 1
         request = wire.encode_namespace_set(self._sequence, name, changes)
         return wire.decode_namespace_set(self._request(request, limit_s).body)
+
+    def set_topic(
+        self, topic: str, *, within: float | timedelta, namespace: str = "default",
+        timeout: float | None = None,
+    ) -> None:  # fmt: skip
+        """Set the slack of the topic's new timers whose add() gives no `within`.
+
+        `within`: seconds or a timedelta, as in Client.add; 0 = no slack. Armed timers keep theirs.
+        A topic that does not exist is created, and a topic with a slack keeps its row when it is
+        empty. If the namespace has several partitions, the slack applies in each shard. Raises
+        InvalidName, InvalidArgument, Refused (Full, Busy, WalStopped).
+        """
+        names = wire.encode_namespace(namespace), wire.encode_topic(topic)
+        slack_ns = times.within_ns(within)
+        self._do(self._set_topics, namespace, names, slack_ns, self._limit_s(timeout))
+
+    def _set_topics(
+        self, namespace: str, names: tuple[bytes, bytes], slack_ns: int, limit_s: float
+    ) -> None:
+        for holder in self._holders(namespace, limit_s):
+            holder._set(names[0], {}, limit_s)
+            holder._set_topic(names, slack_ns, limit_s)
+
+    def _set_topic(self, names: tuple[bytes, bytes], slack_ns: int, limit_s: float) -> None:
+        self._sequence += 1
+        reply = self._request(wire.encode_topic_set(self._sequence, *names, slack_ns), limit_s)
+        wire.check_results(reply.body, 1)
+        ((word, figure),) = wire.decode_results(reply.body[: wire.RESULT.size])
+        if is_refusal(word & 0xFF):
+            raise refusal(names[1].decode(), word, figure)
 
     def bulk_load_status(self, bulk_load: bytes, *, timeout: float | None = None) -> BulkLoadStatus:
         """Return which rows of a bulk load of any uid are done. Raises InvalidArgument."""

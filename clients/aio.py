@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Collection, Coroutine, Generator, Iterable, Sequence
 from contextlib import suppress
+from datetime import timedelta
 from functools import partial
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
@@ -230,11 +231,12 @@ class AsyncClient(
 
     async def add_many(
         self, rows: Any, *, topic: str = "default", mode: Mode = "error",
-        bulk_load: BulkLoad | None = None, wait: bool = True, timeout: float | None = None,
+        within: float | timedelta | None = None, bulk_load: BulkLoad | None = None,
+        wait: bool = True, timeout: float | None = None,
     ) -> BulkResult:  # fmt: skip
         """Arm many timers, as Client.add_many does."""
         core, limit_s = await self._ready(), self._limit_s(timeout)
-        bulk = partitions.puts(core, rows, topic, mode, bulk_load)
+        bulk = partitions.puts(core, rows, topic, mode, bulk_load, within)
         return await self._bulk(bulk, wait, limit_s)
 
     async def cancel_many(

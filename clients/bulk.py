@@ -9,6 +9,7 @@ partitions.py divides the rows by partition if the namespace has several partiti
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
 
 _TIMES = ("delay", "delay_ns", "deadline", "deadline_boot_ns")
 AnyResult = TypeVar("AnyResult", bound="BulkResult")
-_FIELDS = frozenset(("key", "topic", "payload", *_TIMES))
+_FIELDS = frozenset(("key", "topic", "payload", "within", *_TIMES))
 
 
 class BulkResult:
@@ -288,18 +289,19 @@ def _check_bulk_load(bulk_load: object) -> None:
 
 
 def pack_puts(
-    connection: Connection, rows: Any, topic: str, mode: str, bulk_load: BulkLoad | None = None
-) -> Packed:
+    connection: Connection, rows: Any, topic: str, mode: str, bulk_load: BulkLoad | None = None,
+    within: float | timedelta | None = None,
+) -> Packed:  # fmt: skip
     """Pack `rows` for add_many. If it raises InvalidArgument, nothing was packed."""
-    number = mode_number(mode)
+    number, slack = mode_number(mode), times.slack(within)
     _check_bulk_load(bulk_load)
     entry = connection.names.of_topic(topic)
     if not are_columns(rows):
-        sources = [_put_source(connection, list(each("rows", rows)), entry, number)]
+        sources = [_put_source(connection, list(each("rows", rows)), entry, number, slack)]
         return _packed(connection, sources, bulk_load, arrays=False)
     columns = _columns()
     try:
-        sources = columns.put_sources(connection, rows, entry, number)
+        sources = columns.put_sources(connection, rows, entry, number, slack)
         return _packed(connection, sources, bulk_load, arrays=True)
     except Exception as error:
         raise unreadable("columns", error) from error
@@ -401,20 +403,25 @@ def _packed(
     return _checked(result, batches, bulk_load)
 
 
-def _put_source(connection: Connection, rows: list[Any], entry: bytes, mode: int) -> Source:
+def _put_source(
+    connection: Connection, rows: list[Any], entry: bytes, mode: int, slack: int
+) -> Source:
     names, clock, now_ns = connection.names, connection.delay_clock, connection.host.boot_ns()
 
     def slow(index: int) -> Converted:
-        key, time, topic, payload = fields_of(rows[index], index)
+        row = rows[index]
+        key, time, topic, payload = fields_of(row, index)
         kind, time_ns = times.due(clock, now_ns, **time)
         key_type, key_bytes = wire.encode_key(key)
         name = entry if topic is None else names.of_topic(topic)
         payload = b"" if payload is None else wire.encode_payload(payload)
-        return kind, time_ns, key_type, key_bytes, name, payload
+        within = row.get("within") if isinstance(row, Mapping) else None
+        flags = slack if within is None else times.slack(within)
+        return kind, time_ns, key_type, key_bytes, name, payload, flags
 
     return Source(
-        len(rows), Op.PUT, mode, clock == ClockKind.VIRTUAL, now_ns, entry, names.topics, slow,
-        rows, None, None, None, None,
+        len(rows), Op.PUT, mode, slack, clock == ClockKind.VIRTUAL, now_ns, entry, names.topics,
+        slow, rows, None, None, None, None, None,
     )  # fmt: skip
 
 
@@ -422,11 +429,12 @@ def cancel_source(names: Names, keys: list[Any]) -> Source:
     """Return the source of cancels; `keys`: their keys."""
 
     def slow(index: int) -> Converted:
-        return 0, 0, *wire.encode_key(keys[index]), names.of_key, b""
+        return 0, 0, *wire.encode_key(keys[index]), names.of_key, b"", 0
 
     return Source(
-        len(keys), Op.CANCEL, 0, False, 0, names.of_key, {}, slow, None, keys, None, None, None
-    )
+        len(keys), Op.CANCEL, 0, 0, False, 0, names.of_key, {}, slow, None,
+        keys, None, None, None, None,
+    )  # fmt: skip
 
 
 def fields_of(row: Any, index: int) -> tuple[Any, dict[str, Any], Any, Any]:
@@ -444,7 +452,8 @@ def fields_of(row: Any, index: int) -> tuple[Any, dict[str, Any], Any, Any]:
 def _of_mapping(row: Mapping[str, Any], index: int) -> tuple[Any, dict[str, Any], Any, Any]:
     if "key" not in row or not row.keys() <= _FIELDS:
         raise InvalidRows(
-            f"has the fields {sorted(map(str, row))}; expected key, a time, topic, payload", index
+            f"has the fields {sorted(map(str, row))}; expected key, a time, topic, payload, within",
+            index,
         )
     time = {name: row[name] for name in _TIMES if name in row}
     return row["key"], time, row.get("topic"), row.get("payload")

@@ -29,6 +29,7 @@ class Options(TypedDict, total=False):
     topic: str
     payload: bytes
     mode: Mode
+    within: float | timedelta | None
     timeout: float | None
 
 
@@ -55,7 +56,8 @@ class TimerCalls(ABC, Generic[Added, AddedLater, Cancelled, CancelledLater]):
         self, key: Key, delay: float | timedelta | None = None, *,
         delay_ns: int | None = None, deadline: datetime | None = None,
         deadline_boot_ns: int | None = None, topic: str = "default", payload: bytes = b"",
-        mode: Mode = "error", wait: bool = True, timeout: float | None = None,
+        mode: Mode = "error", within: float | timedelta | None = None, wait: bool = True,
+        timeout: float | None = None,
     ) -> Added | AddedLater:  # fmt: skip
         """Arm a timer. Exactly one of the four times must be given.
 
@@ -63,14 +65,17 @@ class TimerCalls(ABC, Generic[Added, AddedLater, Cancelled, CancelledLater]):
         timer then follows the wall clock); `deadline_boot_ns`: a time on the daemon's clock.
         `payload`: 0 to 65536 bytes. `mode`: the effect if the key is armed: "error" raises Exists,
         "replace" arms it again, "keep" leaves the timer as it is, "extend" moves its deadline, but
-        only to a later time. `timeout`: seconds to wait for the answer, default the client's.
+        only to a later time. `within`: the slack, in seconds or as a timedelta of at most 19.5
+        hours. The timer may fire so long after its deadline, to share a wake-up with others.
+        Default: the topic's slack; 0 = none. A kept or extended timer keeps its slack. `timeout`:
+        seconds to wait for the answer, default the client's.
 
         Returns the timer as TimerInfo. With wait=False it returns a handle at once, and the call is
         sent together with others. Raises InvalidArgument, Refused (Exists, Full, ...), DaemonError;
         with wait=False QueueFull if the queue stays full for `timeout`.
         """
 
-        arguments = key, delay, delay_ns, deadline, deadline_boot_ns, topic, payload, mode
+        arguments = key, delay, delay_ns, deadline, deadline_boot_ns, topic, payload, mode, within
         # The call and the return share a line: an interrupt between them would lose the result.
         return self._made(Core.put, arguments, wait, timeout)  # type: ignore[no-any-return]
 

@@ -25,15 +25,18 @@ if TYPE_CHECKING:
     Array = np.ndarray[Any, np.dtype[Any]]
 
 _TIMES = ("delay", "delay_ns", "deadline", "deadline_boot_ns")
-_COLUMNS = frozenset(("key", "topic", "payload", *_TIMES))
+_COLUMNS = frozenset(("key", "topic", "payload", "within", *_TIMES))
 _STR, _BYTES = int(KeyType.STR), int(KeyType.BYTES)
 
 
-def put_sources(connection: Connection, table: Any, entry: bytes, mode: int) -> list[Source]:
+def put_sources(
+    connection: Connection, table: Any, entry: bytes, mode: int, slack: int
+) -> list[Source]:
     """Return the sources for add_many: one for each record batch of an Arrow table, else a single
-    one. `entry`: entry of the name table for a table without topics."""
+    one. `entry`: entry of the name table for a table without topics. `slack`: from times.slack(),
+    for rows that have none."""
     now_ns = connection.host.boot_ns()
-    return [_put_source(connection, part, entry, mode, now_ns) for part in _parts(table)]
+    return [_put_source(connection, part, entry, mode, slack, now_ns) for part in _parts(table)]
 
 
 def cancel_sources(names: Names, keys: Any) -> list[Source]:
@@ -75,13 +78,15 @@ def _plain(column: Any) -> Any:
 
 
 def _put_source(
-    connection: Connection, columns: Mapping[str, Any], entry: bytes, mode: int, now_ns: int
-) -> Source:
+    connection: Connection, columns: Mapping[str, Any], entry: bytes, mode: int, slack: int,
+    now_ns: int,
+) -> Source:  # fmt: skip
     columns = {name: _plain(column) for name, column in columns.items()}
     given = [name for name in _TIMES if name in columns]
     if "key" not in columns or len(given) != 1 or not columns.keys() <= _COLUMNS:
         raise InvalidRows(
-            f"has the columns {sorted(map(str, columns))}; expected key, one time, topic, payload",
+            f"has the columns {sorted(map(str, columns))}; expected key, one time, topic, payload, "
+            "within",
             -1,
         )
     if len({len(column) for column in columns.values()}) != 1:
@@ -90,26 +95,37 @@ def _put_source(
     due = _Times(given[0], columns[given[0]], connection.delay_clock, now_ns)
     topics = _Topics(connection.names, columns.get("topic"), entry)
     keys, payloads = _texts(columns["key"]), _payloads(columns.get("payload"))
+    slacks = _slacks(columns["within"], slack) if "within" in columns else None
 
     def slow(row: int) -> Converted:
         key_type, key = wire.encode_key(_item(columns["key"], row))
         payload = None if payloads is None else _item(columns["payload"], row)
         payload = b"" if payload is None else wire.encode_payload(payload)
-        return *due.of(row), key_type, key, topics.of(row), payload
+        flags = slack if slacks is None else int(slacks[row])
+        return *due.of(row), key_type, key, topics.of(row), payload, flags
 
     return Source(
-        len(columns["key"]), Op.PUT, mode, due.virtual, now_ns, entry, topics.entries, slow, None,
-        keys, due.column, topics.column, payloads,
+        len(columns["key"]), Op.PUT, mode, slack, due.virtual, now_ns, entry, topics.entries, slow,
+        None, keys, due.column, topics.column, payloads,
+        None if slacks is None else ("B", slacks, None, 0, 0),
     )  # fmt: skip
+
+
+def _slacks(column: Any, default: int) -> Array:
+    """Return the slack of each row of a column of seconds or timedeltas; None = `default`."""
+    if getattr(getattr(column, "dtype", None), "kind", "") == "m":
+        column = column.astype("m8[us]")
+    rows = column.tolist() if hasattr(column, "tolist") else column
+    return np.array([default if row is None else times.slack(row) for row in rows], "u1")
 
 
 def _cancel_source(names: Names, column: Any) -> Source:
     def slow(row: int) -> Converted:
-        return 0, 0, *wire.encode_key(_item(column, row)), names.of_key, b""
+        return 0, 0, *wire.encode_key(_item(column, row)), names.of_key, b"", 0
 
     return Source(
-        len(column), Op.CANCEL, 0, False, 0, names.of_key, {}, slow, None,
-        _texts(column), None, None, None,
+        len(column), Op.CANCEL, 0, 0, False, 0, names.of_key, {}, slow, None,
+        _texts(column), None, None, None, None,
     )  # fmt: skip
 
 

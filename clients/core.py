@@ -267,6 +267,7 @@ class Core:
         topic: str,
         payload: bytes,
         mode: str,
+        within: float | timedelta | None,
         *,
         collect: bool,
     ) -> Entry[PendingAdd]:
@@ -283,7 +284,7 @@ class Core:
         number = mode_number(mode)
         note = self._note if collect else None
         pending = PendingAdd(key, note, self.namespace, topic, payload)
-        fields = (number, key_type, key_bytes, kind, time_ns, payload)
+        fields = (number, key_type, key_bytes, kind, time_ns, payload, 0, times.slack(within))
         return connection.entry(pending, name, Builder.put, fields)
 
     def cancel(self, key: Key, ticket: int, *, collect: bool) -> Entry[PendingCancel]:
@@ -438,4 +439,5 @@ class Question(Asked[TimerInfo | None]):
             self.key, info.namespace, info.topic, info.ticket, info.deadline_ns,
             Status(info.status), info.payload,
             None if info.wall_ns is None else times.wall_time(info.wall_ns), info.operation,
+            info.within_ns,
         )  # fmt: skip

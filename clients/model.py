@@ -87,6 +87,8 @@ class TimerInfo:
     """The deadline on the wall clock, if the timer follows that clock (get only)."""
     operation: OperationInfo | None = None
     """Condition, owner and watermarks, if the key belongs to an operation (get only)."""
+    within_ns: int | None = None
+    """Slack of the timer, rounded down to a power of two, ns; 0 = none (get only)."""
 
 
 @dataclass(frozen=True, slots=True)

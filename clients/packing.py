@@ -297,13 +297,13 @@ class Builder(_pack.Builder):
 
     def put(
         self, name: bytes, mode: int, key_type: int, key: bytes, time_kind: int, time_ns: int,
-        payload: bytes, ticket: int = 0,
+        payload: bytes, ticket: int = 0, slack: int = 0,
     ) -> None:  # fmt: skip
         """Add a PUT. With mode EXTEND and a `ticket`, it extends only the timer or operation that
         has this ticket."""
         self.record(
-            name, _PUT, mode, key_type, key, time_kind, 0, payload, b"", time_ns, ticket
-        )  # fmt: skip
+            name, _PUT, mode, key_type, key, time_kind, slack, payload, b"", time_ns, ticket
+        )
 
     def cancel(self, name: bytes, key_type: int, key: bytes, ticket: int) -> None:
         """Add a CANCEL; `ticket` 0 = any timer of the key."""
@@ -334,9 +334,9 @@ class Builder(_pack.Builder):
         return batch
 
 
-Converted = tuple[int, int, int, bytes, bytes, bytes]
+Converted = tuple[int, int, int, bytes, bytes, bytes, int]
 """A row whose fields were checked: enum pg_time_kind, time in ns, enum pg_key_type, key, entry of
-the name table, payload."""
+the name table, payload, flags."""
 Source = _pack.Source
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -42,11 +43,14 @@ class Share(NamedTuple):
 # ---- the bulk calls --------------------------------------------------------------------------
 
 
-def puts(core: Core, rows: Any, topic: str, mode: str, bulk_load: BulkLoad | None = None) -> Bulk:
+def puts(
+    core: Core, rows: Any, topic: str, mode: str, bulk_load: BulkLoad | None = None,
+    within: float | timedelta | None = None,
+) -> Bulk:  # fmt: skip
     """Pack `rows` for add_many. If it raises InvalidArgument or Closed, nothing was packed."""
 
     def pack(connection: Connection, some: Any) -> Packed:
-        return pack_puts(connection, some, topic, mode, bulk_load)
+        return pack_puts(connection, some, topic, mode, bulk_load, within)
 
     return _packed(core, rows, bulk_load, pack, split_rows)
 

@@ -19,8 +19,8 @@ import operator
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from purgatoryd.shm_layout.errors import InvalidTime
-from purgatoryd.shm_layout.layout import TIME_MAX_NS, ClockKind, TimeKind
+from purgatoryd.shm_layout.errors import InvalidArgument, InvalidTime
+from purgatoryd.shm_layout.layout import SLACK_MAX_NS, TIME_MAX_NS, ClockKind, TimeKind
 
 BOOT, DELAY, WALL = int(TimeKind.BOOT), int(TimeKind.DELAY), int(TimeKind.WALL)
 FAR_S = 1e10  # above TIME_MAX_NS, but still finite in nanoseconds
@@ -57,6 +57,25 @@ def due(
     if clock == ClockKind.VIRTUAL:
         return DELAY, _bounded(wait_ns, wait_ns)
     return BOOT, _bounded(max(wait_ns, 0) + now_ns, wait_ns)
+
+
+def slack(within: float | timedelta | None) -> int:
+    """Return the slack of a PUT record: 1 + log2 of `within` in ns, or 0 if `within` is None.
+
+    A slack that is no power of two is rounded down. Raises InvalidArgument.
+    """
+    return 0 if within is None else max(within_ns(within), 1).bit_length()
+
+
+def within_ns(within: float | timedelta) -> int:
+    """Return a slack in nanoseconds. `within`: seconds or a timedelta. Raises InvalidArgument."""
+    most_s = SLACK_MAX_NS / 1e9
+    real = isinstance(within, int | float) and not isinstance(within, bool)
+    seconds = within.total_seconds() if isinstance(within, timedelta) else within
+    if not (real or isinstance(within, timedelta)) or not 0 <= seconds <= most_s:
+        rule = f"a number of seconds or a timedelta from 0 to {most_s} s"
+        raise InvalidArgument(f"within {within!r} must be {rule}")
+    return min(seconds_ns(within), SLACK_MAX_NS)
 
 
 def seconds_ns(delay: Any) -> int:

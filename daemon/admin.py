@@ -90,7 +90,7 @@ def handle(daemon: Administered, message: Request) -> bytes | None:
         return answer
     kind, echo = _FRAME.unpack_from(message.body)[2], echo_of(message)
     if (
-        kind not in (Message.NAMESPACE, Message.BULK_LOAD, Message.PUBLISH)
+        kind not in (Message.NAMESPACE, Message.TOPIC, Message.BULK_LOAD, Message.PUBLISH)
         and len(message.body) != _FRAME.size
     ):
         detail = (len(message.body), _FRAME.size)
@@ -130,9 +130,10 @@ def _command(daemon: Administered, message: Request, kind: int) -> bytes | None:
         error, detail, found = daemon.arena.bulk_load(message.body[_FRAME.size :])
         count = max(0, len(found) - _BULK_LOAD_INFO_BYTES) // _BULK_LOAD_PART_BYTES
         return frame(kind, error, count, detail, echo) + found
-    if kind == Message.PUBLISH:
+    if kind in (Message.PUBLISH, Message.TOPIC):
         body = message.body[_FRAME.size :]
-        error, detail, result = daemon.publish(body, message.uid)
+        apply = daemon.publish if kind == Message.PUBLISH else daemon.arena.set_topic
+        error, detail, result = apply(body, message.uid)
         head = frame(kind, error, count=not error, detail=detail, echo=echo)
         return head + (b"" if error else result)
     if kind in (Message.SESSIONS, Message.DROP):

@@ -749,6 +749,13 @@ class Arena(_Owned):
         error = lib.pg_set_namespace(self._a, ffi.from_buffer(body), len(body), uid, now, detail)
         return WireError(error), (detail[0], detail[1]), bytes(ffi.buffer(now))
 
+    def set_topic(self, body: Any, uid: int) -> tuple[WireError, tuple[int, int], bytes]:
+        """Apply the body of a TOPIC message from `uid`. Return (error, figures of the error, struct
+        pg_result)."""
+        result, detail = ffi.new("struct pg_result *"), ffi.new("uint64_t[2]")
+        error = lib.pg_set_topic(self._a, ffi.from_buffer(body), len(body), uid, result, detail)
+        return WireError(error), (detail[0], detail[1]), bytes(ffi.buffer(result))
+
     def publish(
         self, body: Any, uid: int, real_boot_ns: int
     ) -> tuple[WireError, tuple[int, int], bytes]:

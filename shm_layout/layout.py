@@ -25,6 +25,7 @@ HEADER = Path(__file__).with_name("layout.h")
 KEY_MAX: int = lib.PG_KEY_MAX
 PAYLOAD_MAX: int = lib.PG_PAYLOAD_MAX
 NAMESPACE_MAX: int = lib.PG_NAMESPACE_MAX
+SLACK_MAX_NS: int = lib.PG_SLACK_MAX_NS
 TOPIC_MAX: int = lib.PG_TOPIC_MAX
 BATCH_RECORDS: int = lib.PG_BATCH_RECORDS
 BATCH_NAMES: int = lib.PG_BATCH_NAMES
@@ -76,6 +77,7 @@ class Message(enum.IntEnum):
     NAMESPACE = lib.PG_M_NAMESPACE
     SESSIONS = lib.PG_M_SESSIONS
     DROP = lib.PG_M_DROP
+    TOPIC = lib.PG_M_TOPIC
 
 
 class Op(enum.IntEnum):

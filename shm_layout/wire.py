@@ -60,6 +60,7 @@ OUTCOME = struct.Struct(struct_format("pg_outcome"))
 ACK = struct.Struct(struct_format("pg_ack"))
 VERDICT = struct.Struct(struct_format("pg_verdict"))
 NAMESPACE_SET = struct.Struct(struct_format("pg_namespace_set"))
+TOPIC_SET = struct.Struct(struct_format("pg_topic_set"))
 ROWS = struct.Struct(struct_format("pg_rows"))
 BULK_LOAD_ASK = struct.Struct(struct_format("pg_bulk_load_ask"))
 BULK_LOAD_INFO = struct.Struct(struct_format("pg_bulk_load_info"))
@@ -258,6 +259,12 @@ def decode_namespace_set(body: bytes) -> NamespaceSettings:
     return NamespaceSettings(owner, durability, *quotas)
 
 
+def encode_topic_set(sequence: int, namespace: bytes, topic: bytes, slack_ns: int) -> bytes:
+    """Return a TOPIC message, which sets the slack of a topic's new timers."""
+    body = TOPIC_SET.pack(slack_ns, len(namespace), len(topic))
+    return encode_frame(Message.TOPIC, 0, sequence) + body + namespace + topic
+
+
 def encode_publish(
     sequence: int, namespace: bytes, topic: bytes, key: Key, payload: bytes
 ) -> bytes:
@@ -405,6 +412,8 @@ class Info(NamedTuple):
     payload: bytes
     operation: OperationInfo | None = None
     """Details of an operation; None for a timer."""
+    within_ns: int = 0
+    """Slack of a timer in effect, ns."""
 
 
 class BulkLoadInfo(NamedTuple):
@@ -472,6 +481,7 @@ def decode_infos(body: bytes, count: int) -> list[Info]:
                 head[0] >> 8, head[0] & 0xFF, head[1], None if head[2] == -(2**63) else head[2],
                 namespace.decode(errors="surrogateescape"), topic.decode(errors="replace"),
                 decode_key(head[5], key), payload, _decode_operation(head, watches),
+                1 << head[13] & ~1,
             )
         )  # fmt: skip
         at = ends[-1]
@@ -486,7 +496,7 @@ def info_bytes(body: bytes, at: int) -> int:
 
 
 def _decode_operation(head: tuple[Any, ...], watches: bytes) -> OperationInfo | None:
-    owner, threshold, _, keys, condition, uid = head[8:]
+    owner, threshold, _, keys, condition, _, uid = head[8:]
     if keys == 0:
         return None
     if condition >= len(Condition):

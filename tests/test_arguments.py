@@ -112,6 +112,7 @@ ADMIN_CALLS: dict[str, dict[str, Any]] = {
     "advance": {"to_ns": 0},
     "create_namespace": {"namespace": "n"},
     "set_namespace": {"namespace": "n"},
+    "set_topic": {"topic": "t", "within": 0.001},
     "bulk_load_status": {"bulk_load": BULK_LOAD},
     "forget_bulk_load": {"bulk_load": BULK_LOAD},
     "publish": {"topic": "t", "key": "k"},

@@ -52,6 +52,11 @@ class Timer:
     payload: bytes
     due_ns: int  # the later of deadline and time of arming
     ordered: bool  # has a boot-clock deadline, and was armed before it was due
+    slack: int = 0  # log2 of its slack in ns
+
+    def fires_ns(self, deadline_ns: int) -> int:
+        """Return the deadline, rounded up to a multiple of the slack."""
+        return min(FOREVER_NS, -(-deadline_ns // 2**self.slack) * 2**self.slack)
 
     def granules(self, key: wire.Key) -> int:
         extension = 0 if self.wall_ns is None else GRANULE
@@ -86,7 +91,7 @@ class TopicRow:
     name: bytes
     incarnation: int
     sequence: int = 0
-    newest_deadline_ns: int = 0  # largest deadline of all fired timers with `ordered`
+    newest_ns: int = 0  # largest fires_ns() of all fired timers with `ordered`
 
 
 @dataclass
@@ -165,14 +170,17 @@ class Model:
             return timer.deadline_ns
         return max(0, clamp(timer.wall_ns - self.offset_ns))
 
-    def arm(self, key: Key, topic: bytes, payload: bytes, kind: int, time_ns: int) -> Timer:
+    def arm(
+        self, key: Key, slack: int, topic: bytes, payload: bytes, kind: int, time_ns: int
+    ) -> Timer:
         deadline = self.deadline(kind, time_ns)
         assert deadline is not None
         wall = time_ns if kind == TimeKind.WALL else None
         timer = Timer(
             self.next_ticket, deadline, wall, topic, payload, max(deadline, self.now_ns),
-            ordered=wall is None and deadline > self.now_ns,
+            ordered=wall is None, slack=slack,
         )  # fmt: skip
+        self.place(timer, deadline)
         self.next_ticket += 1
         self.timers.pop(key, None)
         self.timers[key] = timer
@@ -186,8 +194,11 @@ class Model:
             timer.wall_ns = time_ns if kind == TimeKind.WALL else clamp(deadline + self.offset_ns)
         timer.deadline_ns = deadline
         timer.deadline_ns = self.current_deadline(timer)
-        timer.due_ns = max(deadline, self.now_ns)
-        timer.ordered = timer.wall_ns is None and deadline > self.now_ns
+        self.place(timer, deadline)
+
+    def place(self, timer: Timer, deadline: int) -> None:
+        timer.due_ns = max(timer.fires_ns(deadline), self.now_ns)
+        timer.ordered = timer.wall_ns is None and timer.fires_ns(deadline) > self.now_ns
 
     def slots_status(self, replacing: bool) -> Status | None:
         if not replacing and len(self.timers) == self.config["capacity"]:
@@ -230,18 +241,21 @@ class Model:
     def restarted(self) -> None:
         self.started_ns, self.first_ticket = self.now_ns, self.next_ticket
 
-    def came_due_before_start(self, entry: Entry) -> bool:
-        return entry.ticket < self.first_ticket and entry.deadline_ns < self.started_ns
+    def came_due_before_start(self, entry: Entry, timer: Timer) -> bool:
+        due_ns = timer.fires_ns(entry.deadline_ns)
+        return entry.ticket < self.first_ticket and due_ns < self.started_ns
 
     def must_be_gone(self, timer: Timer) -> bool:
         slack = 0 if timer.wall_ns is None else STEP_NS
-        return self.tick_up(self.current_deadline(timer) + slack) <= self.now_ns
+        due_ns = timer.fires_ns(min(FOREVER_NS, self.current_deadline(timer) + slack))
+        return self.tick_up(due_ns) <= self.now_ns
 
 
 def decoded(entry: Entry) -> Key:
     return entry.namespace, wire.decode_key(entry.key_type, entry.key)
 
 
+SLACK = st.sampled_from([0, 0, 0, 1, 14, 20, 27, 46])
 TICKS = [1_000, 7_001, 100_000, 1_000_000, 33_333_333, 100_000_000]
 STARTS = st.sampled_from(
     [0, 0, 0, 1, 10**9, 10**9, 10**15 + 7, 10**15 + 7, 2**62, 2**63 - 10**12, 2**63 - 10**6]
@@ -314,7 +328,7 @@ class CoreMachine(RuleBasedStateMachine):
         m.replay_buffer.append(
             Notice(
                 m.tail, timer.ticket, key, timer, entry.deadline_ns, m.now_ns, row.sequence,
-                m.came_due_before_start(entry),
+                m.came_due_before_start(entry, timer),
             )
         )  # fmt: skip
         m.tail += 1
@@ -330,8 +344,9 @@ class CoreMachine(RuleBasedStateMachine):
     def in_order(self, row: TopicRow, timer: Timer) -> None:
         m = self.model
         if timer.ordered:
-            assert m.tick_up(row.newest_deadline_ns) <= m.tick_up(timer.deadline_ns)
-            row.newest_deadline_ns = timer.deadline_ns
+            due_ns = timer.fires_ns(timer.deadline_ns)
+            assert m.tick_up(row.newest_ns) <= m.tick_up(due_ns)
+            row.newest_ns = due_ns
 
     def advance(self, now_ns: int, budget: int = PLENTY) -> bool:
         m = self.model
@@ -359,7 +374,7 @@ class CoreMachine(RuleBasedStateMachine):
         return more
 
     def next_deadline_is_a_bound(self) -> None:
-        deadlines = [i.deadline_ns for i in self.core.scan()]
+        deadlines = [fires_ns(info) for info in self.core.scan()]
         earliest = min([FOREVER_NS, *map(self.model.tick_up, deadlines)])
         assert self.core.header.next_deadline_ns <= earliest
         if not deadlines:
@@ -381,27 +396,30 @@ class CoreMachine(RuleBasedStateMachine):
         return int(ticks * fanout**power * self.model.tick_ns + ns)
 
     def put(
-        self, key: Key, kind: int, time_ns: int, mode: int, topic: bytes, payload: bytes
-    ) -> None:
+        self, key: Key, kind: int, time_ns: int, mode: int, topic: bytes, payload: bytes,
+        slack: int = 0,
+    ) -> None:  # fmt: skip
         m = self.model
         old = m.timers.get(key)
         refused = m.born(key[0], topic)
         deadline = m.deadline(kind, time_ns)
         answer = self.core.put(
-            key[1], time_ns, kind, mode=mode, payload=payload, namespace=key[0], topic=topic
-        )
+            key[1], time_ns, kind, mode=mode, payload=payload, namespace=key[0], topic=topic,
+            slack=slack + 1,
+        )  # fmt: skip
         if refused is None and deadline is None:
             refused = Status.TOO_FAR
         if refused is not None:
             assert answer == (0, refused, 0)
         elif old is None or mode == PutMode.REPLACE:
-            self.put_new(key, old, answer, (topic, payload, kind, time_ns))
+            self.put_new(key, old, answer, (topic, payload, kind, time_ns), slack)
         else:
             self.put_old(old, answer, mode, kind, time_ns)
 
     def put_new(
-        self, key: Key, old: Timer | None, answer: Answer, detail: tuple[bytes, bytes, int, int]
-    ) -> None:
+        self, key: Key, old: Timer | None, answer: Answer, detail: tuple[bytes, bytes, int, int],
+        slack: int,
+    ) -> None:  # fmt: skip
         m = self.model
         refused = m.slots_status(old is not None)
         if refused is None and answer.status == Status.FULL_PAYLOAD:
@@ -413,7 +431,7 @@ class CoreMachine(RuleBasedStateMachine):
         if refused is not None:
             assert answer == (0, refused, 0)
             return
-        timer = m.arm(key, *detail)
+        timer = m.arm(key, slack, *detail)
         status = Status.REPLACED if old else Status.ADDED
         assert answer == (timer.ticket, status, timer.deadline_ns)
 
@@ -434,13 +452,13 @@ class CoreMachine(RuleBasedStateMachine):
         elif not self.unfinished:
             assert abs(deadline_ns - self.model.current_deadline(timer)) < STEP_NS
 
-    @rule(key=KEY, ns=NAMESPACE, topic=TOPIC, span=SPAN, mode=MODE, size=PAYLOAD)
+    @rule(key=KEY, ns=NAMESPACE, topic=TOPIC, span=SPAN, mode=MODE, size=PAYLOAD, slack=SLACK)
     def put_delay(
         self, key: wire.Key, ns: bytes, topic: bytes, span: tuple[int, int, int], mode: PutMode,
-        size: int,
+        size: int, slack: int,
     ) -> None:  # fmt: skip
         delay = min(FOREVER_NS, self.span(span))
-        self.put((ns, key), TimeKind.DELAY, delay, mode, topic, os_bytes(size))
+        self.put((ns, key), TimeKind.DELAY, delay, mode, topic, os_bytes(size), slack)
 
     @rule(key=KEY, ticks=st.integers(0, 30), mode=MODE, size=PAYLOAD)
     def put_soon(self, key: wire.Key, ticks: int, mode: PutMode, size: int) -> None:
@@ -452,10 +470,12 @@ class CoreMachine(RuleBasedStateMachine):
         at = clamp(self.model.now_ns + self.span(span) - self.model.tick_ns)
         self.put((ns, key), TimeKind.BOOT, at, mode, b"t", b"at")
 
-    @rule(key=KEY, ns=NAMESPACE, span=SPAN, mode=MODE)
-    def put_wall(self, key: wire.Key, ns: bytes, span: tuple[int, int, int], mode: PutMode) -> None:
+    @rule(key=KEY, ns=NAMESPACE, span=SPAN, mode=MODE, slack=SLACK)
+    def put_wall(
+        self, key: wire.Key, ns: bytes, span: tuple[int, int, int], mode: PutMode, slack: int
+    ) -> None:
         wall = clamp(self.model.now_ns + self.model.offset_ns + self.span(span))
-        self.put((ns, key), TimeKind.WALL, wall, mode, b"t", b"wall")
+        self.put((ns, key), TimeKind.WALL, wall, mode, b"t", b"wall", slack)
 
     @rule(key=KEY, far=FAR, kind=st.sampled_from(TimeKind), mode=MODE)
     def put_extreme(self, key: wire.Key, far: int, kind: TimeKind, mode: PutMode) -> None:
@@ -649,7 +669,7 @@ class CoreMachine(RuleBasedStateMachine):
         if self.core.header.replay_head > m.head:
             del m.replay_buffer[: self.core.header.replay_head - m.head]
         for row in m.topics if config["tick_ns"] != m.tick_ns else []:
-            row.newest_deadline_ns = 0
+            row.newest_ns = 0
         m.config = {**config, **rows}
         m.restarted()
         self.unfinished = True
@@ -721,12 +741,18 @@ class CoreMachine(RuleBasedStateMachine):
 
     @invariant()
     def next_wakeup_is_in_time(self) -> None:
-        deadlines = [i.deadline_ns for i in self.core.scan()]
+        deadlines = [fires_ns(info) for info in self.core.scan()]
         if deadlines:
             earliest = min([FOREVER_NS, *map(self.model.tick_up, deadlines)])
             assert self.core.next_ns <= max(self.model.now_ns, earliest)
         elif not self.unfinished:
             assert self.core.next_ns == FOREVER_NS
+
+
+def fires_ns(info: wire.Info) -> int:
+    """Return the deadline of a timer, rounded up to a multiple of its slack."""
+    slack_ns = max(info.within_ns, 1)
+    return -(-info.deadline_ns // slack_ns) * slack_ns
 
 
 def entry_granules(entry: Entry) -> int:

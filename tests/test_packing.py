@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import timedelta
 from typing import Any
+from uuid import UUID
 
 import numpy as np
 import pyarrow as pa
@@ -17,7 +18,7 @@ from purgatoryd.clients.bulk import pack_cancels, pack_puts
 from purgatoryd.clients.model import CancelResult, Codes
 from purgatoryd.shm_layout import layout, wire
 from purgatoryd.shm_layout.errors import InvalidTime
-from purgatoryd.shm_layout.layout import Op, Status
+from purgatoryd.shm_layout.layout import SLACK_MAX_NS, Op, Status
 
 pytestmark = pytest.mark.tier("check")
 
@@ -36,17 +37,25 @@ DELAYS = st.one_of(
     st.sampled_from([0.0, 0.5e-9, 1.5e-9, 2.5e-9, 1e-9]),
 )
 TOPICS = st.one_of(st.none(), st.sampled_from(["", "t", "default", "münze"]))
+SLACKS = st.one_of(
+    st.none(),
+    st.floats(0, SLACK_MAX_NS / 1e9),
+    st.timedeltas(timedelta(0), timedelta(hours=19)),
+)
 PAYLOADS = st.one_of(st.none(), st.binary(max_size=80), st.binary(max_size=9).map(bytearray))
 
 
-def by_hand(rows: list[tuple[Any, ...]], mode: int, topic: str) -> list[bytes]:
-    """Pack rows record by record, and return the body of each batch."""
+def by_hand(
+    rows: list[tuple[Any, ...]], mode: int, topic: str, within: float | None = None
+) -> list[bytes]:
+    """Pack rows (key, delay[, topic[, payload[, slack]]]) record by record, and return the body of
+    each batch. `topic`, `within`: those of rows that have none."""
     bodies, left = [], rows
     while left:
         names: dict[bytes, int] = {}
         records, area = b"", b""
         for count, row in enumerate(left):
-            key, delay, of_row, payload = (*row, None, None)[:4]
+            key, delay, of_row, payload, slack = (*row, None, None, None)[:5]
             entry = CONNECTION.names.of_topic(topic if of_row is None else of_row)
             full = len(names) == layout.BATCH_NAMES and entry not in names
             if full or count == layout.BATCH_RECORDS:
@@ -55,8 +64,9 @@ def by_hand(rows: list[tuple[Any, ...]], mode: int, topic: str) -> list[bytes]:
             key_type, data = wire.encode_key(key)
             payload = bytes(payload or b"")
             index = names.setdefault(entry, len(names))
+            flags = times.slack(within if slack is None else slack)
             records += wire.RECORD.pack(
-                Op.PUT, mode, key_type, len(data), index, kind, 0, len(payload), 0, time_ns, 0
+                Op.PUT, mode, key_type, len(data), index, kind, flags, len(payload), 0, time_ns, 0
             )
             area += data + payload
         else:
@@ -67,20 +77,25 @@ def by_hand(rows: list[tuple[Any, ...]], mode: int, topic: str) -> list[bytes]:
     return bodies
 
 
-def packed(rows: Any, mode: str = "error", topic: str = "default") -> list[bytes]:
-    return [batch.body for batch in pack_puts(CONNECTION, rows, topic, mode)[1]]
+def packed(
+    rows: Any, mode: str = "error", topic: str = "default", within: float | None = None
+) -> list[bytes]:
+    return [batch.body for batch in pack_puts(CONNECTION, rows, topic, mode, None, within)[1]]
 
 
 @settings(deadline=None, max_examples=50)
-@given(st.lists(st.tuples(KEYS, DELAYS, TOPICS, PAYLOADS), max_size=30))
+@given(st.lists(st.tuples(KEYS, DELAYS, TOPICS, PAYLOADS, SLACKS), max_size=30))
 def test_rows_are_packed_byte_for_byte(rows: list[tuple[Any, ...]]) -> None:
-    assert packed(rows, "keep", "main") == by_hand(rows, layout.PutMode.KEEP, "main")
-    names = ("key", "delay", "topic", "payload")
+    keep = layout.PutMode.KEEP
+    tuples = [row[:4] for row in rows]
+    for within in (None, 0.5):
+        assert packed(tuples, "keep", "main", within) == by_hand(tuples, keep, "main", within)
+    names = ("key", "delay", "topic", "payload", "within")
     dicts = [
         {name: value for name, value in zip(names, row, strict=True) if value is not None}
         for row in rows
     ]
-    assert packed(dicts, "keep", "main") == packed(rows, "keep", "main")
+    assert packed(dicts, "keep", "main", 0.5) == by_hand(rows, keep, "main", 0.5)
 
 
 @pytest.mark.parametrize("topics", [1, 256, 257, 1500])
@@ -92,15 +107,24 @@ def test_batches_are_cut_at_their_limits(topics: int) -> None:
 @settings(deadline=None, max_examples=50)
 @given(
     st.lists(
-        st.tuples(TEXTS, st.floats(0, 1e9), st.sampled_from(["a", "b"]), st.binary(max_size=9)),
+        st.tuples(
+            TEXTS,
+            st.floats(0, 1e9),
+            st.sampled_from(["a", "b"]),
+            st.binary(max_size=9),
+            st.floats(0, SLACK_MAX_NS / 1e9),
+        ),
         min_size=1,
         max_size=30,
     )
 )
 def test_columns_are_packed_byte_for_byte(rows: list[tuple[Any, ...]]) -> None:
-    rows = [(k, d, t, p.rstrip(b"\0")) for k, d, t, p in rows]
-    keys, delays, topics, payloads = (list(column) for column in zip(*rows, strict=True))
+    rows = [(k, d, t, p.rstrip(b"\0"), s) for k, d, t, p, s in rows]
+    keys, delays, topics, payloads, slacks = (list(column) for column in zip(*rows, strict=True))
     columns = {"key": keys, "delay": delays, "topic": topics, "payload": payloads}
+    without = [row[:4] for row in rows]
+    assert packed(columns, within=0.5) == by_hand(without, layout.PutMode.ERROR, "default", 0.5)
+    columns["within"] = slacks
     expected = by_hand(rows, layout.PutMode.ERROR, "default")
     assert packed(columns) == expected
     assert packed(pa.table(columns)) == expected
@@ -108,6 +132,7 @@ def test_columns_are_packed_byte_for_byte(rows: list[tuple[Any, ...]]) -> None:
         assert packed({**columns, "key": np.array(keys), "delay": np.array(delays)}) == expected
         every_second = np.array([text for key in keys for text in (key, "other")])[::2]
         assert packed({**columns, "key": every_second}) == expected
+        assert packed({**columns, "within": np.array(slacks)}) == expected
 
 
 @settings(deadline=None, max_examples=50)
@@ -127,6 +152,13 @@ def test_cancels_are_packed_byte_for_byte(keys: list[Any]) -> None:
 def test_a_delay_that_no_clock_can_have_is_refused(delay: Any) -> None:
     with pytest.raises(InvalidTime):
         packed([("k", 1), ("k", delay)])
+
+
+def test_rows_that_python_converts_have_the_slack_of_their_column() -> None:
+    keys, slacks = ["plain", UUID(int=1)], [None, timedelta(milliseconds=2)]
+    rows = [(key, 1.0, None, None, slack) for key, slack in zip(keys, slacks, strict=True)]
+    columns = {"key": keys, "delay": [1.0, 1.0], "within": slacks}
+    assert packed(columns, within=0.5) == by_hand(rows, layout.PutMode.ERROR, "default", 0.5)
 
 
 def test_codes_are_equal_to_a_list_of_their_objects() -> None:

@@ -19,7 +19,7 @@ from purgatoryd.shm_layout import wal, wire
 from purgatoryd.shm_layout._core import ffi, lib
 from purgatoryd.shm_layout.arena import Reader
 from purgatoryd.shm_layout.errors import MessageRefused
-from purgatoryd.shm_layout.layout import BulkLoadAction, PutMode, TimeKind
+from purgatoryd.shm_layout.layout import BulkLoadAction, PutMode, Status, TimeKind
 from purgatoryd.shm_layout.shm import ArenaFile
 from purgatoryd.shm_layout.wal import Buffer, Walk, contents, write_snapshot
 
@@ -135,6 +135,7 @@ class Work:
             self.rng.choice(KEYS), self.now_ns + self.rng.randint(0, 300) * MS, kind,
             mode=self.rng.choice(list(PutMode)), payload=self.payload(),
             namespace=self.rng.choice(NAMESPACES), topic=self.rng.choice(TOPICS),
+            slack=self.rng.choice([0, 1, 24, 27]),
         )  # fmt: skip
 
     def cancel(self) -> None:
@@ -171,6 +172,14 @@ class Work:
         now, detail = ffi.new("struct pg_namespace_set *"), ffi.new("uint64_t[2]")
         assert lib.pg_set_namespace(self.core.a, body, len(body), 0, now, detail) == 0
 
+    def configure_topic(self) -> None:
+        """Set the slack of a topic."""
+        names = self.rng.choice(NAMESPACES), self.rng.choice(TOPICS)
+        message = wire.encode_topic_set(1, *names, self.rng.choice([0, MS, 40 * MS]))
+        error, result = self.core.set_topic(message[wire.FRAME.size :])
+        assert error == 0
+        assert result.status in (Status.DONE, Status.FULL_TOPICS)
+
     def step(self) -> None:
         act = self.rng.choice(
             [self.batch] * 8
@@ -184,6 +193,7 @@ class Work:
             self.bye()
         if self.rng.random() < 0.02:
             self.configure()
+            self.configure_topic()
         if self.core.header.replay_tail - self.core.header.published > 30:
             self.core.publish_all()
         self.wal.take()

@@ -206,7 +206,8 @@ static PyObject *builder_body(struct builder *b, PyObject *none UNUSED)
 
 /* ---- Source: the rows of a bulk call ------------------------------------------------------- */
 
-enum form { ABSENT, OBJECTS, FIXED, UCS4, OFFSETS_32, OFFSETS_64, SECONDS, WHOLE, READY, CODES };
+enum form { ABSENT, OBJECTS, FIXED, UCS4, OFFSETS_32, OFFSETS_64, SECONDS, WHOLE, READY, CODES,
+            BYTE };
 
 struct column {
     enum form form;
@@ -220,13 +221,15 @@ struct column {
 struct source {
     PyObject_HEAD
     Py_ssize_t count;             /* number of rows */
-    struct pg_record head;        /* op and mode of each record; name = 0 */
+    struct pg_record head;        /* op and mode of each record, flags of most; name = 0 */
     struct times times;
     PyObject *entry;              /* entry of the name table for rows without a topic */
     PyObject *topics;             /* dict: entry of the name table by topic */
-    PyObject *slow;               /* slow(index) -> (kind, ns, key type, key, entry, payload) */
+    PyObject *slow;               /* slow(index) -> (kind, ns, key type, key, entry, payload,
+                                     flags) */
     PyObject *rows;               /* list of rows; NULL = the rows are given as columns */
     struct column key, time, topic, payload;
+    struct column flags;          /* BYTE; ABSENT = all rows have the flags of `head` */
 };
 
 static void column_close(struct column *c)
@@ -257,6 +260,7 @@ static const uint8_t *cell(const Py_buffer *view, Py_ssize_t i)
 static const struct { char letter; enum form form; Py_ssize_t item, offset; } forms[] = {
     {'S', FIXED, 0, 0}, {'U', UCS4, 0, 0}, {'i', OFFSETS_32, 1, 4}, {'l', OFFSETS_64, 1, 8},
     {'d', SECONDS, 8, 0}, {'q', WHOLE, 8, 0}, {'t', READY, 8, 0}, {'c', CODES, 8, 0},
+    {'B', BYTE, 1, 0},
 };
 
 static bool buffers_open(struct column *c, PyObject *from, Py_ssize_t count)
@@ -293,10 +297,11 @@ static bool column_open(struct column *c, PyObject *from, Py_ssize_t count)
 
 static int source_init(struct source *s, PyObject *args, PyObject *named UNUSED)
 {
-    PyObject *entry, *topics, *slow, *rows, *key, *time, *topic, *payload;
-    if (!PyArg_ParseTuple(args, "nbbpLSO!OOOOOO", &s->count, &s->head.op, &s->head.mode,
-                          &s->times.virtual_clock, &s->times.now_ns, &entry, &PyDict_Type, &topics,
-                          &slow, &rows, &key, &time, &topic, &payload))
+    PyObject *entry, *topics, *slow, *rows, *key, *time, *topic, *payload, *flags;
+    if (!PyArg_ParseTuple(args, "nbbbpLSO!OOOOOOO", &s->count, &s->head.op, &s->head.mode,
+                          &s->head.flags, &s->times.virtual_clock, &s->times.now_ns, &entry,
+                          &PyDict_Type, &topics, &slow, &rows, &key, &time, &topic, &payload,
+                          &flags))
         return -1;
     s->entry = Py_NewRef(entry);
     s->topics = Py_NewRef(topics);
@@ -305,7 +310,8 @@ static int source_init(struct source *s, PyObject *args, PyObject *named UNUSED)
         s->rows = Py_NewRef(rows);
     return column_open(&s->key, key, s->count) && column_open(&s->time, time, s->count) &&
                    column_open(&s->topic, topic, s->count) &&
-                   column_open(&s->payload, payload, s->count)
+                   column_open(&s->payload, payload, s->count) &&
+                   column_open(&s->flags, flags, s->count)
                ? 0
                : -1;
 }
@@ -326,6 +332,7 @@ static void source_dealloc(struct source *s)
     column_close(&s->time);
     column_close(&s->topic);
     column_close(&s->payload);
+    column_close(&s->flags);
     ((freefunc)PyType_GetSlot(type, Py_tp_free))(s);
     Py_DECREF(type);
 }
@@ -505,6 +512,8 @@ static enum outcome convert(struct item *item, PyObject *object[4], const struct
                             Py_ssize_t i)
 {
     const bool rows = s->rows != NULL;
+    if (s->flags.form == BYTE)
+        item->head.flags = *cell(&s->flags.data, i);
     enum outcome found = object[F_KEY] != NULL ? key_of(item, object[F_KEY])
                                                : key_in(item, &s->key, i);
     if (found == PLAIN && object[F_DELAY] != NULL)
@@ -570,9 +579,9 @@ static enum outcome slowly(struct builder *b, const struct source *s, struct ite
     Py_ssize_t key_len, entry_len, payload_len;
     *taken = PyObject_CallFunction(s->slow, "n", i);
     if (*taken == NULL ||
-        !PyArg_ParseTuple(*taken, "bLby#y#y#", &item->head.time_kind, &item->head.time_ns,
+        !PyArg_ParseTuple(*taken, "bLby#y#y#b", &item->head.time_kind, &item->head.time_ns,
                           &item->head.key_type, &key, &key_len, &entry, &entry_len, &payload,
-                          &payload_len))
+                          &payload_len, &item->head.flags))
         return FAILED;
     item->key = (struct pack_text){(const uint8_t *)key, (uint64_t)key_len};
     item->payload = (struct pack_text){(const uint8_t *)payload, (uint64_t)payload_len};

@@ -227,6 +227,14 @@ class Core:
         error = lib.pg_set_namespace(self.a, ffi.from_buffer(body), len(body), uid, now, detail)
         return error, (detail[0], detail[1]), bytes(ffi.buffer(now))
 
+    def set_topic(self, body: bytes, uid: int = 0) -> tuple[int, Answer]:
+        """Apply the body of a TOPIC message. Return (error, answer)."""
+        detail = ffi.new("uint64_t[2]")
+        error = lib.pg_set_topic(
+            self.a, ffi.from_buffer(body), len(body), uid, self._result, detail
+        )
+        return error, self._answer()
+
     def set_quotas(self, timers: int = 0, bytes_: int = 0, ops: int = 0) -> None:
         """Set the quotas of every uid."""
         lib.pg_set_quotas(self.a, timers, bytes_, ops)
@@ -240,7 +248,7 @@ class Core:
 
     def _record(
         self, namespace: bytes, topic: bytes, key: wire.Key, payload: bytes = b"",
-        mode: int = 0, kind: int = 0, time_ns: int = 0,
+        mode: int = 0, kind: int = 0, time_ns: int = 0, slack: int = 0,
     ) -> tuple[Any, list[Any]]:  # fmt: skip
         key_type, data = wire.encode_key(key)
         keep = [ffi.from_buffer(b) for b in (namespace, topic, data, payload)]
@@ -249,7 +257,7 @@ class Core:
             "key": ffi.cast("uint8_t *", keep[2]), "payload": ffi.cast("uint8_t *", keep[3]),
             "payload_len": len(payload), "namespace_len": len(namespace),
             "topic_len": len(topic), "key_len": len(data), "key_type": key_type,
-            "mode": mode, "time_kind": kind, "time_ns": time_ns,
+            "mode": mode, "time_kind": kind, "time_ns": time_ns, "slack": slack,
         })  # fmt: skip
         return struct, keep
 
@@ -260,9 +268,9 @@ class Core:
     def put(
         self, key: wire.Key, time_ns: int, kind: int = TimeKind.DELAY, *,
         mode: int = PutMode.ERROR, payload: bytes = b"", namespace: bytes = b"n",
-        topic: bytes = b"t",
+        topic: bytes = b"t", slack: int = 0,
     ) -> Answer:  # fmt: skip
-        struct, _keep = self._record(namespace, topic, key, payload, mode, kind, time_ns)
+        struct, _keep = self._record(namespace, topic, key, payload, mode, kind, time_ns, slack)
         lib.pg_put(self.a, struct, self._result)
         return self._answer()
 
