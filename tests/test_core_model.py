@@ -56,7 +56,8 @@ class Timer:
 
     def fires_ns(self, deadline_ns: int) -> int:
         """Return the deadline, rounded up to a multiple of the slack."""
-        return min(FOREVER_NS, -(-deadline_ns // 2**self.slack) * 2**self.slack)
+        slack_ns = 1 << self.slack
+        return min(FOREVER_NS, -(-deadline_ns // slack_ns) * slack_ns)
 
     def granules(self, key: wire.Key) -> int:
         extension = 0 if self.wall_ns is None else GRANULE

@@ -200,16 +200,16 @@ def test_a_query_has_one_record_and_the_key() -> None:
     assert frame.endswith(b"key")
 
 
-def info(*timer: int, operation: tuple[int, ...] = (0, 0, 0, 0, 0, 0)) -> bytes:
+def info(*timer: int, operation: tuple[int, ...] = (0,) * 7) -> bytes:
     return wire.INFO.pack(*timer, *operation)
 
 
 def test_infos_round_trip() -> None:
     found = info(5 << 8 | 9, 77, -(2**63), 3, 2, 1, 2, 4) + b"nstopc" + b"kk" + b"pay"
-    wall = info(6 << 8 | 9, 78, 1234, 0, 1, 0, 1, 0) + b"n" + b"k"
+    wall = info(6 << 8 | 9, 78, 1234, 0, 1, 0, 1, 0, operation=(0, 0, 0, 0, 0, 20, 0)) + b"n" + b"k"
     first, second = wire.decode_infos(found + wall, 2)
-    assert first == (5, 9, 77, None, "ns", "topc", b"kk", b"pay", None)
-    assert second == (6, 9, 78, 1234, "n", "", "k", b"", None)
+    assert first == (5, 9, 77, None, "ns", "topc", b"kk", b"pay", None, 0)
+    assert second == (6, 9, 78, 1234, "n", "", "k", b"", None, 1 << 20)
 
 
 def test_an_operations_info_has_its_condition() -> None:
@@ -229,7 +229,7 @@ def test_an_operations_info_has_its_condition() -> None:
     with pytest.raises(ProtocolError, match="condition"):
         wire.decode_infos(info(*head, operation=unknown) + b"nk" + key, 1)
     with pytest.raises(ProtocolError, match="watch key"):
-        wire.decode_infos(info(*head, operation=(99, 1, 0, 1, 0, 0)) + b"nk", 1)
+        wire.decode_infos(info(*head, operation=(99, 1, 0, 1, 0, 0, 0)) + b"nk", 1)
 
 
 # ---- notices -------------------------------------------------------------------------------
