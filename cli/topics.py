@@ -37,10 +37,11 @@ def topic_command() -> None:
 def set_command(
     topic: str, name: str, namespace: str, within: int, timeout: float, as_json: bool
 ) -> None:
-    """Let new timers of TOPIC share wake-ups: each may fire so long after it is due.
+    """Set the slack of new timers of TOPIC.
 
-    Creates the topic if it does not exist. Armed timers stay as they are. Only administrators may
-    use this command: root, the daemon's own uid and the uids of --admin-uid.
+    A timer may fire so long after it is due, to share a wake-up with others. Creates the topic if
+    it does not exist. Armed timers stay as they are. Only administrators may use this command:
+    root, the daemon's own uid and the uids of --admin-uid.
 
     \b
     purgatoryd topic set orders --within 5ms

@@ -216,16 +216,16 @@ def test_an_operations_info_has_its_condition() -> None:
     key = wire.INFO_WATCH.pack(40, 2**64 - 1, 7, 9, 1, 0, 1) + b"a"
     reached = wire.INFO_WATCH.pack(2**64 - 1, 0, 50, 0, 1, 1, 0) + b"b"
     head = (6 << 8 | 9, 78, -(2**63), 0, 1, 0, 1, 0)
-    quorum = (99, 1, len(key + reached), 2, layout.Condition.QUORUM, 1000)
+    quorum = (99, 1, len(key + reached), 2, layout.Condition.QUORUM, 0, 1000)
     (found,) = wire.decode_infos(info(*head, operation=quorum) + b"nk" + key + reached, 1)
     waits_for = (("a", 7, 9, 40, None, None, True), (b"b", 50, 0, None, None, None, False))
     assert found.operation == (layout.Condition.QUORUM, 99, 1000, 1, waits_for)
-    total = (99, 1000, len(key), 1, layout.Condition.SUM, layout.ANYBODY)
+    total = (99, 1000, len(key), 1, layout.Condition.SUM, 0, layout.ANYBODY)
     (found,) = wire.decode_infos(info(*head, operation=total) + b"nk" + key, 1)
     assert found.operation is not None
     assert found.operation.keys == (("a", 7, 9, None, 40, None, True),)
     assert found.operation.owner_uid is None
-    unknown = (99, 1, len(key), 1, len(layout.Condition), 0)
+    unknown = (99, 1, len(key), 1, len(layout.Condition), 0, 0)
     with pytest.raises(ProtocolError, match="condition"):
         wire.decode_infos(info(*head, operation=unknown) + b"nk" + key, 1)
     with pytest.raises(ProtocolError, match="watch key"):
