@@ -407,7 +407,7 @@ RECORD_BAD = {
     "shorter key": patched(RECORD_AT + 3, "B", 1),
     "name out of range": patched(RECORD_AT + 4, "<H", 1),
     "unknown kind of time": patched(RECORD_AT + 6, "B", 3),
-    "reserved byte": patched(RECORD_AT + 7, "B", 1),
+    "slack beyond its bound": patched(RECORD_AT + 7, "B", 48),
     "longer payload": patched(RECORD_AT + 8, "<I", 6),
     "shorter payload": patched(RECORD_AT + 8, "<I", 4),
     "payload beyond its bound": patched(RECORD_AT + 8, "<I", 65537),
