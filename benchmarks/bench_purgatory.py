@@ -4,7 +4,8 @@ Every run is a separate process with one design, one case of latencies, one seri
 one rate. It lasts at least 5 s and has at least 1M requests. Rates rise from 10,000 a second until
 the design no longer keeps up. Writes benchmarks/results/purgatory.json, the table in
 docs/purgatory.md and the plots in docs/img/. `--quick` only checks that everything still runs: it
-uses small sizes on a virtual clock and writes nothing.
+uses small sizes on a virtual clock and writes nothing. `--api` measures instead what callers of
+Purgatory get per second of client CPU time, and writes benchmarks/results/purgatory_api.json.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from purgatory import cores, report, through
+from purgatory import api, cores, report, through
 from purgatory.driver import Driver, RealClock, VirtualClock
 from purgatory.experiment import CASES, SERIES, Experiment, Result
 from recording import machine, write_result
@@ -28,6 +29,7 @@ from rich.console import Console
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results" / "purgatory.json"
+API_RESULTS = RESULTS.with_name("purgatory_api.json")
 DESIGNS = ("nothing", "old", "new", "ours", "daemon")
 RATES = (10_000, 50_000, 100_000, 250_000, 500_000, 750_000, 1_000_000)
 HIGHER = 1.5
@@ -165,6 +167,16 @@ def write(arguments: argparse.Namespace, rows: list[Row]) -> None:
     write_result(RESULTS, document)
 
 
+def measure_api(arguments: argparse.Namespace, console: Console) -> None:
+    rows = api.measure(arguments.quick)
+    for row in rows:
+        console.print(api.line(row), soft_wrap=True)
+    if not arguments.quick:
+        command = "python benchmarks/bench_purgatory.py --api"
+        document = {"command": command, "machine": machine(), "load_average": os.getloadavg()}
+        write_result(API_RESULTS, {**document, "runs": rows})
+
+
 def numbers(text: str) -> tuple[int, ...]:
     return tuple(int(float(part)) for part in text.split(","))
 
@@ -196,6 +208,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--designs", type=words(DESIGNS), default=list(DESIGNS))
     parser.add_argument("--cases", type=words(CASES), default=list(CASES))
     parser.add_argument("--series", type=words(SERIES), default=list(SERIES))
+    parser.add_argument(
+        "--api", action="store_true", help="measure only watch_many and advance_many of Purgatory"
+    )
     parser.add_argument("--one", help=argparse.SUPPRESS)
     return parser.parse_args()
 
@@ -205,6 +220,9 @@ def main() -> None:
     if arguments.one:
         experiment = Experiment(**json.loads(arguments.one))
         print(json.dumps(row_of(experiment, run_here(experiment))))
+        return
+    if arguments.api:
+        measure_api(arguments, console)
         return
     if arguments.plots:
         report.write(json.loads(RESULTS.read_text()))

@@ -62,6 +62,7 @@ if TYPE_CHECKING:
     from purgatoryd.clients.ledger import Ledger
     from purgatoryd.clients.local import DelayedOperation, DelayedOperationPurgatory
     from purgatoryd.clients.model import CancelResult, Notice, TimerInfo
+    from purgatoryd.clients.operation_columns import AsyncOperations, Operations
     from purgatoryd.clients.purgatory import Operation, Outcome, Purgatory, Watch
     from purgatoryd.clients.remote import Remote
     from purgatoryd.clients.resume import Resume
@@ -79,6 +80,7 @@ __all__ = [
     "AsyncClient",
     "AsyncHandle",
     "AsyncOperation",
+    "AsyncOperations",
     "AsyncPurgatory",
     "AsyncSubscriber",
     "BatchError",
@@ -121,6 +123,7 @@ __all__ = [
     "Notice",
     "Operation",
     "OperationInfo",
+    "Operations",
     "Outcome",
     "Partitioned",
     "PermissionDenied",
@@ -164,6 +167,7 @@ _NAMES = {
     "clients.ledger": ("Ledger",),
     "clients.local": ("DelayedOperation", "DelayedOperationPurgatory"),
     "clients.model": ("CancelResult", "Notice", "TimerInfo"),
+    "clients.operation_columns": ("AsyncOperations", "Operations"),
     "clients.purgatory": ("Operation", "Outcome", "Purgatory", "Watch"),
     "clients.remote": ("Remote",),
     "clients.resume": ("Resume",),

@@ -6,15 +6,17 @@ Callbacks and CLIENT conditions run in the thread of the event loop, between its
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from datetime import timedelta
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, overload
 
 from purgatoryd.clients import jobs
 from purgatoryd.clients.aio import AsyncClient, AsyncHandle
 from purgatoryd.clients.arguments import check_callable, check_limit_s
+from purgatoryd.clients.bulk import Part, are_columns, columns_module
 from purgatoryd.clients.conditions import AnyCondition, ByKey, check_watermark
-from purgatoryd.clients.core import QUEUE_LIMIT
+from purgatoryd.clients.core import QUEUE_LIMIT, Core
 from purgatoryd.clients.jobs import Jobs
 from purgatoryd.clients.ledger import Ledger
 from purgatoryd.clients.local_channel import Transport
@@ -32,6 +34,8 @@ from purgatoryd.clients.purgatory import (
     Owner,
     Watch,
     admit_all,
+    admit_parts,
+    are_watermark_columns,
     check_error,
     each_watermark,
     prepare_cancel,
@@ -45,6 +49,13 @@ from purgatoryd.clients.resume import Resume
 from purgatoryd.shm_layout.errors import Closed
 from purgatoryd.shm_layout.layout import Op
 from purgatoryd.shm_layout.wire import Key
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from purgatoryd.clients.operation_columns import AsyncOperations, PackedAdvances
+
+    Array = np.ndarray[Any, np.dtype[Any]]
 
 
 class AsyncOperation:
@@ -177,11 +188,30 @@ class AsyncPurgatory(AsyncClient):
             operation.add_done_callback(callback)
         return operation
 
-    async def watch_many(self, rows: Iterable[Watch | tuple[Any, ...]]) -> list[AsyncOperation]:
+    @overload
+    async def watch_many(self, rows: Mapping[str, Any]) -> AsyncOperations: ...
+
+    @overload
+    async def watch_many(self, rows: Iterable[Watch | tuple[Any, ...]]) -> list[AsyncOperation]: ...
+
+    async def watch_many(self, rows: Any) -> AsyncOperations | list[AsyncOperation]:
         """Arm many operations, as Purgatory.watch_many does."""
-        armed = watch_rows(await self._ready(), self._owner, rows)
+        core = await self._ready()
+        if are_columns(rows):
+            return await self._watch_columns(core, rows)
+        armed = watch_rows(core, self._owner, rows)
         operations = [self._operation(one) for one in armed]
         await self._several([one.entry for one in armed], operations)
+        return operations
+
+    async def _watch_columns(self, core: Core, table: Any) -> AsyncOperations:
+        columns = columns_module("operation_columns")
+        make = partial(columns.AsyncOperations, self._loop)
+        packed: tuple[AsyncOperations, list[Part]]
+        packed = columns.pack_watches(core, self._owner.books, table, make)
+        operations, parts = packed
+        admit_parts(parts)
+        await self._run(jobs.watched(self.queue_limit, parts, self._limit_s(None)), operations)
         return operations
 
     async def _several(self, entries: Sequence[Entry[Any]], handles: object) -> None:
@@ -210,13 +240,31 @@ class AsyncPurgatory(AsyncClient):
         """Raise the key's watermark, as Purgatory.advance does."""
         return await self._trigger(PendingCount, Op.ADVANCE_KEY, key, check_watermark(watermark))
 
-    async def advance_many(self, watermarks: ByKey[int] | Iterable[tuple[Key, int]]) -> list[int]:
+    @overload
+    async def advance_many(self, watermarks: Mapping[str, Sequence[Any] | Array]) -> Array: ...
+
+    @overload
+    async def advance_many(
+        self, watermarks: ByKey[int] | Iterable[tuple[Key, int]]
+    ) -> list[int]: ...
+
+    async def advance_many(self, watermarks: Any) -> list[int] | Array:
         """Raise the watermarks of many keys, as Purgatory.advance_many does."""
-        core, rows = await self._ready(), each_watermark(watermarks)
+        core = await self._ready()
+        if are_watermark_columns(watermarks):
+            return await self._advance_columns(core, watermarks)
+        rows = each_watermark(watermarks)
         entries = [prepare_trigger(core, PendingCount, Op.ADVANCE_KEY, key, n) for key, n in rows]
         handles: list[AsyncHandle[int]] = [AsyncHandle(self, entry.pending) for entry in entries]
         await self._several(entries, handles)
         return [entry.pending.outcome() for entry in entries]
+
+    async def _advance_columns(self, core: Core, table: Any) -> Array:
+        columns = columns_module("operation_columns")
+        packed: PackedAdvances = columns.pack_advances(core, table)
+        admit_parts(packed.bulk.parts)
+        await self._bulk(packed.bulk, True, self._limit_s(None))
+        return packed.counts()
 
     async def bump(self, key: Key, n: int = 1) -> int:
         """Add to the key's watermark, as Purgatory.bump does."""

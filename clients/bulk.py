@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import timedelta
 from functools import partial
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
 from purgatoryd.clients import times
@@ -82,6 +83,9 @@ class BulkResult:
         """Raise the error that left rows without a result, if there is one."""
         if (error := self._failure) is not None:
             raise error
+
+    def begin(self) -> None:
+        """Note that the first batch is about to be submitted."""
 
     def abandon(self, unsent: Iterable[Batch]) -> None:
         """Stop resending rows that the daemon refused as BUSY. Raises Busy if there are such rows.
@@ -299,7 +303,7 @@ def pack_puts(
     if not are_columns(rows):
         sources = [_put_source(connection, list(each("rows", rows)), entry, number, slack)]
         return _packed(connection, sources, bulk_load, arrays=False)
-    columns = _columns()
+    columns = columns_module()
     try:
         sources = columns.put_sources(connection, rows, entry, number, slack)
         return _packed(connection, sources, bulk_load, arrays=True)
@@ -313,7 +317,7 @@ def pack_cancels(connection: Connection, keys: Any, bulk_load: BulkLoad | None =
     if not (hasattr(keys, "dtype") or hasattr(keys, "buffers") or hasattr(keys, "chunks")):
         sources = [cancel_source(connection.names, list(each("keys", keys)))]
         return _packed(connection, sources, bulk_load, arrays=False)
-    columns = _columns()
+    columns = columns_module()
     try:
         sources = columns.cancel_sources(connection.names, keys)
         return _packed(connection, sources, bulk_load, arrays=True)
@@ -352,9 +356,10 @@ def _checked(result: BulkResult, batches: list[Batch], bulk_load: BulkLoad | Non
     return result, batches
 
 
-def _columns() -> Any:
+def columns_module(name: str = "columns") -> Any:
+    """Import a module of this package that needs numpy. Raises InvalidRows without numpy."""
     try:
-        from purgatoryd.clients import columns
+        columns = import_module(f"purgatoryd.clients.{name}")
     except ImportError:
         raise InvalidRows(
             "columns need numpy, which is not installed; install it, or give rows", -1

@@ -43,7 +43,7 @@ def cancel_sources(names: Names, keys: Any) -> list[Source]:
     """Return the sources for cancel_many: one for each chunk of an Arrow array, else a single
     one."""
     chunks = keys.chunks if hasattr(keys, "chunks") else [keys]
-    return [_cancel_source(names, _plain(chunk)) for chunk in chunks]
+    return [_cancel_source(names, plain(chunk)) for chunk in chunks]
 
 
 def _parts(table: Any) -> Iterator[Mapping[str, Any]]:
@@ -52,9 +52,9 @@ def _parts(table: Any) -> Iterator[Mapping[str, Any]]:
     if isinstance(table, Mapping):
         yield table
     elif hasattr(table, "to_batches"):
-        yield from (_parts_of(batch) for batch in table.to_batches())
+        yield from (columns_of(batch) for batch in table.to_batches())
     elif hasattr(table, "schema") and hasattr(table, "column"):
-        yield _parts_of(table)
+        yield columns_of(table)
     else:
         raise InvalidRows(
             f"rows must be a dict of columns, an Arrow table or a record batch, not "
@@ -63,11 +63,12 @@ def _parts(table: Any) -> Iterator[Mapping[str, Any]]:
         )
 
 
-def _parts_of(batch: Any) -> dict[str, Any]:
+def columns_of(batch: Any) -> dict[str, Any]:
+    """Return an Arrow table or record batch as a dict of columns."""
     return {name: batch.column(i) for i, name in enumerate(batch.schema.names)}
 
 
-def _plain(column: Any) -> Any:
+def plain(column: Any) -> Any:
     """Return a numpy column as a plain array, and a chunked Arrow column as one array. Return other
     columns unchanged."""
     if hasattr(column, "dtype"):
@@ -81,7 +82,7 @@ def _put_source(
     connection: Connection, columns: Mapping[str, Any], entry: bytes, mode: int, slack: int,
     now_ns: int,
 ) -> Source:  # fmt: skip
-    columns = {name: _plain(column) for name, column in columns.items()}
+    columns = {name: plain(column) for name, column in columns.items()}
     given = [name for name in _TIMES if name in columns]
     if "key" not in columns or len(given) != 1 or not columns.keys() <= _COLUMNS:
         raise InvalidRows(
@@ -94,7 +95,7 @@ def _put_source(
         raise InvalidRows(f"columns differ in length: {lengths}", -1)
     due = _Times(given[0], columns[given[0]], connection.delay_clock, now_ns)
     topics = _Topics(connection.names, columns.get("topic"), entry)
-    keys, payloads = _texts(columns["key"]), _payloads(columns.get("payload"))
+    keys, payloads = text_buffers(columns["key"]), payload_buffers(columns.get("payload"))
     slacks = _slacks(columns["within"], slack) if "within" in columns else None
 
     def slow(row: int) -> Converted:
@@ -125,7 +126,7 @@ def _cancel_source(names: Names, column: Any) -> Source:
 
     return Source(
         len(column), Op.CANCEL, 0, 0, False, 0, names.of_key, {}, slow, None,
-        _texts(column), None, None, None, None,
+        text_buffers(column), None, None, None, None,
     )  # fmt: skip
 
 
@@ -138,7 +139,7 @@ def _item(column: Any, row: int) -> Any:
 # ---- keys and payloads -------------------------------------------------------------------
 
 
-def _texts(column: Any) -> Column:
+def text_buffers(column: Any) -> Column:
     """Return a column of strings as the C code takes it."""
     if getattr(column, "null_count", 0):
         raise InvalidRows("a column holds nulls", -1)
@@ -148,10 +149,12 @@ def _texts(column: Any) -> Column:
     return _arrow(column) if hasattr(column, "buffers") else list(column)
 
 
-def _payloads(column: Any) -> Column:
+def payload_buffers(column: Any) -> Column:
+    """Return a column of payloads as the C code takes it; None without a column. Raises
+    InvalidPayload."""
     if column is None:
         return None
-    texts = _texts(column) if not getattr(column, "null_count", 0) else column.to_pylist()
+    texts = text_buffers(column) if not getattr(column, "null_count", 0) else column.to_pylist()
     if isinstance(texts, tuple) and texts[4] == _STR:
         raise InvalidPayload("must be bytes, not str", 0, layout.PAYLOAD_MAX)
     return texts
@@ -160,7 +163,7 @@ def _payloads(column: Any) -> Column:
 def _arrow(column: Any) -> Column:
     kind = str(column.type)
     if kind.startswith("dictionary"):
-        return _texts(column.dictionary_decode())
+        return text_buffers(column.dictionary_decode())
     wide = kind.startswith("large_")
     kind = kind.removeprefix("large_")
     if kind not in ("string", "binary"):
@@ -189,7 +192,7 @@ class _Topics:
         self.entries: dict[str, bytes] = {}
         self._entry = entry
         if hasattr(column, "dictionary_encode"):
-            codes, topics = _encoded(column)
+            codes, topics = topic_column(column)
             self.column = "c", codes, [names.of_topic(topic) for topic in topics], 0, 0
         elif column is not None:
             self.column = column.tolist() if hasattr(column, "tolist") else list(column)
@@ -205,13 +208,18 @@ class _Topics:
         return entries[codes[row]]  # type: ignore[no-any-return]
 
 
-def _encoded(column: Any) -> tuple[Array, list[str]]:
-    """Return (codes, topics) of an Arrow column: the topic of row i is topics[codes[i]]."""
-    if column.null_count:
-        raise InvalidRows("the topic column holds nulls", -1)
-    encoded = column.dictionary_encode()
-    codes = encoded.indices.to_numpy(zero_copy_only=False)
-    return codes.astype("i8"), encoded.dictionary.to_pylist()
+def topic_column(column: Any) -> tuple[Array, list[str]]:
+    """Return (codes, topics): the topic of row i is topics[codes[i]]."""
+    if hasattr(column, "dictionary_encode"):
+        if column.null_count:
+            raise InvalidRows("the topic column holds nulls", -1)
+        encoded = column.dictionary_encode()
+        codes = encoded.indices.to_numpy(zero_copy_only=False)
+        return codes.astype("i8"), encoded.dictionary.to_pylist()
+    known: dict[str, int] = {}
+    values = column.tolist() if hasattr(column, "tolist") else column
+    codes = [known.setdefault(value, len(known)) for value in values]
+    return np.array(codes, "i8"), list(known)
 
 
 # ---- times -------------------------------------------------------------------------------
@@ -241,7 +249,7 @@ class _Times:
 
     @cached_property
     def _all(self) -> tuple[int, Array]:
-        return _times(self._name, self._given, None if self.virtual else self._now_ns)
+        return time_column(self._name, self._given, None if self.virtual else self._now_ns)
 
     def of(self, row: int) -> tuple[int, int]:
         """Return (TimeKind, nanoseconds) of a row. Raises InvalidTime."""
@@ -251,7 +259,7 @@ class _Times:
         return kind, int(all_ns[row])
 
 
-def _times(name: str, column: Any, now_ns: int | None) -> tuple[int, Array]:
+def time_column(name: str, column: Any, now_ns: int | None) -> tuple[int, Array]:
     """Return (TimeKind, nanoseconds of each row). If `now_ns` is None, delays stay delays, and the
     daemon computes the deadlines."""
     values = _values(column)

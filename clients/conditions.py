@@ -171,8 +171,13 @@ def _whole(name: str, value: object, most: int = WATERMARK_MAX) -> int:
     return value
 
 
+def check_target(value: object) -> int:
+    """Return a target as an int. Raises InvalidCondition."""
+    return _whole("target", value, TARGET_MAX)
+
+
 def _check_targets(targets: Mapping[Any, object]) -> list[int]:
-    return [_whole("target", target, TARGET_MAX) for target in targets.values()]
+    return [check_target(target) for target in targets.values()]
 
 
 def _encode_sum(condition: SumOf) -> Encoded:

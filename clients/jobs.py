@@ -408,18 +408,20 @@ def _noted(whole: MergedResult, job: Job[None]) -> Job[None]:
 
 
 def submitted(
-    queue_limit: int, part: Part, wait: bool, limit_s: float, *, last: bool
-) -> Job[None]:  # fmt: skip
-    """Submit the batches of one part of a bulk call. Raises Busy, DaemonError."""
+    queue_limit: int, part: Part, wait: bool, limit_s: float, *, last: bool, single: bool = False
+) -> Job[None]:
+    """Submit the batches of one part of a bulk call; `single`: as for until(). Raises Busy,
+    DaemonError."""
     connection, result = part.connection, part.result
     packer, unsent = connection.packer, deque(part.batches)
+    result.begin()
     try:
         while unsent:
             if packer.queued >= queue_limit:
                 yield from space(connection, queue_limit, limit_s)
             packer.bulk(unsent.popleft())
         if wait:
-            yield from until(connection, lambda: result.done, "bulk call", limit_s)
+            yield from until(connection, lambda: result.done, "bulk call", limit_s, single=single)
     except DaemonError as error:
         if last and not result.done:
             result.abandon(unsent)
@@ -427,6 +429,19 @@ def submitted(
             packer.packed += batch.count
             batch.settle(error)
         raise
+
+
+def watched(queue_limit: int, parts: Sequence[Part], limit_s: float) -> Job[None]:
+    """Submit the batches of all parts of a watch_many() with columns, and wait for all answers.
+    Rows that are still refused as BUSY after `limit_s` seconds keep that status. Raises
+    DaemonError."""
+    jobs = [submitted(queue_limit, part, True, limit_s, last=True, single=True) for part in parts]
+    yield from together([_refusable(job) for job in jobs])
+
+
+def _refusable(job: Job[None]) -> Job[None]:
+    with suppress(Busy):
+        yield from job
 
 
 def asked(

@@ -14,16 +14,20 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from purgatoryd.clients.arguments import check_callable, check_limit_s
 from purgatoryd.clients.conditions import AnyCondition, Encoded, When
 from purgatoryd.clients.packing import Pending
 from purgatoryd.clients.session import Session
+from purgatoryd.shm_layout import wire
 from purgatoryd.shm_layout.errors import CallTimeout, PurgatorydError, SessionExpired
 from purgatoryd.shm_layout.host import HOST, Host
 from purgatoryd.shm_layout.layout import TICKET_SHARD, Cause
 from purgatoryd.shm_layout.wire import Key, RawOutcome
+
+if TYPE_CHECKING:
+    from purgatoryd.clients.operation_columns import OperationTable, Tickets
 
 _LOG = logging.getLogger("purgatoryd")
 _ORPHANS_MAX = 65_536
@@ -160,7 +164,7 @@ class Operation:
     def _reported(self, raw: RawOutcome) -> None:
         keys = self._encoded.keys
         outcome = Outcome(
-            _cause_of(raw),
+            cause_name(raw.cause),
             [keys[i] for i in raw.missing],
             raw.error,
             raw.ended_ns - raw.armed_ns,
@@ -190,7 +194,8 @@ def _guarded(callback: Callable[[Operation], object], operation: Operation) -> N
         _LOG.error("callback of operation %r failed", operation.key, exc_info=error)
 
 
-def _guarded_call(subject: str, callback: Callable[..., object], *arguments: object) -> None:
+def guarded_call(subject: str, callback: Callable[..., object], *arguments: object) -> None:
+    """Call `callback(*arguments)`. An exception is logged."""
     try:
         callback(*arguments)
     except KeyboardInterrupt:
@@ -199,8 +204,9 @@ def _guarded_call(subject: str, callback: Callable[..., object], *arguments: obj
         _LOG.error("callback of %s failed", subject, exc_info=error)
 
 
-def _cause_of(raw: RawOutcome) -> CauseName:
-    return Cause(raw.cause).name.lower()  # type: ignore[return-value]
+def cause_name(cause: int) -> CauseName:
+    """Return the name of a Cause."""
+    return Cause(cause).name.lower()  # type: ignore[return-value]
 
 
 class Book:
@@ -214,14 +220,14 @@ class Book:
         self._host = host
         self._kick = kick  # wakes the thread that calls work()
         self._armed: dict[int, Operation] = {}
-        self._expected = 0  # Number of watches without an answer.
+        self._unanswered: set[object] = set()  # Watches, and batches of watches, without answer.
         self._orphans: dict[int, RawOutcome] = {}  # Outcomes that came before the watch's answer.
         self._news: deque[Callable[[], None]] = deque()
-        self._acks: deque[tuple[int, int, int]] = deque()
+        self._acks: deque[bytes] = deque()
         self._true: deque[tuple[Operation, int]] = deque()
         self._doubtful: dict[object, tuple[Any, float]] = {}  # (watch whose call raised, time in s)
         self._mutex = threading.Lock()
-        self._released: deque[tuple[int, int, int]] = deque()
+        self._released: deque[bytes] = deque()
         self._session: Session | None = None  # a session that an earlier process may have begun
         self._callback: Callable[[Key, Outcome], object] = lambda *_: None
         self._on_lost: Callable[[SessionExpired], object] | None = None
@@ -229,7 +235,8 @@ class Book:
         # Tickets rise in the order in which watches were packed. So a ticket that is lower than a
         # ticket of this process belongs to an earlier process, or to an unanswered watch.
         self._a_ticket = 0  # The first ticket that this process received; 0 = none.
-        self._early: set[Operation] = set()  # Unanswered watches packed before it came.
+        self._early: set[object] = set()  # Unanswered watches packed before it came.
+        self._tickets: Tickets | None = None  # Set by the first operations by columns.
 
     def resume(
         self,
@@ -248,14 +255,14 @@ class Book:
     @property
     def open(self) -> int:
         """Number of operations that have not ended."""
-        return len(self._armed)
+        return len(self._armed) + (self._tickets.open if self._tickets else 0)
 
-    def expect(self, operation: Operation) -> None:
-        """Note that the watch of `operation` was packed; armed() follows."""
+    def expect(self, watch: object) -> None:
+        """Note that a watch, or a batch of watches, was packed; armed() or armed_rows() follows."""
         with self._mutex:
-            self._expected += 1
+            self._unanswered.add(watch)
             if not self._a_ticket:
-                self._early.add(operation)
+                self._early.add(watch)
 
     def doubt(self, identity: object, armed: Any, pending: Pending) -> None:
         """Remember a watch whose call raised an error after it was sent, unless the daemon refused
@@ -279,17 +286,35 @@ class Book:
         error = pending.why()
         with self._mutex:
             raw = None if error is not None else self._bind(operation, pending.word >> 8)
-            self._expected -= 1
-            self._early.discard(operation)
-            for orphan in list(self._orphans.values()):
-                if self._earlier(orphan.ticket):
-                    self._take_earlier(self._orphans.pop(orphan.ticket))
-            if self._expected == 0:
-                self._orphans.clear()  # only repeated outcomes are left
+            self._answered(operation)
         if error is not None:
             self._add(lambda: operation._end(None, error))
         elif raw is not None:
             self._tell(operation, raw)
+
+    def _answered(self, watch: object) -> None:
+        """Note that a watch, or a batch of watches, has its answer."""
+        self._unanswered.discard(watch)
+        self._early.discard(watch)
+        for orphan in list(self._orphans.values()):
+            if self._earlier(orphan.ticket):
+                self._take_earlier(self._orphans.pop(orphan.ticket))
+        if not self._unanswered:
+            self._orphans.clear()  # only repeated outcomes are left
+
+    def armed_rows(self, batch: object, tickets: Any, table: OperationTable, rows: Any) -> None:
+        """Take the daemon's answer to a batch of watches by columns. `batch`: as for expect();
+        `tickets` and `rows`: arrays of the tickets and the rows in `table` of armed operations."""
+        with self._mutex:
+            self._tickets = self._tickets or table.tickets_of_owner()
+            self._tickets.add(tickets, table, rows)
+            self._a_ticket = self._a_ticket or (int(tickets[0]) if len(tickets) else 0)
+            early = [raw for raw in self._orphans.values() if raw.ticket in tickets]
+            for raw in early:
+                del self._orphans[raw.ticket]
+            self._answered(batch)
+        for raw in early:
+            self._match(raw)
 
     def _bind(self, operation: Operation, ticket: int) -> RawOutcome | None:
         """Bind an operation to its ticket. Returns the outcome or CHECK that came before the
@@ -301,6 +326,19 @@ class Book:
             self._armed[ticket] = operation
         return raw
 
+    def receive(self, body: bytes, count: int) -> None:
+        """Take the body of an OUTCOMES message. Raises ProtocolError."""
+        if self._tickets is None:
+            self.take(wire.decode_outcomes(body, count))
+            return
+        with self._mutex:
+            found = self._tickets.receive(body, count)
+        self._acks.append(found.acks)
+        for table, rows, ends in found.ended:
+            self._news.append(partial(table.ended, rows, ends))
+        outcomes = wire.decode_outcomes(body, count) if found.others else []
+        self.take([outcomes[number] for number in found.others])
+
     def take(self, outcomes: list[RawOutcome]) -> None:
         """Take outcomes and CHECKs. A repeated outcome is acknowledged again and otherwise
         ignored."""
@@ -310,7 +348,7 @@ class Book:
             if earlier is None and raw.cause != 0:
                 continue  # without an acknowledgement, the daemon sends the outcome again
             if raw.cause != 0:
-                self._acks.append((raw.ticket, 0, raw.slot))
+                self._acks.append(wire.ACK.pack(raw.ticket, 0, raw.slot))
             if earlier:
                 self._take_earlier(raw)
             else:
@@ -331,22 +369,25 @@ class Book:
         """Take an outcome or CHECK of an operation that an earlier process watched. The condition
         of a CHECK counts as false."""
         if raw.cause == 0:
-            self._released.append((raw.ticket, raw.version, raw.slot))
+            self._released.append(wire.ACK.pack(raw.ticket, raw.version, raw.slot))
         elif raw.ticket not in self._found:
             self._found.add(raw.ticket)
-            outcome = Outcome(_cause_of(raw), [], raw.error, raw.ended_ns - raw.armed_ns)
+            outcome = Outcome(cause_name(raw.cause), [], raw.error, raw.ended_ns - raw.armed_ns)
             subject = f"operation {raw.key!r}"
-            self._add(partial(_guarded_call, subject, self._callback, raw.key, outcome))
+            self._add(partial(guarded_call, subject, self._callback, raw.key, outcome))
 
     def _match(self, raw: RawOutcome) -> None:
         with self._mutex:
             operation = self._armed.get(raw.ticket)
-            if operation is None and self._expected:
+            ended = self._tickets.end(raw) if operation is None and self._tickets else None
+            if operation is None and ended is None and self._unanswered:
                 self._remember(raw)
             elif raw.cause != 0:
                 self._armed.pop(raw.ticket, None)
         if operation is not None:
             self._tell(operation, raw)
+        elif ended is not None:
+            self._add(ended)
 
     def _remember(self, raw: RawOutcome) -> None:
         """Store an outcome or a CHECK that came before the answer to its watch. A CHECK does not
@@ -370,22 +411,25 @@ class Book:
         if operation._holds():
             self._true.append((operation, raw.version))
         else:
-            self._released.append((raw.ticket, raw.version, raw.slot))
+            self._released.append(wire.ACK.pack(raw.ticket, raw.version, raw.slot))
 
     def lost(self, error: PurgatorydError) -> None:
         """End all operations with `error`, because their session is lost."""
         with self._mutex:
             operations, self._armed = self._armed, {}
+            tables = self._tickets.clear() if self._tickets else []
             self._orphans.clear()
         for operation in operations.values():
             self._add(lambda o=operation: o._end(None, error))  # type: ignore[misc]
+        for table, count in tables:
+            self._add(partial(table.lost, count, error))
 
     def expired(self, error: SessionExpired) -> None:
         """End all operations, and call `on_lost`, because the daemon has forgotten the session."""
         self.lost(error)
         on_lost, self._on_lost = self._on_lost, None
         if on_lost is not None:
-            self._add(partial(_guarded_call, "a lost session", on_lost, error))
+            self._add(partial(guarded_call, "a lost session", on_lost, error))
 
     # ---- for the thread that does the work ---------------------------------------------------
 
@@ -395,12 +439,12 @@ class Book:
         while self._news:
             self._news.popleft()()
 
-    def acks(self) -> list[tuple[int, int, int]]:
-        """Return the acknowledgements that must be sent, as (ticket, version, slot)."""
+    def acks(self) -> bytes:
+        """Return the acknowledgements that must be sent, a struct pg_ack each."""
         acks = []
         while self._released:
             acks.append(self._released.popleft())
-        return acks
+        return b"".join(acks)
 
     def release(self) -> None:
         """Queue the acknowledgements of the outcomes that have arrived. Outcomes that arrive while

@@ -8,14 +8,15 @@ second thread runs callbacks and CLIENT conditions, which may make calls of thei
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
 from functools import partial
 from queue import SimpleQueue
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, overload
 
 from purgatoryd.clients import jobs, times
 from purgatoryd.clients.arguments import check_callable, check_whole, each
+from purgatoryd.clients.bulk import Part, are_columns, columns_module
 from purgatoryd.clients.client import Client, Handle
 from purgatoryd.clients.conditions import (
     AllOf,
@@ -51,6 +52,13 @@ from purgatoryd.shm_layout import wire
 from purgatoryd.shm_layout.errors import Closed, InvalidArgument, InvalidRows, PurgatorydError
 from purgatoryd.shm_layout.layout import Op, PutMode
 from purgatoryd.shm_layout.wire import Key
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from purgatoryd.clients.operation_columns import Operations, PackedAdvances
+
+    Array = np.ndarray[Any, np.dtype[Any]]
 
 ERROR_MAX = 2**32 - 1
 KEEP_ALIVE_S = 15.0  # PING interval of an owner with operations: the daemon may end idle sessions
@@ -185,6 +193,20 @@ def admit_all(entries: Iterable[Entry[Any]]) -> None:
             breaker.check()
 
 
+def admit_parts(parts: Iterable[Part]) -> None:
+    """Admit a call with columns, as admit_all() does."""
+    for part in parts:
+        part.connection.admit()
+
+
+def are_watermark_columns(watermarks: Any) -> bool:
+    """True if the watermarks of advance_many are columns: the values of the mapping are sequences,
+    not numbers."""
+    if not isinstance(watermarks, Mapping):
+        return hasattr(watermarks, "schema")
+    return hasattr(next(iter(watermarks.values()), 0), "__len__")
+
+
 def check_error(code: object) -> int:
     """Return the code of fail() as an int. Raises InvalidArgument."""
     return check_whole("error code", code, 1, ERROR_MAX)
@@ -220,7 +242,7 @@ class Owner:
         book, session, resume = Book(self._kick, connection.host), connection.session, self._resume
         if resume is not None:
             book.resume(session, resume.callback, resume.on_lost)
-        session.on_outcomes = book.take
+        session.on_outcomes = book.receive
         session.on_lost = book.expired
         self.books[connection] = book
 
@@ -353,15 +375,30 @@ class Purgatory(Client):
             book.doubt(armed.identity, armed, pending)
             raise
 
-    def watch_many(self, rows: Iterable[Watch | tuple[Any, ...]]) -> list[Operation]:
-        """Arm many operations; `rows`: Watch, or tuples (key, condition, timeout[, payload[,
-        topic]]).
+    @overload
+    def watch_many(self, rows: Mapping[str, Any]) -> Operations: ...
 
-        Each operation is armed or refused independently: result() of a refused operation raises the
-        refusal. Raises InvalidArgument, Partitioned and ShardUnavailable (all before anything is
-        sent), DaemonError.
+    @overload
+    def watch_many(self, rows: Iterable[Watch | tuple[Any, ...]]) -> list[Operation]: ...
+
+    def watch_many(self, rows: Any) -> Operations | list[Operation]:
+        """Arm many operations. Each operation is armed or refused independently.
+
+        `rows`: Watch, or tuples (key, condition, timeout[, payload[, topic]]). Then a list of
+        operations is returned, and result() of a refused operation raises the refusal.
+
+        Or columns: a dict of lists or numpy arrays, an Arrow table or record batch. The columns are
+        key, watch_key, timeout in seconds, and optionally target (1 to 2^63 - 2, by default 1), own
+        (bool, as `own` of AllOf), payload and topic. An operation ends once the watermark of its
+        watch key is at least its target. Then Operations is returned; its `refused` has the refused
+        rows.
+
+        Raises InvalidArgument, Partitioned and ShardUnavailable (all before anything is sent),
+        DaemonError.
         """
         self._core.check()
+        if are_columns(rows):
+            return self._watch_columns(rows)
         armed = watch_rows(self._core, self._owner, rows)
         operations = [operation for operation, _ in armed]
         for operation in operations:
@@ -369,6 +406,17 @@ class Purgatory(Client):
         entries = [entry for _, entry in armed]
         admit_all(entries)
         job = jobs.several(self.queue_limit, entries, self._limit_s(None))
+        return self._run(job, lambda: operations, operations)
+
+    def _watch_columns(self, table: Any) -> Operations:
+        columns = columns_module("operation_columns")
+        books = self._owner.books
+        packed: tuple[Operations, list[Part]] = columns.pack_watches(
+            self._core, books, table, columns.Operations
+        )
+        operations, parts = packed
+        admit_parts(parts)
+        job = jobs.watched(self.queue_limit, parts, self._limit_s(None))
         return self._run(job, lambda: operations, operations)
 
     def _extend(self, operation: Operation, timeout: float | timedelta) -> bool:
@@ -391,14 +439,24 @@ class Purgatory(Client):
         ended."""
         return self._trigger(PendingCount, Op.ADVANCE_KEY, key, check_watermark(watermark))
 
-    def advance_many(self, watermarks: ByKey[int] | Iterable[tuple[Key, int]]) -> list[int]:
+    @overload
+    def advance_many(self, watermarks: Mapping[str, Sequence[Any] | Array]) -> Array: ...
+
+    @overload
+    def advance_many(self, watermarks: ByKey[int] | Iterable[tuple[Key, int]]) -> list[int]: ...
+
+    def advance_many(self, watermarks: Any) -> list[int] | Array:
         """Raise the watermarks of many keys, in order. Returns for each key the number of
         operations that ended.
 
+        `watermarks`: a mapping, or pairs (key, watermark). Or the columns key and watermark: a dict
+        of lists or numpy arrays, an Arrow table or record batch; then an int64 array is returned.
         Raises InvalidArgument and ShardUnavailable (both before anything is sent), DaemonError.
         Raises Refused for the first key that was refused; the other keys are advanced nevertheless.
         """
         self._core.check()
+        if are_watermark_columns(watermarks):
+            return self._advance_columns(watermarks)
         entries = [
             prepare_trigger(self._core, PendingCount, Op.ADVANCE_KEY, key, watermark)
             for key, watermark in each_watermark(watermarks)
@@ -407,6 +465,12 @@ class Purgatory(Client):
         handles: list[Handle[int]] = [Handle(self, entry.pending) for entry in entries]
         job = jobs.several(self.queue_limit, entries, self._limit_s(None))
         return self._run(job, lambda: [entry.pending.outcome() for entry in entries], handles)
+
+    def _advance_columns(self, table: Any) -> Array:
+        columns = columns_module("operation_columns")
+        packed: PackedAdvances = columns.pack_advances(self._core, table)
+        admit_parts(packed.bulk.parts)
+        return self._bulk(packed.bulk, self._limit_s(None), lambda _: packed.counts())
 
     def bump(self, key: Key, n: int = 1) -> int:
         """Add `n` to the key's watermark, exactly once. Returns the number of operations that

@@ -30,7 +30,7 @@ from purgatoryd.shm_layout import layout, wire
 from purgatoryd.shm_layout.errors import DaemonError, MessageRefused, NotDurable, SessionExpired
 from purgatoryd.shm_layout.host import HOST
 from purgatoryd.shm_layout.layout import Message, WireError
-from purgatoryd.shm_layout.wire import RawOutcome, Reply, Welcome
+from purgatoryd.shm_layout.wire import Reply, Welcome
 
 if TYPE_CHECKING:
     from purgatoryd.clients.ledger import Ledger
@@ -114,8 +114,9 @@ class Session:
         """Refusal of the last HELLO, until one is accepted."""
         self.astray: MessageRefused | None = None
         """Refusal of a shard that does not know our namespace; None once a shard answers."""
-        self.on_outcomes: Callable[[list[RawOutcome]], None] | None = None
-        """Takes the outcomes and CHECKs that the daemon sends to the owner of operations."""
+        self.on_outcomes: Callable[[bytes, int], object] | None = None
+        """Takes the body and the number of outcomes of each OUTCOMES message. The daemon sends
+        outcomes and CHECKs to the owner of operations."""
         self.on_lost: Callable[[SessionExpired], None] | None = None
         """Called when the session and the outcomes of its operations are lost."""
         self._greet()
@@ -174,12 +175,13 @@ class Session:
         """Drop a question whose caller no longer waits."""
         self._queries = {n: q for n, q in self._queries.items() if q is not query}
 
-    def acknowledge(self, acks: list[tuple[int, int, int]]) -> None:
-        """Queue ACKs, each a (ticket, version, slot). If an ACK is lost, the daemon sends the
-        outcome again."""
+    def acknowledge(self, acks: bytes) -> None:
+        """Queue ACKs, a struct pg_ack each. If an ACK is lost, the daemon sends the outcome
+        again."""
+        most = layout.BATCH_RECORDS * wire.ACK.size
         if self.state is State.OPEN:
-            for first in range(0, len(acks), layout.BATCH_RECORDS):
-                some = acks[first : first + layout.BATCH_RECORDS]
+            for first in range(0, len(acks), most):
+                some = acks[first : first + most]
                 self._outgoing.append(Letter(wire.encode_acks(self.id, some)))
 
     def call(self) -> None:
@@ -397,10 +399,10 @@ class Session:
 
     def _on_outcomes(self, reply: Reply) -> None:
         if reply.session == self.id and self.on_outcomes is not None:
-            outcomes = wire.decode_outcomes(reply.body, reply.records)
             if self._ledger is not None and self.welcome is not None:
+                outcomes = wire.decode_outcomes(reply.body, reply.records)
                 self._ledger.ended(self.welcome.uuid, outcomes)
-            self.on_outcomes(outcomes)
+            self.on_outcomes(reply.body, reply.records)
 
     def _on_ping_or_ack(self, reply: Reply) -> None:
         if reply.error == WireError.SESSION_EXPIRED and reply.session == self.id:

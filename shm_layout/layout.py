@@ -431,10 +431,14 @@ def struct_dtype(name: str) -> np.dtype[Any]:
         {
             "names": list(map(str, names)),
             "offsets": list(offsets),
-            "formats": ["<" + _code(t) if t.kind == "primitive" else _code(t) for t in types],
+            "formats": [_dtype_code(t) for t in types],
             "itemsize": size_of(name),
         }
     )
+
+
+def _dtype_code(ctype: Any) -> str:
+    return "<" + _code(ctype) if ctype.kind == "primitive" else f"V{ffi.sizeof(ctype)}"
 
 
 def places(name: str) -> list[str]:

@@ -621,11 +621,10 @@ def encode_watch_key(key: Key, target: int, cap: int = 0, own: bool = False) -> 
     return WATCH_KEY.pack(target, cap, len(data), kind, layout.OWN_KEY * own) + data
 
 
-def encode_acks(session: int, acks: Sequence[tuple[int, int, int]]) -> bytes:
-    """Return an ACK message. `acks` has (ticket, version, slot) of each outcome or CHECK; the
-    version of an outcome is 0."""
-    head = encode_frame(Message.ACK, session, count=len(acks))
-    return head + b"".join(ACK.pack(*ack) for ack in acks)
+def encode_acks(session: int, acks: bytes) -> bytes:
+    """Return an ACK message. `acks` has a struct pg_ack for each outcome or CHECK; the version of
+    an outcome is 0."""
+    return encode_frame(Message.ACK, session, count=len(acks) // ACK.size) + acks
 
 
 def decode_bitmap(bits: bytes) -> tuple[int, ...]:

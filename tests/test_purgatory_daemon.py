@@ -960,11 +960,12 @@ def test_malformed_batches_change_nothing(raw: Raw, stats: Callable[[str], int])
 def test_malformed_acknowledgements(raw: Raw, stats: Callable[[str], int]) -> None:
     raw.batch(watch(b"w", b"k", 0))
     (outcome,) = raw.outcomes()
-    ack = wire.encode_acks(raw.session, [(outcome.ticket, 0, outcome.slot)])
+    one = wire.ACK.pack(outcome.ticket, 0, outcome.slot)
+    ack = wire.encode_acks(raw.session, one)
     for broken in (ack[:-1], ack + b"x", ack[:64], ack + ack[64:]):
         raw.send(broken)
         assert raw.receive(Message.ACK).error == WireError.MALFORMED
-    raw.send(wire.encode_acks(raw.session, [(outcome.ticket, 0, outcome.slot)] * 1025))
+    raw.send(wire.encode_acks(raw.session, one * 1025))
     assert raw.receive(Message.ACK).error == WireError.TOO_LARGE
     assert stats("outcomes") == 1
     wrong = [
@@ -974,10 +975,10 @@ def test_malformed_acknowledgements(raw: Raw, stats: Callable[[str], int]) -> No
         (outcome.ticket, 1, outcome.slot),
         (0, 0, 0),
     ]
-    raw.send(wire.encode_acks(raw.session, wrong))
+    raw.send(wire.encode_acks(raw.session, b"".join(wire.ACK.pack(*one) for one in wrong)))
     raw.ping()
     assert stats("outcomes") == 1
-    raw.send(wire.encode_acks(raw.session, [(outcome.ticket, 0, outcome.slot)] * 3))
+    raw.send(wire.encode_acks(raw.session, one * 3))
     raw.ping()
     assert stats("outcomes") == 0
 

@@ -614,7 +614,7 @@ def test_a_session_that_ends_is_not_replaced(model: ModelDaemon) -> None:
 def test_acknowledgements_come_in_messages_of_the_size_that_is_allowed(model: ModelDaemon) -> None:
     client = Session()
     exchange(client, model)
-    client.acknowledge([(ticket, 0, 0) for ticket in range(1, 2501)])
+    client.acknowledge(b"".join(wire.ACK.pack(ticket, 0, 0) for ticket in range(1, 2501)))
     counts = []
     while frame := client.frame():
         counts.append(wire.decode_reply(frame).records)

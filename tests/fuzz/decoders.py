@@ -55,7 +55,7 @@ def _decoded(reply: Reply | DaemonError) -> None:
 def conversation(data: bytes) -> None:
     """Decode replies to a client that waits for the replies to a batch and to a query."""
     talk = Session(bytes)
-    talk.on_outcomes = lambda outcomes: None
+    talk.on_outcomes = wire.decode_outcomes
     talk.receive(
         wire.encode_frame(Message.HELLO, SESSION, 1)
         + struct.pack("<QQ16sQQqqQQIIII40x", SESSION, 1, bytes(16), 1, 1, 0, 0, 0, 1, 0, 4, 9, 9)

@@ -125,7 +125,7 @@ class Raw:
         return wire.decode_outcomes(reply.body, reply.records)
 
     def acknowledge(self, outcomes: list[wire.RawOutcome], session: int = 0) -> None:
-        acks = [(raw.ticket, raw.version, raw.slot) for raw in outcomes]
+        acks = b"".join(wire.ACK.pack(raw.ticket, raw.version, raw.slot) for raw in outcomes)
         self.send(wire.encode_acks(session or self.session, acks))
 
     def ping(self, session: int | None = None) -> wire.Reply:
