@@ -80,7 +80,7 @@ class ModelDaemon:
         if session not in self.sessions:
             return self._error(head, WireError.SESSION_EXPIRED)
         if message == Message.QUERY:
-            info = wire.INFO.pack(layout.Status.UNKNOWN, 0, -(2**63), *[0] * 11)
+            info = wire.INFO.pack(layout.Status.UNKNOWN, 0, -(2**63), *[0] * 12)
             return wire.encode_frame(message, session, sequence, count=1) + info
         return self._batch(head, self.sessions[session], request[wire.FRAME.size :])
 
