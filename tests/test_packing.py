@@ -167,7 +167,8 @@ def test_codes_are_equal_to_a_list_of_their_objects() -> None:
     assert codes == objects
     assert objects == codes
     assert codes != objects[1:]
-    assert (codes[1], codes[-1], codes[1:]) == (objects[1], objects[-1], objects[1:])
+    assert (codes[1], codes[-1]) == (objects[1], objects[-1])
+    assert codes[1:] == objects[1:]
     assert (codes.count(objects[0]), codes.index(objects[1])) == (2, 1)
     assert repr(codes) == repr(objects)
     assert codes != Codes(codes.codes, Status)
