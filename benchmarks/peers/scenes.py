@@ -1,0 +1,305 @@
+"""What is compared: each scene runs its contestants in turns, with new servers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from types import ModuleType
+from typing import Any, NamedTuple
+
+from . import beanstalkd_side, crowd, echo_side, firing, ours, redis_side, standing
+from .crowd import Sample
+from .side import ROOT, Job, Prepare, Server, Start
+
+OURS = "purgatoryd"
+"""The first word of the names of our contestants."""
+LOCAL = next(iter(ours.TRANSPORTS))
+"""The transport that a client on the daemon's host takes by itself."""
+RAW, PY, AIO = "redis raw", "redis-py", "redis.asyncio"
+POLLED, KEYSPACE = "redis polled", "redis keyspace"
+BEANSTALKD, ECHO = "beanstalkd", "ZeroMQ echo"
+
+SIDES = (redis_side, beanstalkd_side)
+Target = tuple[str, float]
+"""(">=" or "<=", bound)."""
+Targets = dict[tuple[str, str, str], Target]
+"""Bounds by our contestant, peer and figure: of the ratio, or of our figure if the peer is ""."""
+
+
+class Scene(NamedTuple):
+    """A measure with its contestants. `figures`: which figures of a sample are compared."""
+
+    name: str
+    figures: tuple[str, ...]
+    contestants: dict[str, Callable[[], Sample]]
+    targets: Targets
+
+
+@contextmanager
+def started(side: ModuleType, timers: int, log: str = "") -> Iterator[Server]:
+    """Start a side's server in temporary directories; only a log needs a disk."""
+    disk = ROOT / "build" if log else None
+    with TemporaryDirectory() as directory, TemporaryDirectory(dir=disk) as files:
+        with side.server(Start(Path(directory), Path(files), timers, log)) as server:
+            yield server
+
+
+def our_name(way: str = "", transport: str = LOCAL) -> str:
+    return " ".join(filter(None, (OURS, way, f"({transport})" if transport else "")))
+
+
+def present(contestants: dict[str, tuple[ModuleType, Any]]) -> dict[str, tuple[ModuleType, Any]]:
+    """Return the contestants whose programs are installed."""
+    return {name: one for name, one in contestants.items() if not one[0].missing()}
+
+
+# ---- calls ---------------------------------------------------------------------------------------
+
+Contestants = dict[str, tuple[ModuleType, Prepare]]
+
+
+def us(**ways: str) -> Contestants:
+    """Return our contestants over every transport: way = name of the work."""
+    return {
+        our_name(way.rstrip("_"), transport): (ours, ours.works(transport)[work])
+        for transport in ours.TRANSPORTS
+        for way, work in ways.items()
+    }
+
+
+def calls(
+    name: str, contestants: Contestants, job: Job, clients: int = 1,
+    figures: tuple[str, ...] = ("per_s",), log: str = "", targets: Targets | None = None,
+) -> Scene:  # fmt: skip
+    """Return a scene of clients that call at the same time."""
+
+    def trial(side: ModuleType, prepare: Prepare) -> Sample:
+        with started(side, clients * job.count, log) as server:
+            return crowd.calls(prepare, server, job, clients)
+
+    runs: dict[str, Callable[[], Sample]] = {
+        name: partial(trial, *one) for name, one in present(contestants).items()
+    }
+    return Scene(name, figures, runs, targets or {})
+
+
+def single_calls(n: Callable[[int], int]) -> Iterator[Scene]:
+    for clients, count in ((1, 4000), (4, 2000), (32, 250), (256, 40)):
+        peers: Contestants = {
+            RAW: (redis_side, redis_side.add),
+            PY: (redis_side, redis_side.py_add),
+        }
+        targets: Targets = {}
+        if clients <= 4:
+            peers[BEANSTALKD] = (beanstalkd_side, beanstalkd_side.add)
+        if clients == 1:
+            peers[ECHO] = (echo_side, echo_side.ask)
+            targets = {
+                (our_name(), RAW, "per_s"): (">=", 1.3), (our_name(), PY, "per_s"): (">=", 2.0),
+                (our_name("", "zmq"), ECHO, "per_s"): (">=", 0.7),
+            }  # fmt: skip
+        title = f"add, one a call, {clients} client{'s' * (clients > 1)}"
+        yield calls(title, us(_="add") | peers, Job(n(count)), clients, targets=targets)
+    yield calls(
+        "cancel, one a call",
+        us(_="cancel")
+        | {RAW: (redis_side, redis_side.cancel), PY: (redis_side, redis_side.py_cancel),
+           BEANSTALKD: (beanstalkd_side, beanstalkd_side.cancel)}, Job(n(4000)),
+    )  # fmt: skip
+    yield calls(
+        "256 clients, 6,000 calls a second", us(_="add") | {PY: (redis_side, redis_side.py_add)},
+        Job(n(80), gap_s=256 / 6000), 256, ("server_us",),
+        targets={(our_name(), PY, "server_us"): ("<=", 1.0)},
+    )  # fmt: skip
+    for clients, bound in ((1, 0.9), (16, 1.0)):
+        yield calls(
+            f"durable add, one a call, {clients} client{'s' * (clients > 1)}",
+            us(_="add_durable")
+            | {RAW: (redis_side, redis_side.add), BEANSTALKD: (beanstalkd_side, beanstalkd_side.add)},
+            Job(n(1600 // clients + 200)), clients, log="always",
+            targets={(our_name(), RAW, "per_s"): (">=", bound)},
+        )  # fmt: skip
+
+
+def batches(n: Callable[[int], int]) -> Iterator[Scene]:
+    peers: Contestants = {RAW: (redis_side, redis_side.add), PY: (redis_side, redis_side.py_add)}
+    ways = us(columns="add_columns", rows="add_rows")
+    for per_call, count, bounds in ((100, 100_000, (1.3, 1.0)), (1000, 300_000, (2.0, 1.2))):
+        targets: Targets = {
+            (our_name(way), RAW, "per_s"): (">=", bound)
+            for way, bound in zip(("columns", "rows"), bounds, strict=True)
+        }
+        yield calls(
+            f"add, {per_call} a call", ways | peers, Job(n(count), per_call), targets=targets
+        )
+    yield calls(
+        "add, 1000 a call, 4 clients", us(columns="add_columns") | {RAW: peers[RAW]},
+        Job(n(150_000), 1000), 4,
+    )  # fmt: skip
+    peers = {RAW: (redis_side, redis_side.cancel), PY: (redis_side, redis_side.py_cancel)}
+    for per_call, count, bound in ((100, 100_000, 0.9), (1000, 300_000, 1.2)):
+        ways = us(columns="cancel_columns")
+        bounds_of: Targets = {(our_name("columns"), RAW, "per_s"): (">=", bound)}
+        if per_call == 1000:
+            ways |= us(unwaited="cancel_unwaited")
+            bounds_of[our_name("unwaited"), RAW, "per_s"] = (">=", 1.7)
+        yield calls(
+            f"cancel, {per_call} a call", ways | peers, Job(n(count), per_call), targets=bounds_of
+        )
+    for per_call, count, work, bound in (
+        (1, 2000, "mix", 1.0), (100, 50_000, "mix_columns", 0.6), (1000, 200_000, "mix_columns", 0.2)
+    ):  # fmt: skip
+        yield calls(
+            f"add and cancel, {per_call} a call",
+            us(_=work) | {RAW: (redis_side, redis_side.mix)},
+            Job(n(count), per_call), figures=("per_s", "server_us"),
+            targets={(our_name(), RAW, "server_us"): ("<=", bound)},
+        )  # fmt: skip
+    yield calls(
+        "add, a loop that does not wait",
+        us(_="add_packed") | {"redis-py pipeline": (redis_side, redis_side.py_pipeline)},
+        Job(n(50_000), 1000),
+        targets={
+            (our_name(), "redis-py pipeline", "per_s"): (">=", 8.0),
+            (our_name(), "", "per_s"): (">=", 1.2e6),
+        },
+    )
+
+
+def coroutines(n: Callable[[int], int]) -> Iterator[Scene]:
+    gather: Contestants = {AIO: (redis_side, redis_side.awaited(redis_side.gather))}
+    pipeline = (redis_side, redis_side.awaited(redis_side.pipeline))
+    yield calls(
+        "asyncio, awaited one by one", us(_="awaited") | gather, Job(n(3000)),
+        targets={(our_name(), AIO, "per_s"): (">=", 1.5)},
+    )  # fmt: skip
+    yield calls(
+        "asyncio, gather of 100", us(_="awaited") | gather | {f"{AIO} pipeline": pipeline},
+        Job(n(20_000), 100),
+    )  # fmt: skip
+
+
+def purgatories(n: Callable[[int], int]) -> Iterator[Scene]:
+    bounds: Targets = {(our_name(), "", "per_core_s"): (">=", 250_000.0)}
+    yield calls(
+        "operations: watch, advance, outcome, 100 a call", us(_="operations"),
+        Job(n(10_000), 100), figures=("per_core_s",), targets=bounds,
+    )  # fmt: skip
+
+    def alone() -> Sample:
+        return crowd.calls(ours.in_process, Server(Path(), ()), Job(n(50_000)), 1)
+
+    yield Scene(
+        "operations inside one process", ("per_core_s",), {OURS: alone},
+        {(OURS, "", "per_core_s"): (">=", 500_000.0)},
+    )  # fmt: skip
+
+
+# ---- firing --------------------------------------------------------------------------------------
+
+
+def fire(
+    name: str, contestants: dict[str, tuple[ModuleType, Any]], timers: firing.Timers,
+    figures: tuple[str, ...], targets: Targets,
+) -> Scene:  # fmt: skip
+    """Return a scene of timers that come due. A contestant: (side, (arm, receive, polls))."""
+
+    def trial(side: ModuleType, way: tuple[firing.Arm, firing.Receive, bool]) -> Sample:
+        def serve() -> AbstractContextManager[Server]:
+            return started(side, timers.count + timers.far)
+
+        return firing.firing(serve, *way, timers)
+
+    runs: dict[str, Callable[[], Sample]] = {
+        one: partial(trial, *way) for one, way in present(contestants).items()
+    }
+    return Scene(name, figures, runs, targets)
+
+
+def fired(n: Callable[[int], int]) -> Iterator[Scene]:
+    subscribers: dict[str, tuple[ModuleType, Any]] = {
+        our_name("Subscriber", transport): (
+            ours,
+            (ours.arm, partial(ours.subscribed, transport), False),
+        )
+        for transport in ours.TRANSPORTS
+    }
+    socket = {our_name("SUB socket", "zmq"): (ours, (ours.arm, ours.plain, False))}
+    polled = {POLLED: (redis_side, (redis_side.arm, redis_side.polled, True))}
+    others = {
+        KEYSPACE: (redis_side, (redis_side.arm_keys, redis_side.notified, False)),
+        BEANSTALKD: (beanstalkd_side, (beanstalkd_side.arm, beanstalkd_side.reserved, False)),
+    }
+    us_ = our_name("Subscriber")
+    late = ("p50_ms", "p99_ms", "max_ms")
+    bounds: Targets = {(us_, POLLED, "p50_ms"): ("<=", 0.15), (us_, POLLED, "p99_ms"): ("<=", 1.0)}
+    cpu: Targets = {(us_, POLLED, "server_us"): ("<=", 1.0), (us_, "", "server_us"): ("<=", 8.0)}
+    yield fire(
+        "10,000 due a second", subscribers | socket | polled | others,
+        firing.Timers(n(40_000), 10_000), (*late, "server_us"), bounds | cpu,
+    )  # fmt: skip
+    for rate, far, count in (
+        (10_000, 10**6, 40_000), (50_000, 0, 150_000), (50_000, 10**6, 150_000)
+    ):  # fmt: skip
+        yield fire(
+            f"{rate:,} due a second{', 1,000,000 far' * bool(far)}", subscribers | polled,
+            firing.Timers(n(count), rate, n(far) if far else 0), (*late, "server_us"),
+            bounds if rate == 10_000 else {},
+        )  # fmt: skip
+    yield fire(
+        "100,000 due at one instant", subscribers | polled, firing.Timers(n(100_000), 0),
+        ("max_ms", "server_us"), {(us_, POLLED, "max_ms"): ("<=", 0.7)},
+    )  # fmt: skip
+
+
+# ---- standing ------------------------------------------------------------------------------------
+
+
+def stood(n: Callable[[int], int]) -> Iterator[Scene]:
+    timers = n(1_000_000)
+    sides = present({OURS: (ours, 0), "redis": (redis_side, 0), BEANSTALKD: (beanstalkd_side, 0)})
+    yield Scene(
+        "memory of a timer", ("bytes",),
+        {
+            name: partial(standing.memory, side.server, side.arm, side.memory_bytes, timers)
+            for name, (side, _) in sides.items()
+        },
+        {},
+    )  # fmt: skip
+
+    def recover(side: ModuleType, log: str) -> Sample:
+        serve, forget = (
+            (ours.survivor, ours.forget) if side is ours else (side.server, lambda start: None)
+        )
+        return standing.recovery(serve, side.arm, forget, timers, log)
+
+    runs: dict[str, Callable[[], Sample]] = {our_name("arena", ""): partial(recover, ours, "")}
+    runs[our_name("WAL", "")] = partial(recover, ours, "later")
+    runs |= {
+        name: partial(recover, side, "later") for name, (side, _) in sides.items() if name != OURS
+    }
+    yield Scene("ready after kill -9, 1,000,000 pending", ("ready_s",), runs, {})
+
+
+def scenes(scale: float = 1.0) -> list[Scene]:
+    """Return all scenes. `scale`: factor of the sizes, for a quick run."""
+
+    def n(count: int) -> int:
+        return max(1, int(count * scale))
+
+    return [
+        *single_calls(n), *batches(n), *coroutines(n), *purgatories(n), *fired(n), *stood(n)
+    ]  # fmt: skip
+
+
+def skipped() -> list[str]:
+    """Return which peers are left out, and why."""
+    found = [
+        f"{side.__name__.rpartition('.')[2].removesuffix('_side')}: no {reason}"
+        for side in SIDES
+        if (reason := side.missing())
+    ]
+    return [*found, "Kafka's purgatory: no package of Debian or PyPI has its code"]
