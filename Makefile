@@ -231,6 +231,12 @@ bench-compare: build ## compare with the benchmarks of another, built checkout: 
 bench-watchers: build ## measure one key with many watchers; writes benchmarks/results/watchers.json
 	$(BIN)/python benchmarks/bench_watchers.py $(ARGS)
 
+bench-peers: build ## measure next to Redis and beanstalkd, about 15 min; writes benchmarks/results/peers.json, docs/peers.md and its plot
+	$(BIN)/python benchmarks/bench_peers.py $(ARGS)
+
+bench-gate: build ## fail if a key measure costs 30 % more than its baseline; ARGS=--write stores a new baseline
+	$(BIN)/python benchmarks/bench_gate.py $(ARGS)
+
 docs: build/core.stamp ## write all pages, tables and pictures of docs/ that come from the code
 	$(BIN)/python tests/support/pages.py
 
@@ -259,7 +265,7 @@ $(VENV)/tools.stamp: $(VENV)/bin/python
 # only relevant to a folder with the name of the package; there is no such folder.
 $(VENV)/install.stamp: pyproject.toml setup.py $(VENV)/tools.stamp
 	$(STRICT_BUILD) PYTHONWARNINGS=ignore flock build/lock \
-		$(BIN)/pip install --quiet --no-build-isolation --editable ".[demo,lake,spark,jre,metrics,web]" --group dev
+		$(BIN)/pip install --quiet --no-build-isolation --editable ".[bench,demo,lake,spark,jre,metrics,web]" --group dev
 	@touch $@
 
 $(VENV)/fuzz.stamp: $(VENV)/install.stamp

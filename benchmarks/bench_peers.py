@@ -1,7 +1,7 @@
 """Compare with the servers that users would choose instead, both sides in one run.
 
 In each repetition of a scene every contestant runs once, with a new server on a unix socket in a
-temporary directory; the order turns with each repetition. Clients are processes of their own. A
+temporary directory; the order rotates. Clients are processes of their own. A
 ratio divides our median by the peer's best repetition. CPU times of servers include the process
 that polls Redis. A peer that is not installed is named on stderr and in the result, and left out.
 
@@ -50,15 +50,15 @@ def samples(contestants: dict[str, Callable[[], Sample]], repeats: int) -> dict[
 
 def measured(scene: Scene, repeats: int) -> list[verdicts.Row]:
     """Return the rows of a scene; each has the load average at the scene's begin."""
-    load = os.getloadavg()[0]
+    load_average = os.getloadavg()[0]
     found = samples(scene.contestants, repeats)
     rows = verdicts.rows(scene.name, scene.figures, found, scene.targets, OURS)
-    return [{**row, "scene": scene.name, "load": load} for row in rows]
+    return [{**row, "scene": scene.name, "load_average": load_average} for row in rows]
 
 
-def chosen(words: list[str]) -> list[str]:
+def chosen(words: list[str], nightly: bool) -> list[str]:
     """Return the names of the scenes that contain one of the words; all if there are none."""
-    names = [scene.name for scene in scenes()]
+    names = [scene.name for scene in scenes(nightly=nightly)]
     return [name for name in names if not words or any(word in name for word in words)]
 
 
@@ -73,12 +73,12 @@ def document(arguments: argparse.Namespace, rows: list[verdicts.Row]) -> dict[st
     """Return the result: new rows, with the stored rows of other scenes, in the scenes' order."""
     new = {row["scene"] for row in rows}
     old = json.loads(RESULTS.read_text())["rows"] if RESULTS.exists() and arguments.only else []
-    order = {scene.name: number for number, scene in enumerate(scenes())}
-    kept = [row for row in old if row["scene"] in order and row["scene"] not in new]
+    order = {scene.name: number for number, scene in enumerate(scenes(nightly=True))}
+    stored = [row for row in old if row["scene"] in order and row["scene"] not in new]
     return {
         "command": "make bench-peers", "machine": machine(), "commit": commit(),
         "repeats": arguments.repeats, "skipped": skipped(),
-        "rows": sorted([*kept, *rows], key=lambda row: order[row["scene"]]),
+        "rows": sorted([*stored, *rows], key=lambda row: order[row["scene"]]),
     }  # fmt: skip
 
 
@@ -96,6 +96,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--scale", type=float, default=1.0, help="factor of all sizes")
     parser.add_argument("--only", nargs="+", default=[], help="scenes that contain these words")
+    parser.add_argument("--nightly", action="store_true", help="also PostgreSQL and NATS")
     parser.add_argument("--dry", action="store_true", help="print only, write nothing")
     parser.add_argument("--report", action="store_true", help="only write the page and the plot")
     return parser.parse_args()
@@ -108,8 +109,8 @@ def main() -> None:
         return
     warn(skipped())
     rows: list[verdicts.Row] = []
-    names = chosen(arguments.only)
-    for scene in (one for one in scenes(arguments.scale) if one.name in names):
+    names = chosen(arguments.only, arguments.nightly)
+    for scene in (one for one in scenes(arguments.scale, arguments.nightly) if one.name in names):
         found = measured(scene, arguments.repeats)
         rows += found
         print(*map(line, found), sep="\n", flush=True)

@@ -16,7 +16,7 @@ def missing() -> str:
 
 
 def serves(path: Path) -> bool:
-    """Return whether a server answers; it does so after it has loaded its jobs."""
+    """Return whether a server answers; it does so after it has read its log."""
     with suppress(OSError), socket.socket(socket.AF_UNIX) as probe:
         probe.connect(str(path))
         probe.sendall(b"list-tube-used\r\n")

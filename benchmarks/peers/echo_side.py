@@ -12,7 +12,7 @@ import zmq
 from .side import ROOT, Job, Run, Server, Start, child
 
 MESSAGE = bytes(192)
-"""As long as the message of a single add."""
+"""The message has the size of a single add."""
 
 
 def missing() -> str:

@@ -27,8 +27,10 @@ Receive = Callable[[Server], Iterator[tuple[int, int]]]
 
 @dataclass(frozen=True)
 class Timers:
-    """What comes due: `count` timers, at `rate` per second or, if it is 0, at one instant; `far`
-    others that come due hours later. `lead_s`: time to arm them in."""
+    """Timers that come due: `count` of them, at `rate` per second or, if it is 0, at one instant.
+
+    `far`: number of others, which come due hours later. `lead_s`: time to arm them in.
+    """
 
     count: int
     rate: int

@@ -252,7 +252,7 @@ def in_process(server: Server, job: Job) -> Run:
 
 
 def awaited(transport: str, server: Server, job: Job) -> Run:
-    """Await adds one by one, or in groups of `job.per_call` with gather."""
+    """Await adds one by one, or `job.per_call` of them at once."""
     os.environ["PURGATORYD_DIR"] = str(server.address)
     calls = job.calls(job.timers())
 

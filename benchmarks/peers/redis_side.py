@@ -42,7 +42,7 @@ def socket_in(start: Start) -> Path:
 
 
 def serves(path: Path) -> bool:
-    """Return whether a server answers, and has loaded all its data."""
+    """Return whether a server answers, and has read all its data."""
     with suppress(OSError):
         return Raw(path).ask(encode(b"PING")).startswith(b"+PONG")
     return False
@@ -184,7 +184,7 @@ def py_pipeline(server: Server, job: Job) -> Run:
 Adds = Callable[[Any, Members], Any]
 
 
-async def gather(r: Any, some: Members) -> None:
+async def separate(r: Any, some: Members) -> None:
     adds = [r.zadd(SET, {member: score}) for member, score in some.items()]
     await (adds[0] if len(adds) == 1 else asyncio.gather(*adds))
 

@@ -61,11 +61,11 @@ def losses(rows: list[Row]) -> str:
 def text(document: dict[str, Any]) -> str:
     """Return the generated part of the page."""
     machine, rows = document["machine"], document["rows"]
-    load = max(one["load"] for one in rows)
+    busiest = max(one["load_average"] for one in rows)
     return (
         f"Measured on: {machine['cpu']}, {machine['cpus']} CPUs, Linux {machine['kernel']}, Python "
         f"{machine['python']}, commit {document['commit']}, {document['repeats']} repetitions. The "
-        f"load average was up to {load:.1f}.\n\n"
+        f"load average was up to {busiest:.1f}.\n\n"
         + "".join(f"* Left out: {reason}.\n" for reason in document["skipped"])
         + "\n### Where a peer is better\n\n" + losses(rows)
         + "\n### All rows\n\n" + table(HEAD, map(cells, rows))

@@ -1,4 +1,4 @@
-"""What is compared: each scene runs its contestants in turns, with new servers."""
+"""Scenes of the comparison. Each runs its contestants alternately, with new servers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,17 @@ from tempfile import TemporaryDirectory
 from types import ModuleType
 from typing import Any, NamedTuple
 
-from . import beanstalkd_side, crowd, echo_side, firing, ours, redis_side, standing
+from . import (
+    beanstalkd_side,
+    crowd,
+    echo_side,
+    firing,
+    footprint,
+    nats_side,
+    ours,
+    postgres_side,
+    redis_side,
+)
 from .crowd import Sample
 from .side import ROOT, Job, Prepare, Server, Start
 
@@ -20,9 +30,9 @@ LOCAL = next(iter(ours.TRANSPORTS))
 """The transport that a client on the daemon's host takes by itself."""
 RAW, PY, AIO = "redis raw", "redis-py", "redis.asyncio"
 POLLED, KEYSPACE = "redis polled", "redis keyspace"
-BEANSTALKD, ECHO = "beanstalkd", "ZeroMQ echo"
+BEANSTALKD, ECHO, POSTGRES, NATS = "beanstalkd", "ZeroMQ echo", "PostgreSQL", "NATS"
 
-SIDES = (redis_side, beanstalkd_side)
+SIDES = (redis_side, beanstalkd_side, postgres_side, nats_side)
 Target = tuple[str, float]
 """(">=" or "<=", bound)."""
 Targets = dict[tuple[str, str, str], Target]
@@ -42,9 +52,12 @@ class Scene(NamedTuple):
 def started(side: ModuleType, timers: int, log: str = "") -> Iterator[Server]:
     """Start a side's server in temporary directories; only a log needs a disk."""
     disk = ROOT / "build" if log else None
-    with TemporaryDirectory() as directory, TemporaryDirectory(dir=disk) as files:
-        with side.server(Start(Path(directory), Path(files), timers, log)) as server:
-            yield server
+    with (
+        TemporaryDirectory() as directory,
+        TemporaryDirectory(dir=disk) as files,
+        side.server(Start(Path(directory), Path(files), timers, log)) as server,
+    ):
+        yield server
 
 
 def our_name(way: str = "", transport: str = LOCAL) -> str:
@@ -118,7 +131,8 @@ def single_calls(n: Callable[[int], int]) -> Iterator[Scene]:
         yield calls(
             f"durable add, one a call, {clients} client{'s' * (clients > 1)}",
             us(_="add_durable")
-            | {RAW: (redis_side, redis_side.add), BEANSTALKD: (beanstalkd_side, beanstalkd_side.add)},
+            | {RAW: (redis_side, redis_side.add),
+               BEANSTALKD: (beanstalkd_side, beanstalkd_side.add)},
             Job(n(1600 // clients + 200)), clients, log="always",
             targets={(our_name(), RAW, "per_s"): (">=", bound)},
         )  # fmt: skip
@@ -150,7 +164,8 @@ def batches(n: Callable[[int], int]) -> Iterator[Scene]:
             f"cancel, {per_call} a call", ways | peers, Job(n(count), per_call), targets=bounds_of
         )
     for per_call, count, work, bound in (
-        (1, 2000, "mix", 1.0), (100, 50_000, "mix_columns", 0.6), (1000, 200_000, "mix_columns", 0.2)
+        (1, 2000, "mix", 1.0), (100, 50_000, "mix_columns", 0.6),
+        (1000, 200_000, "mix_columns", 0.2),
     ):  # fmt: skip
         yield calls(
             f"add and cancel, {per_call} a call",
@@ -170,14 +185,14 @@ def batches(n: Callable[[int], int]) -> Iterator[Scene]:
 
 
 def coroutines(n: Callable[[int], int]) -> Iterator[Scene]:
-    gather: Contestants = {AIO: (redis_side, redis_side.awaited(redis_side.gather))}
+    separate: Contestants = {AIO: (redis_side, redis_side.awaited(redis_side.separate))}
     pipeline = (redis_side, redis_side.awaited(redis_side.pipeline))
     yield calls(
-        "asyncio, awaited one by one", us(_="awaited") | gather, Job(n(3000)),
+        "asyncio, awaited one by one", us(_="awaited") | separate, Job(n(3000)),
         targets={(our_name(), AIO, "per_s"): (">=", 1.5)},
     )  # fmt: skip
     yield calls(
-        "asyncio, gather of 100", us(_="awaited") | gather | {f"{AIO} pipeline": pipeline},
+        "asyncio, 100 at once", us(_="awaited") | separate | {f"{AIO} pipeline": pipeline},
         Job(n(20_000), 100),
     )  # fmt: skip
 
@@ -255,7 +270,7 @@ def fired(n: Callable[[int], int]) -> Iterator[Scene]:
     )  # fmt: skip
 
 
-# ---- standing ------------------------------------------------------------------------------------
+# ---- memory and recovery -------------------------------------------------------------------------
 
 
 def stood(n: Callable[[int], int]) -> Iterator[Scene]:
@@ -264,7 +279,7 @@ def stood(n: Callable[[int], int]) -> Iterator[Scene]:
     yield Scene(
         "memory of a timer", ("bytes",),
         {
-            name: partial(standing.memory, side.server, side.arm, side.memory_bytes, timers)
+            name: partial(footprint.memory, side.server, side.arm, side.memory_bytes, timers)
             for name, (side, _) in sides.items()
         },
         {},
@@ -274,7 +289,7 @@ def stood(n: Callable[[int], int]) -> Iterator[Scene]:
         serve, forget = (
             (ours.survivor, ours.forget) if side is ours else (side.server, lambda start: None)
         )
-        return standing.recovery(serve, side.arm, forget, timers, log)
+        return footprint.recovery(serve, side.arm, forget, timers, log)
 
     runs: dict[str, Callable[[], Sample]] = {our_name("arena", ""): partial(recover, ours, "")}
     runs[our_name("WAL", "")] = partial(recover, ours, "later")
@@ -284,14 +299,38 @@ def stood(n: Callable[[int], int]) -> Iterator[Scene]:
     yield Scene("ready after kill -9, 1,000,000 pending", ("ready_s",), runs, {})
 
 
-def scenes(scale: float = 1.0) -> list[Scene]:
-    """Return all scenes. `scale`: factor of the sizes, for a quick run."""
+def nightly_scenes(n: Callable[[int], int]) -> Iterator[Scene]:
+    peers: Contestants = {
+        POSTGRES: (postgres_side, postgres_side.add),
+        NATS: (nats_side, nats_side.add),
+    }
+    for work, per_call, count in (("add", 1, 2000), ("add_columns", 1000, 100_000)):
+        yield calls(f"nightly: add, {per_call} a call", us(_=work) | peers, Job(n(count), per_call))
+    yield calls(
+        "nightly: durable add, 16 clients", us(_="add_durable") | {POSTGRES: peers[POSTGRES]},
+        Job(n(300)), 16, log="always",
+    )  # fmt: skip
+    yield fire(
+        "nightly: 10,000 due a second",
+        {
+            our_name("Subscriber"): (ours, (ours.arm, partial(ours.subscribed, LOCAL), False)),
+            POSTGRES: (postgres_side, (postgres_side.arm, postgres_side.polled, True)),
+            NATS: (nats_side, (nats_side.arm, nats_side.delivered, False)),
+        },
+        firing.Timers(n(40_000), 10_000, lead_s=4.0), ("p50_ms", "p99_ms", "server_us"), {},
+    )  # fmt: skip
+
+
+def scenes(scale: float = 1.0, nightly: bool = False) -> list[Scene]:
+    """Return all scenes. `scale`: factor of the sizes, for a quick run. `nightly`: with the peers
+    that take longer."""
 
     def n(count: int) -> int:
         return max(1, int(count * scale))
 
     return [
-        *single_calls(n), *batches(n), *coroutines(n), *purgatories(n), *fired(n), *stood(n)
+        *single_calls(n), *batches(n), *coroutines(n), *purgatories(n), *fired(n), *stood(n),
+        *(nightly_scenes(n) if nightly else ()),
     ]  # fmt: skip
 
 
@@ -302,4 +341,7 @@ def skipped() -> list[str]:
         for side in SIDES
         if (reason := side.missing())
     ]
-    return [*found, "Kafka's purgatory: no package of Debian or PyPI has its code"]
+    return [
+        *found,
+        "Kafka's purgatory: no package of Debian or PyPI has its code",
+    ]  # fmt: skip

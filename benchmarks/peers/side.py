@@ -1,4 +1,4 @@
-"""What all sides of the comparison share: servers, jobs, keys, and clocks of processes.
+"""Servers, jobs, keys and CPU clocks, which all sides of the comparison share.
 
 A side is a file with the functions `missing` and `server`, and the work of its clients. The
 libraries of a peer are optional, so only its own file imports them.
@@ -64,9 +64,12 @@ Prepare = Callable[[Server, "Job"], Run]
 
 @dataclass(frozen=True)
 class Start:
-    """How a server starts. `directory`: for its sockets; `files`: for files that must be on a disk.
-    `timers`: the largest number that will be pending. `log`: "" for none, "always" = an answer
-    follows the sync, "later" = the disk follows the answer."""
+    """Parameters of a server.
+
+    `directory`: for its sockets; `files`: for files that must be on a disk. `timers`: the largest
+    number that will be pending. `log`: "" for none, "always" = an answer follows the sync, "later"
+    = the disk follows the answer.
+    """
 
     directory: Path
     files: Path

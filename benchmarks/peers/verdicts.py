@@ -15,7 +15,7 @@ Row = dict[str, Any]
 
 
 class Figure(NamedTuple):
-    """How a figure of a sample is shown and judged."""
+    """Title, unit and direction of a figure of a sample."""
 
     title: str
     unit: str

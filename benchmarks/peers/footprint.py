@@ -29,10 +29,13 @@ def memory(serve: Serve, arm: Arm, memory_bytes: Callable[[Server], int], timers
     few."""
     found = []
     for count in (timers, 0):
-        with TemporaryDirectory() as directory, TemporaryDirectory() as files:
-            with serve(Start(Path(directory), Path(files), count)) as server:
-                arm_apart(arm, server, far(count))
-                found.append(memory_bytes(server))
+        with (
+            TemporaryDirectory() as directory,
+            TemporaryDirectory() as files,
+            serve(Start(Path(directory), Path(files), count)) as server,
+        ):
+            arm_apart(arm, server, far(count))
+            found.append(memory_bytes(server))
     return {"bytes": (found[0] - found[1]) / timers}
 
 
