@@ -116,8 +116,7 @@ def main() -> None:
         print(*map(line, found), sep="\n", flush=True)
         if not arguments.dry:
             write_result(RESULTS, document(arguments, rows))
-    if not arguments.dry:
-        report.write(json.loads(RESULTS.read_text()))
+            report.write(json.loads(RESULTS.read_text()))
     warn(skipped())
 
 
