@@ -23,7 +23,7 @@ from pathlib import Path
 from statistics import median
 from types import ModuleType
 
-from peers import crowd, echo_side, firing, ours
+from peers import crowd, echo_side, ours
 from peers.scenes import LOCAL, started
 from peers.side import Job, Prepare
 from recording import machine, spread, write_result
@@ -42,16 +42,6 @@ def call(side: ModuleType, prepare: Prepare, job: Job) -> float:
         return crowd.calls(prepare, server, job, 1)[COST]
 
 
-def spread_firing() -> float:
-    """Return the CPU time of a firing in us, at 10,000 a second, with one Subscriber."""
-    count = 15_000
-    found = firing.firing(
-        lambda: started(ours, count), ours.arm, partial(ours.subscribed, LOCAL), polls=False,
-        timers=firing.Timers(count, 10_000),
-    )  # fmt: skip
-    return found[COST]
-
-
 def trials() -> dict[str, Trial]:
     works = ours.works(LOCAL)
     jobs = {
@@ -62,7 +52,7 @@ def trials() -> dict[str, Trial]:
     found: dict[str, Trial] = {
         name: partial(call, ours, works[name], job) for name, job in jobs.items()
     }
-    return found | {"add_columns of 100": small_columns, "spread firing": spread_firing}
+    return found | {"add_columns of 100": small_columns}
 
 
 def small_columns() -> float:

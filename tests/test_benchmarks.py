@@ -145,3 +145,23 @@ def test_the_benchmark_of_the_wal_runs_and_writes_nothing(tmp_path: Path) -> Non
     assert run.returncode == 0, run.stderr
     assert set(json.loads(run.stdout)) == {"ratios", "targets"}
     assert (results.exists() and results.stat().st_mtime_ns) == before
+
+
+def test_the_comparison_with_peers_runs_and_writes_nothing() -> None:
+    results = ROOT / "benchmarks" / "results" / "peers.json"
+    before = results.stat().st_mtime_ns
+    command = [sys.executable, str(ROOT / "benchmarks" / "bench_peers.py"), "--dry"]
+    small = ["--repeats", "1", "--scale", "0.01", "--only", "100 a call", "instant", "memory"]
+    run = subprocess.run([*command, *small], capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr
+    for scene in ("add, 100 a call", "100,000 due at one instant", "memory of a timer"):
+        assert scene in run.stdout
+    assert results.stat().st_mtime_ns == before
+
+
+def test_the_gate_runs_each_of_its_measures(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    gate = import_module("bench_gate")
+    found = gate.run(gate.trials(), 1)
+    assert set(found) == set(gate.trials())
+    assert all(ratio > 0 for ratios in found.values() for ratio in ratios)
