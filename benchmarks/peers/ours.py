@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -87,8 +88,12 @@ def arena_bytes(server: Server) -> int:
 
 
 def memory_bytes(server: Server) -> int:
-    """Return the memory of the daemon with both files of its arena."""
-    return server.memory_bytes() + arena_bytes(server)
+    """Return the memory of the daemon with both files of its arena. Its own memory is the anonymous
+    part, because the rest would count the arena twice."""
+    (pid,) = server.pids
+    status = Path(f"/proc/{pid}/status").read_text()
+    own = next(line for line in status.splitlines() if line.startswith("RssAnon:"))
+    return int(own.split()[1]) * 1024 + arena_bytes(server)
 
 
 def client(server: Server, transport: str, durable: bool = False) -> Client:
