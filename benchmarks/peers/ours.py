@@ -33,7 +33,10 @@ from .side import HOUR_S, PATIENCE_S, PAYLOAD, Job, Prepare, Run, Server, Start,
 
 NAME = "peers"
 TOPIC = "peers"
-TRANSPORTS: dict[str, dict[str, Any]] = {"zmq": {}}
+TRANSPORTS: dict[str, dict[str, Any]] = {
+    "ring": {"transport": "ring"},
+    "zmq": {"transport": "zmq"},
+}
 """Arguments of a client for each transport. Every scene runs with each of them."""
 
 

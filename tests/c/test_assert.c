@@ -173,11 +173,6 @@ static void session_with_results(struct pg_arena *a)
     session_reply(a, session_at(a, 0), 0)->count = 1;
     session_open(a, nonce, 0, 0, 0, (struct name){0}, &why);
 }
-static void message_taken_unread(struct pg_arena *a)
-{
-    (void)a;
-    pg_ring_take(&(struct pg_ring_end){0}, NULL);
-}
 static void answer_without_a_check(struct pg_arena *a) { operation_answered_no(a, 0); }
 static void ring_without_a_length(struct pg_arena *a)
 {
@@ -268,7 +263,6 @@ static const struct {
     {reply_of_no_session, "sessions: a reply belongs to a session"},
     {bits_of_no_block, "bulk loads: bits belong to a block"},
     {name_outside, "names: a cell is inside the index"},
-    {message_taken_unread, "ring: a message is taken after its length was read"},
     {histogram_outside, "histograms: an id names a histogram"},
     {replay_buffer_full, "replay buffer: an entry has space"},
     {watches_used_up, "watches: so many records are free"},
