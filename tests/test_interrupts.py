@@ -587,6 +587,7 @@ ELSEWHERE = {
     "DelayedOperation", "DelayedOperationPurgatory",  # tested in test_local.py
     "BulkLoad", "BulkLoadStatus", "BulkResult", "Remote", "Resume",  # neither send nor wait
     "Ledger",  # only called by clients
+    "Operations",  # tested in test_operation_columns.py
 }  # fmt: skip
 
 

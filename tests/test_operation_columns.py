@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import threading
 from collections.abc import Iterator
 from datetime import timedelta
@@ -345,3 +346,39 @@ def test_columns_publish_notices(p: Purgatory) -> None:
         notice = notices.get(timeout=PATIENCE_S)
         assert notice is not None
         assert notice.key == "op:0"
+
+
+class Interrupted(Exception):
+    """Raised by a signal handler."""
+
+
+@pytest.mark.tier("test")
+def test_an_interrupted_wait_can_be_repeated(p: Purgatory) -> None:
+    def interrupt(*_: object) -> None:
+        raise Interrupted
+
+    operations = p.watch_many(columns(10))
+    before = signal.signal(signal.SIGALRM, interrupt)
+    signal.setitimer(signal.ITIMER_REAL, 0.05)
+    try:
+        with pytest.raises(Interrupted):
+            operations.wait(PATIENCE_S)
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    p.advance_many([(f"key:{n}", 1) for n in range(10)])
+    operations.wait(PATIENCE_S)
+    assert (operations.causes == Cause.SATISFIED).all()
+
+
+@pytest.mark.tier("test")
+def test_a_cancelled_wait_can_be_repeated(demo: Daemon) -> None:
+    async def run() -> None:
+        async with AsyncPurgatory("demo", namespace="broker", timeout=PATIENCE_S) as p:
+            operations = await p.watch_many(columns(10))
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(operations.wait(PATIENCE_S), 0.05)
+            await p.advance_many([(f"key:{n}", 1) for n in range(10)])
+            await operations
+            assert (operations.causes == Cause.SATISFIED).all()
+
+    asyncio.run(run())

@@ -28,7 +28,7 @@ TEXTS = {
 }
 REFERENCES = ("api", "cli", "settings", "errors", "metrics", "tables")
 WHOLLY_GENERATED = {DOCS / "reference" / f"{name}.md" for name in REFERENCES[:4]}
-WORDS_MAX, GUIDE_WORDS_MAX = 22_000, 3_000
+WORDS_MAX, GUIDE_WORDS_MAX = 23_500, 3_000
 WORDS_OF = {ROOT / "README.md": 900, ROOT / "CHANGELOG.md": 500}
 NO_GUIDES = {DOCS / "protocol.md", DOCS / "architecture.md"}
 """Pages whose words count in the total, but have no limit of their own."""

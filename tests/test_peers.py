@@ -124,9 +124,9 @@ def test_a_scene_without_its_peer_has_only_our_contestants(
     module: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", "")
-    scenes = module("peers.scenes")
+    scenes, ours = module("peers.scenes"), module("peers.ours")
     (scene,) = [one for one in scenes.scenes() if one.name == "cancel, one a call"]
-    assert list(scene.contestants) == [scenes.our_name()]
+    assert list(scene.contestants) == [scenes.our_name(transport=t) for t in ours.TRANSPORTS]
 
 
 def test_the_page_of_peers_has_the_results(module: Any) -> None:
