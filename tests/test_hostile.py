@@ -145,7 +145,9 @@ def honest(daemon: StartDaemon) -> Iterator[Honest]:
     one.close()
 
 
-@pytest.mark.parametrize("attack", sample(ATTACKS, {"flood", "garbage", "many-connections"}))
+@pytest.mark.parametrize(
+    "attack", sample(ATTACKS, {"flood", "garbage", "many-connections", "many-parts"})
+)
 def test_nobody_else_is_harmed(honest: Honest, attack: str) -> None:
     reason = CUT_OFF.get(attack, "")
     with attacked(honest.daemon, attack) as attacker:

@@ -103,8 +103,10 @@ class RequestSocket:
 
     def receive(self) -> Request | None:
         """Return the next request; None if there is none."""
-        if self._overlong and not self._take_off():
-            return None
+        if self._overlong:
+            self._overlong = not self._take_off()
+            if self._overlong:
+                return None
         try:
             # a route of more than ROUTE_MAX bytes is cut; `size` then shows that
             size = self.zmq_socket.recv_into(self._route, flags=zmq.NOBLOCK)
@@ -131,7 +133,11 @@ class RequestSocket:
 
     def _take_off(self) -> bool:
         """Drop the remaining frames of a message, at most PARTS_MAX. True = no frame is left."""
-        return any(not self.zmq_socket.recv(copy=False).more for _ in range(PARTS_MAX))
+        with contextlib.suppress(zmq.Again):  # libzmq drops the rest when the connection ends
+            return any(
+                not self.zmq_socket.recv(zmq.NOBLOCK, copy=False).more for _ in range(PARTS_MAX)
+            )
+        return True
 
 
 class Commands:
