@@ -427,6 +427,12 @@ def admin_effects(looks: Looks) -> dict[str, Effect]:
     def known(_: Any, n: int) -> Any:
         return looks.header(lambda reader: [one.name for one in reader.namespaces().values()])
 
+    def slack_of(_: Any, n: int) -> int | None:
+        looks.client.add(f"in:{n}", HOUR_S, topic=f"t{n}", mode="replace")
+        info = looks.client.get(f"in:{n}")
+        assert info is not None
+        return info.within_ns
+
     return {
         "ping": Effect([], lambda a, n: a.ping(), is_none, [], never),
         "sessions": Effect([], lambda a, n: a.sessions(), bool, [], never),
@@ -445,6 +451,10 @@ def admin_effects(looks: Looks) -> dict[str, Effect]:
             [], lambda a, n: a.set_namespace(f"n{n}", quota_timers=5),
             lambda settings: bool(settings.quota_timers == 5),
             [lambda a, n: a.set_namespace(f"n{n}").quota_timers == 5], bool,
+        ),
+        "set_topic": Effect(
+            [], lambda a, n: a.set_topic(f"t{n}", within=0.005), is_none,
+            [slack_of], bool,
         ),
         "forget_bulk_load": Effect(
             [lambda a, n: looks.client.open_bulk_load(id_of(n))],
