@@ -151,7 +151,7 @@ def test_a_wait_without_a_timer_is_refused_and_holds_no_descriptor(
         return -1
 
     monkeypatch.setattr(waiting, "_LIBC", SimpleNamespace(timerfd_create=fail))
-    gc.collect()  # what earlier tests left would otherwise close descriptors during this test
+    gc.collect()  # else objects of earlier tests may close their descriptors during this test
     before = os.listdir("/proc/self/fd")
     with pytest.raises(OSError, match="Too many open files") as caught:
         Waiter()
