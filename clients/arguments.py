@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Iterator
+from importlib import import_module
 from typing import Any
 
 from purgatoryd.shm_layout.errors import InvalidArgument, InvalidRows, PurgatorydError
@@ -47,6 +48,14 @@ def check_type(name: str, value: Any, *types: type, optional: bool = True) -> No
     if not (optional and value is None) and not isinstance(value, types):
         wanted = " or ".join([one.__name__ for one in types] + ["None"] * optional)
         raise InvalidArgument(f"{name} must be {wanted}, not {type(value).__name__}")
+
+
+def check_class(name: str, value: Any, module: str, cls: str) -> None:
+    """Raise InvalidArgument unless `value` is None or an instance of class `cls` in a module of
+    this package. The module is imported only if there is a value, because most clients use none of
+    these classes."""
+    if value is not None:
+        check_type(name, value, getattr(import_module(f"purgatoryd.clients.{module}"), cls))
 
 
 def check_callable(name: str, value: Any) -> None:

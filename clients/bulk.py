@@ -15,7 +15,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
 from purgatoryd.clients import times
-from purgatoryd.clients.arguments import check_type, check_whole, each, unreadable
+from purgatoryd.clients.arguments import check_class, check_whole, each, unreadable
 from purgatoryd.clients.batch import Batch, Outcome, Partial
 from purgatoryd.clients.connection import Connection
 from purgatoryd.clients.core import mode_number
@@ -284,21 +284,13 @@ def are_columns(rows: Any) -> bool:
     return isinstance(rows, Mapping) or hasattr(rows, "schema")
 
 
-def _check_bulk_load(bulk_load: object) -> None:
-    """Raise InvalidArgument unless the argument is a BulkLoad or None."""
-    if bulk_load is not None:
-        from purgatoryd.clients.bulk_loads import BulkLoad  # few calls belong to a bulk load
-
-        check_type("bulk_load", bulk_load, BulkLoad)
-
-
 def pack_puts(
     connection: Connection, rows: Any, topic: str, mode: str, bulk_load: BulkLoad | None = None,
     within: float | timedelta | None = None,
 ) -> Packed:  # fmt: skip
     """Pack `rows` for add_many. If it raises InvalidArgument, nothing was packed."""
     number, slack = mode_number(mode), times.slack(within)
-    _check_bulk_load(bulk_load)
+    check_class("bulk_load", bulk_load, "bulk_loads", "BulkLoad")
     entry = connection.names.of_topic(topic)
     if not are_columns(rows):
         sources = [_put_source(connection, list(each("rows", rows)), entry, number, slack)]
@@ -313,7 +305,7 @@ def pack_puts(
 
 def pack_cancels(connection: Connection, keys: Any, bulk_load: BulkLoad | None = None) -> Packed:
     """Pack `keys` for cancel_many. If it raises InvalidArgument, nothing was packed."""
-    _check_bulk_load(bulk_load)
+    check_class("bulk_load", bulk_load, "bulk_loads", "BulkLoad")
     if not (hasattr(keys, "dtype") or hasattr(keys, "buffers") or hasattr(keys, "chunks")):
         sources = [cancel_source(connection.names, list(each("keys", keys)))]
         return _packed(connection, sources, bulk_load, arrays=False)
@@ -327,7 +319,7 @@ def pack_cancels(connection: Connection, keys: Any, bulk_load: BulkLoad | None =
 
 def pack_unparks(connection: Connection, rows: Any, bulk_load: BulkLoad | None = None) -> Packed:
     """Pack `rows` for unpark_many. If it raises InvalidArgument, nothing was packed."""
-    _check_bulk_load(bulk_load)
+    check_class("bulk_load", bulk_load, "bulk_loads", "BulkLoad")
     result = BulkResult(connection, arrays=False)
     packing = _Packing(result, bulk_load)
     name = connection.names.of_key

@@ -90,9 +90,7 @@ def _put_source(
             "within",
             -1,
         )
-    if len({len(column) for column in columns.values()}) != 1:
-        lengths = {name: len(column) for name, column in columns.items()}
-        raise InvalidRows(f"columns differ in length: {lengths}", -1)
+    check_lengths(columns)
     due = _Times(given[0], columns[given[0]], connection.delay_clock, now_ns)
     topics = _Topics(connection.names, columns.get("topic"), entry)
     keys, payloads = text_buffers(columns["key"]), payload_buffers(columns.get("payload"))
@@ -110,6 +108,13 @@ def _put_source(
         None, keys, due.column, topics.column, payloads,
         None if slacks is None else ("B", slacks, None, 0, 0),
     )  # fmt: skip
+
+
+def check_lengths(columns: Mapping[str, Any]) -> None:
+    """Raise InvalidRows unless all columns have the same length."""
+    lengths = {name: len(column) for name, column in columns.items()}
+    if len(set(lengths.values())) != 1:
+        raise InvalidRows(f"columns differ in length: {lengths}", -1)
 
 
 def _slacks(column: Any, default: int) -> Array:

@@ -13,7 +13,7 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Generic, Literal, TypeVar
 
 from purgatoryd.clients import times
-from purgatoryd.clients.arguments import check_type, check_whole
+from purgatoryd.clients.arguments import check_class, check_type, check_whole
 from purgatoryd.clients.channel import Channel, OpenChannel
 from purgatoryd.clients.connection import Connection
 from purgatoryd.clients.fork_guard import ForkGuard
@@ -74,23 +74,6 @@ def mode_number(mode: str) -> int:
         raise InvalidArgument(f"mode must be one of {', '.join(MODES)}, not {mode!r}") from None
 
 
-def _check_objects(remote: object, ledger: object, resume: object) -> None:
-    """Raise InvalidArgument if an argument has the wrong type. Import only the classes that are
-    needed for that, because most clients use none of them."""
-    if remote is not None:
-        from purgatoryd.clients.remote import Remote
-
-        check_type("remote", remote, Remote)
-    if ledger is not None:
-        from purgatoryd.clients.ledger import Ledger
-
-        check_type("ledger", ledger, Ledger)
-    if resume is not None:
-        from purgatoryd.clients.resume import Resume
-
-        check_type("resume", resume, Resume)
-
-
 def _worker_name(worker: str | None, remote: Remote | None, pid: int) -> bytes:
     """Return the worker's name for the HELLO. The default of a local process is empty, because the
     daemon knows its pid."""
@@ -120,7 +103,9 @@ class Core:
         self.name = check_name(name)
         check_type("durable", durable, bool)
         check_type("worker", worker, str)
-        _check_objects(remote, ledger, resume)
+        check_class("remote", remote, "remote", "Remote")
+        check_class("ledger", ledger, "ledger", "Ledger")
+        check_class("resume", resume, "resume", "Resume")
         refuse_remote(numa_local=numa_local, remote=remote)
         self.host = host
         self.namespace = namespace

@@ -185,10 +185,12 @@ class LocalChannel:
             or len(fds) != _FDS
             or (magic, version) != (lib.PG_RING_MAGIC, lib.PG_RING_VERSION)
         ):
+            for fd in fds:
+                os.close(fd)
             self._hang_up()
             self._take_zmq(_REASONS.get(refusal, "the daemon has another version of rings"))
             return False
-        memory_fd, self._bell = fds  # an offer that is no refusal has both
+        memory_fd, self._bell = fds
         try:
             self._pair = RingPair(memory_fd, ring_bytes, daemon=False, wake=self._signal)
         finally:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -106,7 +107,7 @@ def one_end(raw: RawOutcome) -> Ends:
     return Ends(heads, np.array(raw.watermarks, "u8"), bits[:, 0], bits[:, 1])
 
 
-class OperationTable:
+class OperationTable(ABC):
     """The operations that one watch_many() with columns armed or tried to arm. Thread-safe.
 
     Row i of each array belongs to row i of the columns. An array is a copy of the state at the time
@@ -239,11 +240,6 @@ class OperationTable:
         for callback in callbacks:
             self._call(callback, rows)
 
-    @staticmethod
-    def tickets_of_owner() -> Tickets:
-        """Return an empty table of tickets for the owner of these operations."""
-        return Tickets()
-
     def lost(self, rows: int, error: PurgatorydError) -> None:
         """Note that the outcomes of this number of rows can no longer arrive."""
         self._error = self._error or error
@@ -256,9 +252,9 @@ class OperationTable:
         if done:
             self._note_done()
 
+    @abstractmethod
     def _note_done(self) -> None:
         """Wake the callers of wait()."""
-        raise NotImplementedError
 
     def _call(self, callback: Callable[[Any, Array], object], rows: Array) -> None:
         guarded_call("operations", callback, self, rows)

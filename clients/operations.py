@@ -305,8 +305,10 @@ class Book:
     def armed_rows(self, batch: object, tickets: Any, table: OperationTable, rows: Any) -> None:
         """Take the daemon's answer to a batch of watches by columns. `batch`: as for expect();
         `tickets` and `rows`: arrays of the tickets and the rows in `table` of armed operations."""
+        from purgatoryd.clients.operation_columns import Tickets  # needs numpy, as `table` does
+
         with self._mutex:
-            self._tickets = self._tickets or table.tickets_of_owner()
+            self._tickets = self._tickets or Tickets()
             self._tickets.add(tickets, table, rows)
             self._a_ticket = self._a_ticket or (int(tickets[0]) if len(tickets) else 0)
             early = [raw for raw in self._orphans.values() if raw.ticket in tickets]

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from purgatoryd.clients.batch import Batch
-from purgatoryd.clients.columns import columns_of, plain, time_column, topic_column
+from purgatoryd.clients.columns import check_lengths, columns_of, plain, time_column, topic_column
 from purgatoryd.clients.conditions import check_target, check_watermark
 from purgatoryd.clients.packing import Names
 from purgatoryd.clients.ragged import (
@@ -181,9 +181,7 @@ def _named(table: Any, needed: frozenset[str], known: frozenset[str]) -> dict[st
             -1,
         )
     columns = {name: plain(column) for name, column in columns.items()}
-    lengths = {name: len(column) for name, column in columns.items()}
-    if len(set(lengths.values())) != 1:
-        raise InvalidRows(f"columns differ in length: {lengths}", -1)
+    check_lengths(columns)
     return columns
 
 

@@ -705,8 +705,6 @@ int pg_ring_take(struct pg_ring_end *end, void *out);
  * for the message that was being put. Returns 1 = it may sleep; 0 = there is one already. */
 int pg_ring_sleep_taker(struct pg_ring_end *end, uint32_t how);
 int pg_ring_sleep_putter(struct pg_ring_end *end, uint32_t how);
-/* Withdraw what pg_ring_sleep_taker or pg_ring_sleep_putter announced. */
-void pg_ring_awake(struct pg_ring_end *taker, struct pg_ring_end *putter);
 /* Return how the taker, or the putter, at the other side sleeps (enum pg_ring_sleep), and expect
  * that the caller wakes it. Call this after each put, or take. */
 uint32_t pg_ring_rouse_taker(struct pg_ring_end *end);
@@ -715,5 +713,3 @@ uint32_t pg_ring_rouse_putter(struct pg_ring_end *end);
 void pg_ring_signal(int eventfd);
 /* Wake a client that sleeps as `how` says, on `word` or on the other end of `socket`. */
 void pg_ring_wake(uint32_t how, uint32_t *word, int socket);
-/* Sleep while *word is `value`, at most limit_ns. Returns 0 if a signal handler has run. */
-int pg_ring_wait(const uint32_t *word, uint32_t value, int64_t limit_ns);

@@ -11,7 +11,7 @@ import mmap
 import os
 import socket
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from purgatoryd.shm_layout._core import ffi, lib
@@ -55,11 +55,6 @@ class RingPair:
         return bool(self.taker.broken or self.putter.broken)
 
     @property
-    def has_message(self) -> bool:
-        """True if take() would take something."""
-        return bool(lib.pg_ring_next(self.taker))
-
-    @property
     def collects(self) -> bool:
         """True while pieces of a message that is larger than the ring are missing."""
         return self._large is not None
@@ -80,7 +75,7 @@ class RingPair:
 
     def take(self) -> bytearray | None:
         """Take the next message; None if there is none, or if pieces of it are missing."""
-        length = lib.pg_ring_next(self.taker)
+        length = self.next_bytes
         if not length:
             return None
         body = bytearray(length) if self._large is None else self._large
@@ -105,10 +100,6 @@ class RingPair:
         if not lib.pg_ring_sleep_taker(self.taker, _POLL):
             return False
         return not to_put or bool(lib.pg_ring_sleep_putter(self.putter, _POLL))
-
-    def awake(self) -> None:
-        """Withdraw what may_sleep() announced, so that the other side saves the wake-up."""
-        lib.pg_ring_awake(self.taker, self.putter)
 
     def close(self) -> None:
         """Unmap the memory."""
@@ -144,13 +135,10 @@ def create_memory(ring_bytes: int) -> int:
     return fd
 
 
-def send_offer(connection: socket.socket, ring_bytes: int, fds: list[int]) -> None:
-    """Pass the memory and the eventfd of new rings to the client. Raises OSError."""
-    offer = OFFER.pack(lib.PG_RING_MAGIC, lib.PG_RING_VERSION, RingRefusal.NONE, ring_bytes)
+def send_offer(
+    connection: socket.socket, refusal: RingRefusal, ring_bytes: int = 0, fds: Sequence[int] = ()
+) -> None:
+    """Pass the memory and the eventfd of new rings to the client, or let it know why it gets none.
+    Raises OSError."""
+    offer = OFFER.pack(lib.PG_RING_MAGIC, lib.PG_RING_VERSION, refusal, ring_bytes)
     socket.send_fds(connection, [offer], fds, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
-
-
-def send_refusal(connection: socket.socket, refusal: RingRefusal) -> None:
-    """Let the client know why it gets no rings. Raises OSError."""
-    offer = OFFER.pack(lib.PG_RING_MAGIC, lib.PG_RING_VERSION, refusal, 0)
-    connection.send(offer, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)

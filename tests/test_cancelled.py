@@ -573,7 +573,7 @@ TRIED: dict[type, set[str]] = {
         *(name.removeprefix("Operation.") for name in EFFECTS),
     },
     # `wait` is tested in test_operation_columns.py; only AsyncPurgatory calls the others.
-    AsyncOperations: {"wait", "answered", "ended", "lost", "tickets_of_owner"},
+    AsyncOperations: {"wait", "answered", "ended", "lost"},
     AsyncSubscriber: {"get", "close", "connect"},
 }
 """Calls that the tests cancel, by class."""

@@ -151,7 +151,7 @@ def test_answers_of_a_daemon_that_was_killed_are_received(daemon: StartDaemon) -
         raw.hello()
         raw.sequence += 1
         raw.send(batch(raw.session, raw.sequence, [put(b"k", 60_000_000_000)]))
-        eventually(lambda: raw.pair.has_message)
+        eventually(lambda: raw.pair.next_bytes)
         real.kill()
         assert raw.receive().error == 0
 

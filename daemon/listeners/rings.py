@@ -14,7 +14,7 @@ import contextlib
 import os
 import select
 import socket
-from collections import Counter, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Set
 from pathlib import Path
 from typing import Any
@@ -35,7 +35,6 @@ from purgatoryd.shm_layout.rings import (
     create_memory,
     pair_bytes,
     send_offer,
-    send_refusal,
 )
 
 RING_BYTES_MIN, RING_BYTES_MAX = 16 * 2**10, 128 * 2**10
@@ -79,7 +78,7 @@ class Ring:
                 on_error.callback(self.pair.close)
                 self.bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
                 on_error.callback(os.close, self.bell)
-                send_offer(connection, ring_bytes, [memory_fd, self.bell])
+                send_offer(connection, RingRefusal.NONE, ring_bytes, [memory_fd, self.bell])
                 on_error.pop_all()
 
     def _wake(self, how: int, word: Any) -> None:
@@ -131,11 +130,10 @@ class Rings:
         """Rings by the descriptor of the connection."""
         self._bells: dict[int, Ring] = {}
         """Rings by eventfd."""
-        self._awake: deque[Ring] = deque()
+        self._awake: OrderedDict[Ring, None] = OrderedDict()
+        """The first ring is served next."""
         self._used_bytes: Counter[int] = Counter()
         """Memory of the rings of each uid."""
-        self._collecting: set[Ring] = set()
-        """Rings with a large message of which pieces are missing."""
         self._trusted = {0, os.geteuid()}
         self._overflow_uid = int(_OVERFLOW_UID.read_text())
         """Stands for all users of other user namespaces that have no uid in ours."""
@@ -175,8 +173,8 @@ class Rings:
             self._look()
         self._looks = False
         for _ in range(len(self._awake)):
-            ring = self._awake[0]
-            self._awake.rotate(-1)
+            ring = next(iter(self._awake))
+            self._awake.move_to_end(ring)
             request = self._request(ring)
             if request is not None:
                 return request
@@ -190,28 +188,25 @@ class Rings:
         ring.flush()
         pair = ring.pair
         length = pair.next_bytes
-        if length and pair.is_large(length) and not pair.collects:
-            if self._admission.memory_is_short():
-                self._cut_off(ring, "a large message while memory is short")
-                return None
-            self._collecting.add(ring)
+        begins_large = length and pair.is_large(length) and not pair.collects
+        if begins_large and self._admission.memory_is_short():
+            self._cut_off(ring, "a large message while memory is short")
+            return None
         body = pair.take() if length else None
         if pair.broken:
             self._cut_off(ring, "impossible words in a ring")
         if body is None:
             return None
-        if pair.is_large(length):
-            self._collecting.discard(ring)
         uid, gid, pid = ring.credentials
         return Request(ring, body, uid, gid, pid, self._host.boot_ns(), ring.fd)
 
     def pending(self) -> bool:
         """Announce to all rings that the daemon is about to sleep. True = a request waits."""
         while self._awake:
-            ring = self._awake[0]
+            ring = next(iter(self._awake))
             if ring.gone or not ring.may_sleep():
                 return True
-            self._awake.popleft()
+            del self._awake[ring]
         return False
 
     # ---- connections ---------------------------------------------------------------------------
@@ -220,15 +215,11 @@ class Rings:
         """Take note of clients that connect, ring or end."""
         for fd, events in self._events.poll(0, EVENTS_PER_ITERATION):
             if fd in self._bells:
-                self._wake(self._bells[fd])
+                self._awake.setdefault(self._bells[fd])
             elif fd in self._rings and events & _ENDED:
                 self._end(self._rings[fd])
             elif self._listener is not None:
                 self._accept(self._listener)
-
-    def _wake(self, ring: Ring) -> None:
-        if ring not in self._awake:
-            self._awake.append(ring)
 
     def _accept(self, listener: socket.socket) -> None:
         for _ in range(ACCEPTS_PER_ITERATION):
@@ -249,16 +240,17 @@ class Rings:
                 return
             refusal, ring_bytes = self._space(uid)
             if refusal:
-                send_refusal(connection, refusal)
+                send_offer(connection, refusal)
                 return
             take_no_descriptors(connection.fileno())
             ring = Ring(connection, (uid, gid, max(0, pid)), ring_bytes)
+            on_error.callback(ring.close)
+            self._events.register(ring.fd, select.EPOLLRDHUP)  # EPOLLHUP and EPOLLERR always count
+            self._events.register(ring.bell, select.EPOLLIN | select.EPOLLET)
             on_error.pop_all()
-        self._events.register(ring.fd, select.EPOLLRDHUP)  # EPOLLHUP and EPOLLERR always count
-        self._events.register(ring.bell, select.EPOLLIN | select.EPOLLET)
         self._rings[ring.fd] = self._bells[ring.bell] = ring
         self._used_bytes[uid] += ring.memory_bytes
-        self._wake(ring)
+        self._awake[ring] = None
 
     def _admitted(self, uid: int, gid: int) -> bool:
         """False for users who may not connect, and for users of other user namespaces that have no
@@ -286,7 +278,7 @@ class Rings:
         if not ring.gone:
             ring.gone = True
             self._events.unregister(ring.fd)
-            self._wake(ring)
+            self._awake.setdefault(ring)
 
     def _cut_off(self, ring: Ring, detail: str) -> None:
         """Close the rings of a client that breaks the rules; what is in them is dropped."""
@@ -296,8 +288,7 @@ class Rings:
 
     def _forget(self, ring: Ring) -> None:
         self._used_bytes[ring.credentials[0]] -= ring.memory_bytes
-        self._awake.remove(ring)
-        self._collecting.discard(ring)
+        self._awake.pop(ring, None)
         del self._rings[ring.fd], self._bells[ring.bell]
         self.on_closed(ring.peer)
         ring.close()
@@ -311,7 +302,7 @@ class Rings:
 
     def unread(self, fds: Set[int]) -> set[int]:
         """Return the descriptors in `fds` whose rings have a message."""
-        return {fd for fd in fds if fd in self._rings and self._rings[fd].pair.has_message}
+        return {fd for fd in fds if fd in self._rings and self._rings[fd].pair.next_bytes}
 
     def peer(self, fd: int) -> Peer | None:
         """Return the connection of a descriptor; None if it is unknown."""
@@ -323,7 +314,6 @@ class Rings:
     def close(self) -> None:
         """Close all connections and the socket."""
         for ring in [*self._rings.values()]:
-            self._wake(ring)
             self._forget(ring)
         self._events.close()
         if self._listener is not None:

@@ -140,7 +140,7 @@ class RequestSocket:
         return True
 
 
-class Commands:
+class AllRequests:
     """Requests that come through the command socket, and through rings. The two take turns."""
 
     def __init__(self, socket: RequestSocket, rings: Rings) -> None:
@@ -221,7 +221,7 @@ class Sockets:
         commands = self._bind(zmq.ROUTER, paths.cmd, REPLY_HWM, MESSAGE_MAX)
         admin = self._bind(zmq.ROUTER, paths.admin, REPLY_HWM, MESSAGE_MAX)
         self._commands = RequestSocket(commands, self.admission, host, LARGE_BYTES)
-        self.commands = Commands(self._commands, self._rings)
+        self.commands = AllRequests(self._commands, self._rings)
         self.peers = AllPeers(self.admission, self._rings)
         self.admin = RequestSocket(admin, self.admission, host)
         self.notices = self._bind(zmq.XPUB, paths.pub, NOTICE_HWM, SUBSCRIPTION_MAX, access)

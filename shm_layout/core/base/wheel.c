@@ -1,7 +1,8 @@
 /* wheel.c - an exact hierarchical timing wheel (Varghese, Lauck 1987).
  *
  * Time is counted in ticks. A timer fires at tick ceil(t / tick), never early, where t is its
- * deadline rounded up by its slack (slot_fires_ns). A bucket of level l covers fanout^l ticks. A timer is in the finest level whose ring reaches its tick. When
+ * deadline rounded up by its slack (slot_fires_ns). A bucket of level l covers fanout^l ticks. A
+ * timer is in the finest level whose ring reaches its tick. When
  * the clock enters a coarse bucket, the members of the bucket must already be in finer levels. Most
  * of them are moved gradually before the bucket's first tick (`drain`); the rest are moved at this
  * tick (`cascade`).

@@ -1,8 +1,8 @@
 /* ring.c - a ring of bytes in memory that two processes share (ring.h).
  *
- * A side that has nothing to do announces that it sleeps, and looks once more; the other side
- * stores its position, and looks whether somebody sleeps. Both have a full barrier between the store
- * and the look, so at least one of them sees the other's store, and no wake-up is lost. */
+ * A side that has nothing to do announces that it sleeps, and looks once more; the other side stores
+ * its position, and looks whether somebody sleeps. Both have a full barrier between the store and
+ * the look, so at least one of them sees the other's store, and no wake-up is lost. */
 
 #include "core/base/check.h"
 #include "core/ring/ring.h"
@@ -208,25 +208,18 @@ int pg_ring_sleep_putter(struct pg_ring_end *end, uint32_t how)
     return sleep_unless(end, &end->words->putter_sleeps, how, may_put);
 }
 
-void pg_ring_awake(struct pg_ring_end *taker, struct pg_ring_end *putter)
-{
-    EXCHANGE_RELAXED(&taker->words->taker_sleeps, PG_RING_AWAKE);
-    EXCHANGE_RELAXED(&putter->words->putter_sleeps, PG_RING_AWAKE);
-}
-
-static uint32_t rouse(uint32_t *word, uint32_t sleeps)
-{
-    return LIKELY(sleeps == PG_RING_AWAKE) ? PG_RING_AWAKE : EXCHANGE_RELAXED(word, PG_RING_AWAKE);
-}
-
 uint32_t pg_ring_rouse_taker(struct pg_ring_end *end)
 {
     FULL_BARRIER();
-    return rouse(&end->words->taker_sleeps, LOAD_RELAXED(&end->words->taker_sleeps));
+    if (LIKELY(LOAD_RELAXED(&end->words->taker_sleeps) == PG_RING_AWAKE))
+        return PG_RING_AWAKE;
+    return EXCHANGE_RELAXED(&end->words->taker_sleeps, PG_RING_AWAKE);
 }
 
 uint32_t pg_ring_rouse_putter(struct pg_ring_end *end)
 {
     FULL_BARRIER();
-    return rouse(&end->words->putter_sleeps, LOAD_RELAXED(&end->words->putter_sleeps));
+    if (LIKELY(LOAD_RELAXED(&end->words->putter_sleeps) == PG_RING_AWAKE))
+        return PG_RING_AWAKE;
+    return EXCHANGE_RELAXED(&end->words->putter_sleeps, PG_RING_AWAKE);
 }
