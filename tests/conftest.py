@@ -10,12 +10,13 @@ import shutil
 import signal
 import tempfile
 from collections.abc import Generator, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 from flight_runs import FlightRuns, run_flights
-from real_daemon import Daemon, StartDaemon, remove_arena_files
+from real_daemon import Daemon, StartDaemon, eventually, released, remove_arena_files
 from small_plans import MANY_PLANS, SMALL_PLANS
 
 from purgatoryd.pipeline.session import ON_ONE_BOX, session
@@ -54,12 +55,14 @@ def daemon_dir(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     bytes.
 
     At the end of the test, remove the directory and the arena files of every daemon that has locked
-    a name in it.
+    a name in it. Wait for its lock first: the shards of a killed supervisor stop by themselves, and
+    they remove their files.
     """
     directory = Path(tempfile.mkdtemp(prefix="purgatoryd-test-"))
     monkeypatch.setenv("PURGATORYD_DIR", str(directory))
     yield directory
     for lock in directory.glob("*.lock"):
+        eventually(partial(released, lock))
         remove_arena_files(paths_in(directory, lock.stem))
     shutil.rmtree(directory)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import select
 import signal
@@ -156,6 +157,16 @@ def remove_arena_files(paths: Paths) -> None:
     for arena_file in (paths.arena, paths.private, *births):
         with contextlib.suppress(posix_ipc.ExistentialError):
             posix_ipc.unlink_shared_memory(arena_file)
+
+
+def released(lock: Path) -> bool:
+    """Return whether no process holds this lock file of a daemon."""
+    with lock.open("r+") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+    return True
 
 
 def eventually(fact: Callable[[], Value], patience_s: float = PATIENCE_S) -> Value:
