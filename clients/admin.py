@@ -14,13 +14,14 @@ from typing import Any, ParamSpec, TypeVar
 from purgatoryd.clients import times
 from purgatoryd.clients.arguments import check_limit_s, check_whole
 from purgatoryd.clients.bulk_loads import BulkLoadStatus, StatusParts, check_bulk_load
-from purgatoryd.clients.channel import Channel, ChannelPoller
+from purgatoryd.clients.channel import Channel
 from purgatoryd.clients.client import Handle
 from purgatoryd.clients.closing import Closing
 from purgatoryd.clients.engine import Call, Worker
 from purgatoryd.clients.fork_guard import ForkGuard
 from purgatoryd.clients.jobs import Job
 from purgatoryd.clients.packing import Pending, is_refusal, refusal
+from purgatoryd.clients.poller import ChannelPoller
 from purgatoryd.shm_layout import wire
 from purgatoryd.shm_layout.errors import DaemonUnreachable, InvalidSetting, Partitioned, WrongShard
 from purgatoryd.shm_layout.host import HOST

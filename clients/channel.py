@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-import os
 import struct
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 import zmq
 
@@ -23,10 +22,6 @@ RECONNECT_MS = 10
 SOON_MS = 20  # a waiting reader notices a new connection after at most this time
 _CONNECTED = zmq.Event.HANDSHAKE_SUCCEEDED
 _EVENT = struct.Struct("=hi")
-
-
-OpenChannel = Callable[..., "AnyChannel"]
-"""Opens a Channel; the arguments are those of its constructor."""
 
 
 def connection_events(monitor: zmq.Socket[bytes]) -> Iterator[bool]:
@@ -163,19 +158,19 @@ class Channel:
         self.socket.connect(endpoint)
 
     @property
-    def sources(self) -> tuple[zmq.Socket[bytes], zmq.Socket[bytes]]:
-        """The sockets that become readable with a message, or when the connection is made or
-        broken."""
-        return self.socket, self.monitor
-
-    @property
-    def fds(self) -> tuple[int, ...]:
-        """Descriptors of `sources`."""
-        return tuple(int(source.get(zmq.FD)) for source in self.sources)
+    def fds(self) -> tuple[int, int]:
+        """Descriptors that become readable when libzmq has something to do. Only may_sleep() says
+        whether it concerns the owner."""
+        return int(self.socket.get(zmq.FD)), int(self.monitor.get(zmq.FD))
 
     def may_sleep(self, *, to_send: bool) -> bool:
-        """Return True: a ZeroMQ socket needs no announcement."""
-        return True
+        """Return whether there is neither a message nor an event, nor space if `to_send`.
+
+        It also makes libzmq read what its descriptors announced; otherwise they stay readable.
+        """
+        wanted = zmq.POLLIN | (zmq.POLLOUT if to_send else 0)
+        event = int(self.monitor.get(zmq.EVENTS)) & zmq.POLLIN
+        return not (event or int(self.socket.get(zmq.EVENTS)) & wanted)
 
     def redirect(self, endpoint: str) -> None:
         """Connect to another daemon instead. The socket and its descriptors stay the same."""
@@ -219,77 +214,3 @@ class Channel:
     def close(self) -> None:
         """Close the sockets and drop what was not sent. Returns at once."""
         self._close()
-
-
-class AnyChannel(Protocol):
-    """The interface of a channel. Channel describes the methods that have no comment here."""
-
-    @property
-    def connected(self) -> bool: ...  # noqa: D102
-
-    @property
-    def redial_at_s(self) -> float:
-        """Host time (monotonic) at which reconnected() has to be called; infinite = no time."""
-
-    @property
-    def sources(self) -> tuple[Any, ...]:
-        """Sockets or descriptors that become readable when there is something to do."""
-
-    @property
-    def fds(self) -> tuple[int, ...]:
-        """Descriptors of `sources`."""
-
-    def may_sleep(self, *, to_send: bool) -> bool:
-        """Announce that the owner waits for `sources`. `to_send`: also until there is space.
-        False = there is something to do."""
-
-    def send(self, frame: bytes) -> bool: ...  # noqa: D102
-    def receive(self) -> bytes | None: ...  # noqa: D102
-    def reconnected(self) -> bool: ...  # noqa: D102
-    def redirect(self, endpoint: str) -> None: ...  # noqa: D102
-    def close(self) -> None: ...  # noqa: D102
-
-
-class ChannelPoller:
-    """Waits for several channels, and for an eventfd."""
-
-    def __init__(self, kicked: int = -1) -> None:
-        """`kicked`: an eventfd; a write to it ends a wait. -1 = none."""
-        self._poller = zmq.Poller()
-        self._kicked = kicked
-        self._to_send: dict[AnyChannel, bool] = {}
-        self._channels: dict[object, AnyChannel] = {}
-        """Channels by source."""
-        if kicked >= 0:
-            self._poller.register(kicked, zmq.POLLIN)
-
-    def watch(self, channel: AnyChannel, *, to_send: bool = False) -> None:
-        """Let wait() return when a message arrives on a channel, and when its connection is made or
-        broken. With `to_send`, also when a connected channel has space to send."""
-        to_send = to_send and channel.connected
-        known = self._to_send.get(channel)
-        if known is None:
-            for source in channel.sources:
-                self._channels[source] = channel
-                self._poller.register(source, zmq.POLLIN)
-        if known is not to_send:
-            self._to_send[channel] = to_send
-            if isinstance(channel, Channel):
-                events = zmq.POLLIN | (zmq.POLLOUT if to_send else 0)
-                self._poller.register(channel.socket, events)
-
-    def wait(self, timeout_s: float) -> list[AnyChannel]:
-        """Wait at most `timeout_s` seconds, and return the channels that are ready. A write to the
-        eventfd ends the wait, and the eventfd is reset."""
-        busy = [
-            channel
-            for channel, to_send in self._to_send.items()
-            if not channel.may_sleep(to_send=to_send)
-        ]
-        if busy:
-            timeout_s = 0.0
-        limit_ms = None if timeout_s == math.inf else max(0, round(timeout_s * 1000 + 0.5))
-        ready = self._poller.poll(limit_ms)
-        if any(source == self._kicked for source, _ in ready):
-            os.eventfd_read(self._kicked)
-        return busy + [self._channels[source] for source, _ in ready if source != self._kicked]

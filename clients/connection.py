@@ -12,9 +12,9 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from purgatoryd.clients import times
-from purgatoryd.clients.channel import AnyChannel, Channel, OpenChannel
 from purgatoryd.clients.numa_local import pin_numa_local
 from purgatoryd.clients.packing import Entry, Names, Packer, Pending
+from purgatoryd.clients.poller import AnyChannel, OpenChannel
 from purgatoryd.clients.route import Breaker, Route
 from purgatoryd.clients.session import Session, State
 from purgatoryd.shm_layout import wire
@@ -56,7 +56,7 @@ class Connection:
         names: Names,
         session: Session,
         *,
-        open_channel: OpenChannel = Channel,
+        open_channel: OpenChannel,
         remote: Remote | None = None,
         numa_local: bool = False,
     ) -> None:

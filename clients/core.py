@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Generic, Literal, TypeVar
 
 from purgatoryd.clients import times
 from purgatoryd.clients.arguments import check_class, check_type, check_whole
-from purgatoryd.clients.channel import Channel, OpenChannel
 from purgatoryd.clients.connection import Connection
 from purgatoryd.clients.fork_guard import ForkGuard
-from purgatoryd.clients.local_channel import Transport, opener
+from purgatoryd.clients.local_channel import Transport, open_zmq, opener
 from purgatoryd.clients.model import TimerInfo
 from purgatoryd.clients.numa_local import refuse_remote
 from purgatoryd.clients.packing import Builder, Entry, Names, Pending, PendingAdd, PendingCancel
+from purgatoryd.clients.poller import OpenChannel
 from purgatoryd.clients.route import Route
 from purgatoryd.clients.session import Query, Session
 from purgatoryd.shm_layout import wire
@@ -124,7 +124,7 @@ class Core:
         self._numa_local = numa_local
         self._resume = resume
         self._open_channel = open_channel or opener(transport, remote)
-        self._route = Route(name, namespace, host, open_channel or Channel)
+        self._route = Route(name, namespace, host, open_channel or open_zmq)
         self._uncollected: dict[Pending, None] = {}
         self.reported: BatchError | None = None
         """The error that flush() raises next, with the refused and the lost calls; or None."""

@@ -27,10 +27,10 @@ from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
-from purgatoryd.clients.channel import ChannelPoller
 from purgatoryd.clients.connection import Connection
 from purgatoryd.clients.core import OPEN_RETRY_S, Core
 from purgatoryd.clients.jobs import Job, Jobs, Started, nothing
+from purgatoryd.clients.poller import ChannelPoller
 from purgatoryd.shm_layout.errors import CallTimeout, Closed, PurgatorydError
 from purgatoryd.shm_layout.layout import BATCH_RECORDS
 

@@ -14,7 +14,7 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Literal
 
-from purgatoryd.clients.channel import Channel, OpenChannel
+from purgatoryd.clients.poller import OpenChannel
 from purgatoryd.shm_layout._core import lib
 from purgatoryd.shm_layout.errors import InvalidArgument, RingsRefused
 from purgatoryd.shm_layout.host import HOST, Host
@@ -23,6 +23,7 @@ from purgatoryd.shm_layout.paths import ring_path
 from purgatoryd.shm_layout.rings import OFFER, RingPair
 
 if TYPE_CHECKING:
+    from purgatoryd.clients.channel import Channel
     from purgatoryd.clients.remote import Remote
 
 Transport = Literal["auto", "ring", "zmq"]
@@ -71,17 +72,14 @@ class LocalChannel:
     # ---- what a poller waits for ---------------------------------------------------------------
 
     @property
-    def sources(self) -> tuple[int]:
+    def fds(self) -> tuple[int]:
         """Descriptor that becomes readable when there is something to do."""
         return (self._events.fileno(),)
 
-    @property
-    def fds(self) -> tuple[int]:
-        """The same descriptor."""
-        return self.sources
-
     def may_sleep(self, *, to_send: bool) -> bool:
-        """Announce that the owner waits for `sources`. False = there is something to do."""
+        """Announce that the owner waits for `fds`. False = there is something to do."""
+        if self._zmq is not None:
+            return self._zmq.may_sleep(to_send=to_send)
         if self._pair is None:
             return True
         return self._pair.may_sleep(to_put=to_send or self._rest is not None)
@@ -219,7 +217,7 @@ class LocalChannel:
         """Let a Channel take over. Raises RingsRefused."""
         if self._only_rings:
             raise RingsRefused(self._endpoint, reason)
-        self._zmq, self.redial_at_s = Channel(self._endpoint), math.inf
+        self._zmq, self.redial_at_s = open_zmq(self._endpoint), math.inf
         for fd in self._zmq.fds:
             self._events.register(fd, select.EPOLLIN)
 
@@ -252,6 +250,13 @@ def _rung(dialed: socket.socket) -> bool:
     return True
 
 
+def open_zmq(endpoint: str, remote: Remote | None = None) -> Channel:
+    """Open a ZeroMQ channel. Most local clients need none, and importing ZeroMQ takes 8 ms."""
+    from purgatoryd.clients.channel import Channel
+
+    return Channel(endpoint, remote)
+
+
 def opener(transport: str, remote: Remote | None) -> OpenChannel:
     """Return the function that opens the channels of a client. Raises InvalidArgument."""
     if not isinstance(transport, str) or transport not in ("auto", "ring", "zmq"):
@@ -259,5 +264,5 @@ def opener(transport: str, remote: Remote | None) -> OpenChannel:
     if remote is not None and transport == "ring":
         raise InvalidArgument("transport must be auto or zmq for a daemon on another host")
     if transport == "zmq" or remote is not None:
-        return Channel
+        return open_zmq
     return partial(LocalChannel, only_rings=transport == "ring")

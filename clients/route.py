@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from purgatoryd.clients.channel import AnyChannel, Channel, OpenChannel
+from purgatoryd.clients.local_channel import open_zmq
+from purgatoryd.clients.poller import AnyChannel, OpenChannel
 from purgatoryd.shm_layout import wire
 from purgatoryd.shm_layout.errors import DaemonUnreachable, Partitioned, ShardUnavailable
 from purgatoryd.shm_layout.host import HOST, Host
@@ -31,7 +32,7 @@ class Route:
         name: str,
         namespace: str,
         host: Host = HOST,
-        open_channel: OpenChannel = Channel,
+        open_channel: OpenChannel = open_zmq,
     ) -> None:
         self.name = name
         self.namespace = namespace

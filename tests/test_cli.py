@@ -293,7 +293,7 @@ def test_socket_path_too_long_is_one_sentence(tmp_path: Path) -> None:
 NOT_FOR_SHORT_COMMANDS = {
     "asyncio", "base64", "concurrent.futures", "decimal", "hashlib", "logging",
     "multiprocessing", "numpy", "prometheus_client", "psutil", "py4j", "pyarrow", "pyspark",
-    "rich", "starlette", "subprocess", "uvicorn", "purgatoryd.cli.purgatory",
+    "rich", "starlette", "subprocess", "uvicorn", "zmq", "purgatoryd.cli.purgatory",
     "purgatoryd.cli.service", "purgatoryd.cli.settings", "purgatoryd.clients.aio",
     "purgatoryd.clients.bulk_loads", "purgatoryd.clients.conditions",
     "purgatoryd.clients.ledger", "purgatoryd.clients.local",

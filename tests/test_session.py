@@ -26,12 +26,13 @@ from unconnected import connection_of, with_partitions
 from purgatoryd.clients import jobs
 from purgatoryd.clients.arguments import LIMIT_S, check_limit_s
 from purgatoryd.clients.batch import Batch, Outcome
-from purgatoryd.clients.channel import Channel, ChannelPoller
+from purgatoryd.clients.channel import Channel
 from purgatoryd.clients.client import Client
 from purgatoryd.clients.connection import BUSY_MAX_S, BUSY_S
 from purgatoryd.clients.core import Core
 from purgatoryd.clients.engine import Call, CallThread, Engine
 from purgatoryd.clients.packing import Builder, Entry, Packer, PendingCancel
+from purgatoryd.clients.poller import ChannelPoller
 from purgatoryd.clients.session import Query, Session, State
 from purgatoryd.clients.subscriber import CHECK_S, FIRST_CHECK_S, PROBATION_S, Inbox
 from purgatoryd.shm_layout import layout, wire

@@ -211,7 +211,7 @@ class Network:
 class SimulatedChannel:
     """An implementation of Channel (clients/channel.py) over the simulated network."""
 
-    sources = fds = ()
+    fds = ()
     redial_at_s = float("inf")
 
     def __init__(self, network: Network, end: End, endpoint: str, remote: object = None) -> None:
