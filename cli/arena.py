@@ -275,6 +275,7 @@ def topic_records(reader: Reader) -> Iterator[dict[str, Any]]:
             "topic": topic.name,
             "live": topic.live,
             "sequence": topic.sequence,
+            "within_ns": topic.slack_ns,
         }
 
 

@@ -17,7 +17,7 @@ from purgatoryd.clients.connection import Connection
 from purgatoryd.clients.packing import Converted, Names, Source
 from purgatoryd.shm_layout import layout, wire
 from purgatoryd.shm_layout.errors import InvalidPayload, InvalidRows, InvalidTime
-from purgatoryd.shm_layout.layout import TIME_MAX_NS, ClockKind, KeyType, Op
+from purgatoryd.shm_layout.layout import SLACK_MAX_NS, TIME_MAX_NS, ClockKind, KeyType, Op
 
 if TYPE_CHECKING:
     from purgatoryd.clients._pack import Column
@@ -94,7 +94,7 @@ def _put_source(
     due = _Times(given[0], columns[given[0]], connection.delay_clock, now_ns)
     topics = _Topics(connection.names, columns.get("topic"), entry)
     keys, payloads = text_buffers(columns["key"]), payload_buffers(columns.get("payload"))
-    slacks = _slacks(columns["within"], slack) if "within" in columns else None
+    slacks = slacks_of(columns["within"], slack) if "within" in columns else None
 
     def slow(row: int) -> Converted:
         key_type, key = wire.encode_key(_item(columns["key"], row))
@@ -117,12 +117,20 @@ def check_lengths(columns: Mapping[str, Any]) -> None:
         raise InvalidRows(f"columns differ in length: {lengths}", -1)
 
 
-def _slacks(column: Any, default: int) -> Array:
+def slacks_of(column: Any, default: int) -> Array:
     """Return the slack of each row of a column of seconds or timedeltas; None = `default`."""
-    if getattr(getattr(column, "dtype", None), "kind", "") == "m":
-        column = column.astype("m8[us]")
-    rows = column.tolist() if hasattr(column, "tolist") else column
-    return np.array([default if row is None else times.slack(row) for row in rows], "u1")
+    kind = getattr(getattr(column, "dtype", None), "kind", "")
+    if kind not in ("m", "f", "i", "u"):
+        rows = column.tolist() if hasattr(column, "tolist") else column
+        return np.array([default if row is None else times.slack(row) for row in rows], "u1")
+    none = np.isnat(column) if kind == "m" else np.zeros(len(column), bool)
+    given = column.astype("m8[us]").view("i8") / 1e6 if kind == "m" else column.astype("f8")
+    seconds = np.where(none, 0, given)
+    for bad in np.flatnonzero(~((seconds >= 0) & (seconds <= SLACK_MAX_NS / 1e9)))[:1]:
+        times.within_ns(seconds[bad].item())
+    # times.slack() for whole arrays: the exponent of a whole number is its bit length
+    _, lengths = np.frexp(np.maximum(np.minimum(np.rint(seconds * 1e9), SLACK_MAX_NS), 1))
+    return np.where(none, default, lengths).astype("u1")
 
 
 def _cancel_source(names: Names, column: Any) -> Source:

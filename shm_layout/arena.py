@@ -96,6 +96,8 @@ class Topic:
     incarnation: int
     sequence: int
     live: int
+    slack_ns: int
+    """Slack of new timers that are added without one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,7 +283,7 @@ class Handle:
             t = rows[i]
             if length := t.name_len:
                 birth, name = t.incarnation, bytes(ffi.buffer(t.name, length - 1))
-                topic = (t.namespace_row, birth, t.sequence, t.live)
+                topic = (t.namespace_row, birth, t.sequence, t.live, t.slack_ns)
                 # If they differ, another topic has taken the row during the read.
                 if (t.name_len, t.incarnation) == (length, birth):
                     yield Topic(name.decode(), *topic)

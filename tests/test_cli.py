@@ -138,8 +138,10 @@ def test_stats_count_what_happened(demo: Daemon) -> None:
     figures = answer(demo, "stats")
     assert (figures["live"], figures["adds"], figures["capacity"]) == (1, 1, 1000)
     assert figures["daemon_pid"] == demo.pid
+    cli(demo, "topic", "set", "t", "--within", "5ms")
     lines = cli(demo, "stats", "--topics", "--json").stdout.splitlines()
-    assert [json.loads(topic)["topic"] for topic in lines] == [EVENTS_TOPIC, "t"]
+    topics = [(topic["topic"], topic["within_ns"]) for topic in map(json.loads, lines)]
+    assert topics == [(EVENTS_TOPIC, 0), ("t", 5_000_000)]
     shown = cli(demo, "stats").stdout
     assert shown.index("timers") < shown.index("live") < shown.index("purgatory")
 

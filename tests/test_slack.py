@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from real_daemon import PATIENCE_S, StartDaemon
 
 from purgatoryd.clients import Admin, AsyncClient, Client, InvalidArgument, Subscriber, times
+from purgatoryd.clients.columns import slacks_of
 from purgatoryd.shm_layout import wire
 from purgatoryd.shm_layout._core import lib
 from purgatoryd.shm_layout.layout import SLACK_MAX_NS, PutMode, Status, TimeKind
@@ -58,6 +59,23 @@ def test_a_timer_fires_within_its_slack_and_never_early(
     core.put("k", delay_ns, slack=times.slack(within_ns / 1e9))
     run(core)
     assert delay_ns <= fired(core)["k"] <= delay_ns + within_ns + tick_ns
+
+
+@given(st.lists(st.floats(0, SLACK_MAX_NS / 1e9), min_size=1), st.integers(0, 47))
+def test_a_column_of_slacks_equals_its_rows(seconds: list[float], default: int) -> None:
+    rows = [times.slack(value) for value in seconds]
+    assert slacks_of(np.array(seconds), default).tolist() == rows
+    assert slacks_of(seconds, default).tolist() == rows
+    spans = np.array([*(int(value * 1e6) for value in seconds), "NaT"], "m8[us]")
+    rows = [times.slack(span) for span in spans.tolist()[:-1]]
+    assert slacks_of(spans, default).tolist() == [*rows, default]
+
+
+@pytest.mark.parametrize("bad", [-1e-9, float("nan"), float("inf"), SLACK_MAX_NS / 1e9 + 1])
+def test_a_column_with_a_bad_slack_is_refused(bad: float) -> None:
+    for column in (np.array([0, bad]), [0, bad]):
+        with pytest.raises(InvalidArgument, match="within"):
+            slacks_of(column, 0)
 
 
 @pytest.mark.parametrize(("within_s", "most"), [(0, 1000), (0.001, 125), (0.005, 16), (1, 1)])
