@@ -1,5 +1,5 @@
-"""Measure the C core with keys and payloads, and its timing wheel alone against two baselines and
-Python's timers.
+"""Measure the C core with keys and payloads, and its timing wheel alone against two baselines, the
+timers of libuv and libevent, and Python's timers. A library that is not installed is left out.
 
 Builds benchmarks/core, runs every workload several times, alternating between the structures, and
 writes benchmarks/results/core.json and the tables in docs/benchmarks.md. `--quick` only checks that
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import itertools
 import json
 import os
@@ -33,11 +34,14 @@ ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results" / "core.json"
 BINARY = ROOT / "build" / "bench-core"
 FLAGS = ["-std=gnu11", "-O3", "-Wall", "-Wextra", "-pthread"]
-STRUCTURES = ("keyed", "wheel", "heap", "linked")
+LIBRARIES = {"libuv": "libuv", "libevent": "libevent_core"}
+"""Structures of event loops, and the names of their libraries in pkg-config."""
 KEYED = ("keyed",)
-BARE = ("wheel", "heap", "linked", "asyncio", "sched")
+BARE = ("wheel", "heap", "linked", *LIBRARIES, "asyncio", "sched")
 """Structures of timers without keys."""
 WORKLOADS = ("ops", "mix", "pause", "bytes")
+SMALLEST = 10_000
+"""The smallest number of pending timers that the binary accepts."""
 SIZES = (100_000, 1_000_000, 10_000_000)
 
 T = TypeVar("T")
@@ -115,6 +119,22 @@ def compiler() -> list[str]:
     return shlex.split(os.environ.get("CC", "cc"))
 
 
+def libraries() -> dict[str, list[str]]:
+    """Return the linker's words for each library that is installed, by structure."""
+    found = {}
+    for structure, name in LIBRARIES.items():
+        with contextlib.suppress(OSError, subprocess.CalledProcessError):
+            words = ["pkg-config", "--libs", name]
+            output = subprocess.check_output(words, text=True, stderr=subprocess.DEVNULL)
+            found[structure] = shlex.split(output)
+    return found
+
+
+def structures() -> list[str]:
+    """Return the structures that the binary has."""
+    return ["keyed", "wheel", "heap", "linked", *libraries()]
+
+
 def build() -> None:
     core = list((ROOT / "shm_layout" / "core").rglob("*.c"))
     sources = sorted([*core, *(ROOT / "benchmarks" / "core").glob("*.c")])
@@ -122,7 +142,7 @@ def build() -> None:
     include = f"-I{ROOT / 'shm_layout'}"
     more = shlex.split(os.environ.get("CFLAGS", ""))
     command = [*compiler(), *FLAGS, *more, include, "-o", str(BINARY), *map(str, sources), "-lm"]
-    subprocess.run(command, check=True)
+    subprocess.run([*command, *itertools.chain(*libraries().values())], check=True)
 
 
 def drive(structure: str, workload: str, pending: int, seed: int) -> dict[str, Any]:
@@ -144,7 +164,7 @@ def medians_by_tick(repeats: list[list[float]]) -> list[float]:
 def measure_structures(sizes: tuple[int, ...], repeats: int, samples: Samples) -> Medians:
     """Run all workloads and add the measurements to `samples`. Return the cost of `mix`, computed
     from each tick's median; `samples` does not contain the ticks."""
-    runs = list(itertools.product(sizes, range(repeats), WORKLOADS, STRUCTURES))
+    runs = list(itertools.product(sizes, range(repeats), WORKLOADS, structures()))
     ticks: dict[Key, list[list[float]]] = {}
     operations: dict[Key, int] = {}
     with Progress() as progress:
@@ -364,7 +384,7 @@ def main() -> None:
     )
     parser.add_argument("--repeats", type=int, default=5, help="runs of each workload (default 5)")
     options = parser.parse_args()
-    sizes, repeats = ((10_000,), 1) if options.quick else (SIZES, options.repeats)
+    sizes, repeats = ((SMALLEST,), 1) if options.quick else (SIZES, options.repeats)
 
     command = f"python benchmarks/bench_core.py --repeats {repeats}"
     result: dict[str, object] = {"command": command, "machine": machine()}

@@ -22,7 +22,7 @@ def test_the_core_benchmark_runs_and_writes_nothing() -> None:
     command = [sys.executable, str(ROOT / "benchmarks" / "bench_core.py"), "--quick"]
     run = subprocess.run(
         command, capture_output=True, text=True, check=False,
-        env=os.environ | {"CFLAGS": "-O0"},
+        env=os.environ | {"CFLAGS": "-O0", "COLUMNS": "160"},
     )  # fmt: skip
     assert run.returncode == 0, run.stderr
     assert all(name in run.stdout for name in ("wheel", "heap", "linked", "asyncio", "sched"))

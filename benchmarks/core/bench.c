@@ -3,7 +3,7 @@
  *
  *   bench STRUCTURE WORKLOAD PENDING SEED
  *
- * STRUCTURE: keyed, wheel, heap, linked. WORKLOAD:
+ * STRUCTURE: keyed, wheel, heap, linked, libuv, libevent. WORKLOAD:
  *
  *   ops    PENDING timers due in 1 ms .. 1 h: add all, cancel every second timer in random order,
  *          add as many timers again, replace and extend all timers in random order if the structure
@@ -347,7 +347,8 @@ static void run_pause(const struct kind *k, struct timers *t, uint32_t pending)
 
 /* ---- main ----------------------------------------------------------------------------------- */
 
-static const struct kind *const kinds[] = {&keyed_kind, &wheel_kind, &heap_kind, &linked_kind};
+static const struct kind *const kinds[] = {&keyed_kind, &wheel_kind, &heap_kind, &linked_kind,
+                                           &libuv_kind, &libevent_kind};
 
 static const struct {
     const char *name;
@@ -375,12 +376,12 @@ static void print_bytes(const struct kind *k, uint32_t pending)
 
 int main(int argc, char **argv)
 {
-    expect(argc == 5, "usage: bench keyed|wheel|heap|linked ops|mix|pause|bytes PENDING SEED");
+    expect(argc == 5, "usage: bench STRUCTURE ops|mix|pause|bytes PENDING SEED");
     uint32_t pending = (uint32_t)strtoul(argv[3], NULL, 10);
     random_state = strtoull(argv[4], NULL, 10) * 0x9e3779b97f4a7c15u | 1;
     expect(pending >= 10000 && pending <= 100000000, "PENDING is 10000 to 100000000");
     for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++)
-        if (strcmp(kinds[i]->name, argv[1]) == 0) {
+        if (kinds[i]->name && strcmp(kinds[i]->name, argv[1]) == 0) {
             if (strcmp(argv[2], "bytes") == 0)
                 print_bytes(kinds[i], pending);
             else

@@ -1,5 +1,5 @@
-/* timers.h - interface of the measured timer structures: keyed timers, the wheel alone, and two
- * baselines. */
+/* timers.h - interface of the measured timer structures: keyed timers, the wheel alone, two
+ * baselines, and the timers of two event loops. */
 #ifndef PURGATORYD_BENCH_TIMERS_H
 #define PURGATORYD_BENCH_TIMERS_H
 
@@ -35,7 +35,8 @@ struct kind {
                    uint32_t count);
 };
 
-extern const struct kind wheel_kind, heap_kind, linked_kind, keyed_kind;
+/* The kind of a library that is not installed has no name. */
+extern const struct kind wheel_kind, heap_kind, linked_kind, keyed_kind, libuv_kind, libevent_kind;
 
 /* Clock that the running workload measures with, and the time on this clock that a structure spent
  * on work of the benchmark itself, such as packing messages. */

@@ -10,8 +10,11 @@ from tempfile import TemporaryDirectory
 from types import ModuleType
 from typing import Any, NamedTuple
 
+import bench_core
+
 from . import (
     beanstalkd_side,
+    cores,
     crowd,
     echo_side,
     firing,
@@ -213,6 +216,20 @@ def purgatories(n: Callable[[int], int]) -> Iterator[Scene]:
     )  # fmt: skip
 
 
+def structures(n: Callable[[int], int]) -> Iterator[Scene]:
+    """Yield the scenes of the core: one process, no call, random delays."""
+    names = {f"{OURS} {name}": name for name in (cores.KEYED, cores.WHEEL)}
+    names |= {name: name for name in bench_core.libraries()}
+    for title, work, figures in (
+        ("core, 1,000,000 pending, mix of a purgatory", cores.mix, ("ns",)),
+        ("core, 1,000,000 pending", cores.ops, ("add_ns", "cancel_ns", "expire_ns")),
+    ):
+        runs: dict[str, Callable[[], Sample]] = {
+            one: partial(work, name, n(1_000_000)) for one, name in names.items()
+        }
+        yield Scene(title, figures, runs, {})
+
+
 # ---- firing --------------------------------------------------------------------------------------
 
 
@@ -329,7 +346,8 @@ def scenes(scale: float = 1.0, nightly: bool = False) -> list[Scene]:
         return max(1, int(count * scale))
 
     return [
-        *single_calls(n), *batches(n), *coroutines(n), *purgatories(n), *fired(n), *stood(n),
+        *single_calls(n), *batches(n), *coroutines(n), *purgatories(n), *structures(n),
+        *fired(n), *stood(n),
         *(nightly_scenes(n) if nightly else ()),
     ]  # fmt: skip
 
@@ -343,6 +361,6 @@ def skipped() -> list[str]:
     ]
     return [
         *found,
+        *cores.missing(),
         "Kafka's purgatory: no package of Debian or PyPI has its code",
-        "libuv and libevent: they have no contestants, so the core has no rows here",
     ]  # fmt: skip

@@ -27,7 +27,9 @@ FIGURES = {
     "per_core_s": Figure("", "k/s of a core of client CPU", True),
     "server_us": Figure("server CPU", "us"), "bytes": Figure("", "bytes"),
     "p50_ms": Figure("lateness p50", "ms"), "p99_ms": Figure("lateness p99", "ms"),
-    "max_ms": Figure("lateness, last", "ms"), "ready_s": Figure("", "s"),
+    "max_ms": Figure("lateness, last", "ms"), "ready_s": Figure("", "s"), "ns": Figure("", "ns"),
+    "add_ns": Figure("add", "ns"), "cancel_ns": Figure("cancel", "ns"),
+    "expire_ns": Figure("expire", "ns"),
 }  # fmt: skip
 COSTS = ("server_us", "client_us")
 SHOWN_IN = {"k/s": 1000.0, "k/s of a core of client CPU": 1000.0}
