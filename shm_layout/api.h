@@ -688,6 +688,8 @@ struct pg_ring_end {              /* one side of a ring; private to its process 
     uint64_t length;              /* bytes of the message that is being put or taken; 0 = none */
     uint64_t done;                /* bytes of this message that were put or taken */
     uint32_t broken;              /* 1 = the other side stored something impossible */
+    uint32_t recalled;            /* 1 = another thread of this process needs the end, and the taker
+                                     must not sleep */
 };
 
 /* Set up one side of a new ring, whose positions are 0. */
@@ -701,6 +703,9 @@ uint64_t pg_ring_next(struct pg_ring_end *end);
 /* Take the next message, after pg_ring_next, which returned its length. Returns 1 = `out` has all
  * of it; 0 = `out` has a part, so call both functions again with the same memory. */
 int pg_ring_take(struct pg_ring_end *end, void *out);
+/* Copy the first bytes of the next message, after pg_ring_next, which returned its length; the
+ * message is not larger than the ring, and stays in it. */
+void pg_ring_peek(const struct pg_ring_end *end, void *out, uint64_t bytes);
 /* Announce that this side is about to sleep (enum pg_ring_sleep) until there is a message, or space
  * for the message that was being put. Returns 1 = it may sleep; 0 = there is one already. */
 int pg_ring_sleep_taker(struct pg_ring_end *end, uint32_t how);
@@ -713,3 +718,11 @@ uint32_t pg_ring_rouse_putter(struct pg_ring_end *end);
 void pg_ring_signal(int eventfd);
 /* Wake a client that sleeps as `how` says, on `word` or on the other end of `socket`. */
 void pg_ring_wake(uint32_t how, uint32_t *word, int socket);
+/* Announce a sleep by futex, as pg_ring_sleep_taker does, unless the end was recalled. */
+int pg_ring_sleep_unless_recalled(struct pg_ring_end *end);
+/* Recall the end from the thread that takes messages, and return how it sleeps (enum pg_ring_sleep);
+ * the caller wakes it. */
+uint32_t pg_ring_recall(struct pg_ring_end *end);
+/* Sleep for at most `limit_ns`, after the sleep by futex was announced, until another thread or
+ * process wakes this side. Returns 0 if a signal ended the sleep, else 1. */
+int pg_ring_sleep(struct pg_ring_end *end, int64_t limit_ns);

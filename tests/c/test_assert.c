@@ -180,6 +180,12 @@ static void ring_without_a_length(struct pg_arena *a)
     (void)a;
     pg_ring_take(&end, NULL);
 }
+static void ring_message_beyond_its_length(struct pg_arena *a)
+{
+    struct pg_ring_end end = {.size = PG_RING_HEAD, .length = PG_RING_UNIT};
+    (void)a;
+    pg_ring_peek(&end, NULL, PG_RING_UNIT + 1);
+}
 static void wal_buffer_full_of_frames(struct pg_arena *a)
 {
     a->wal_buffer->appended = a->wal_buffer->tail = a->wal_buffer->size;
@@ -277,6 +283,8 @@ static const struct {
     {answer_without_a_check, "operations: an answered CHECK was sent before"},
     {wal_stopped_twice, "wal: only a running WAL stops"},
     {ring_without_a_length, "ring: a message is taken after its length was read"},
+    {ring_message_beyond_its_length,
+     "ring: the bytes of a message that are read are in the ring"},
     {wal_buffer_full_of_frames, "WAL buffer: a frame has space"},
 };
 

@@ -94,6 +94,44 @@ static void ring_putter(void) { put_one(); }
 const struct scenario ring_scenario = {
     "ring", ring_setup, again, {ring_putter, taker_run}, false, false, end};
 
+/* ---- a taker that another thread of its process recalls ---------------------------------------- */
+
+static bool recalled_sleeps, recalled_woken;
+
+/* Both threads use the same end of the client, so it is in watched memory. */
+static struct pg_ring_end *shared;
+
+static void recall_setup(void)
+{
+    ring_make(32, SMALL);
+    shared = aligned_alloc(64, 2 * 64);
+    CHECK(shared != NULL);
+    pg_ring_open(shared, words, bytes, size);
+    model_watch(&shared->recalled, sizeof shared->recalled);
+}
+
+static void recall_again(void)
+{
+    again();
+    recalled_sleeps = recalled_woken = false;
+}
+
+static void recaller(void)
+{
+    recalled_woken = pg_ring_recall(shared) == PG_RING_FUTEX;
+}
+
+static void recalled_taker(void) { recalled_sleeps = pg_ring_sleep_unless_recalled(shared); }
+
+static void recall_end(void)
+{
+    if (recalled_sleeps && !recalled_woken)
+        model_fault("the end was recalled and the taker sleeps");
+}
+
+const struct scenario ring_recall_scenario = {
+    "ring-recall", recall_setup, recall_again, {recaller, recalled_taker}, false, false, recall_end};
+
 /* ---- a full ring: the putter may sleep -------------------------------------------------------- */
 
 static void space_setup(void)

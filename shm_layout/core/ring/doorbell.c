@@ -1,9 +1,12 @@
-/* doorbell.c - the system calls that wake the other side of a ring. None of them blocks: only clients
- * write the eventfd, and a client that is slow to read its socket is awake already. */
+/* doorbell.c - the system calls that wake the other side of a ring, and the sleep of a client. A call
+ * that wakes does not block: only clients write the eventfd, and a client that is slow to read its
+ * socket is awake already. */
 #define _GNU_SOURCE
+#include <errno.h>
 #include <linux/futex.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "core/ring/ring.h"
@@ -20,4 +23,13 @@ void pg_ring_wake(uint32_t how, uint32_t *word, int socket)
         syscall(SYS_futex, word, FUTEX_WAKE, 1, NULL, NULL, 0);
     else if (how != PG_RING_AWAKE)
         (void)!send(socket, "", 1, MSG_DONTWAIT | MSG_NOSIGNAL);
+}
+
+int pg_ring_sleep(struct pg_ring_end *end, int64_t limit_ns)
+{
+    enum { SECOND_NS = 1000000000 };
+    const struct timespec limit = {limit_ns / SECOND_NS, limit_ns % SECOND_NS};
+    uint32_t *word = &end->words->taker_sleeps;
+    return syscall(SYS_futex, word, FUTEX_WAIT, PG_RING_FUTEX, &limit, NULL, 0) == 0 ||
+           errno != EINTR;
 }

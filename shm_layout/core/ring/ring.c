@@ -175,6 +175,13 @@ int pg_ring_take(struct pg_ring_end *end, void *out)
     return true;
 }
 
+void pg_ring_peek(const struct pg_ring_end *end, void *out, uint64_t bytes)
+{
+    PG_ASSERT(bytes <= end->length && RING_WORD + padded(end->length) <= end->size, "ring",
+              "the bytes of a message that are read are in the ring");
+    copy_out(end, end->own + RING_WORD, out, bytes);
+}
+
 /* ---- sleep and wake ------------------------------------------------------------------------ */
 
 static bool may_take(struct pg_ring_end *end) { return pg_ring_next(end) != 0 || end->broken; }
@@ -206,6 +213,24 @@ int pg_ring_sleep_taker(struct pg_ring_end *end, uint32_t how)
 int pg_ring_sleep_putter(struct pg_ring_end *end, uint32_t how)
 {
     return sleep_unless(end, &end->words->putter_sleeps, how, may_put);
+}
+
+/* A thread that recalls the end stores `recalled` before it looks whether the taker sleeps, as a
+ * putter stores `tail`. */
+int pg_ring_sleep_unless_recalled(struct pg_ring_end *end)
+{
+    if (!pg_ring_sleep_taker(end, PG_RING_FUTEX))
+        return false;
+    if (LOAD_RELAXED(&end->recalled) == 0)
+        return true;
+    EXCHANGE_RELAXED(&end->words->taker_sleeps, PG_RING_AWAKE);
+    return false;
+}
+
+uint32_t pg_ring_recall(struct pg_ring_end *end)
+{
+    STORE_RELAXED(&end->recalled, 1);
+    return pg_ring_rouse_taker(end);
 }
 
 uint32_t pg_ring_rouse_taker(struct pg_ring_end *end)
