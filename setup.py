@@ -43,9 +43,16 @@ class BuildChanged(build_ext):
 
 PACK = Extension(
     "purgatoryd.clients._pack",
-    sources=["clients/pack/batch.c", "clients/pack/module.c"],
+    sources=[
+        *(f"clients/pack/{name}.c" for name in ("batch", "direct", "maker", "module", "plain")),
+        *(f"shm_layout/core/{name}.c" for name in ("base/check", "ring/doorbell", "ring/ring")),
+    ],
     include_dirs=["shm_layout"],
-    depends=["shm_layout/layout.h", *map(str, sorted(Path("clients/pack").glob("*.[ch]")))],
+    depends=[
+        str(path)
+        for folder, pattern in (("clients/pack", "*.[ch]"), ("shm_layout", "**/*.h"))
+        for path in sorted(Path(folder).glob(pattern))
+    ],
     define_macros=[("Py_LIMITED_API", "0x030b0000")],
     py_limited_api=True,
     extra_compile_args=[

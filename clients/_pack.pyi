@@ -1,13 +1,114 @@
 """Types of the extension that packs batches; clients/pack/module.c has its code."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Generic, TypeVar
 
+from purgatoryd.clients.connection import Connection
+from purgatoryd.shm_layout.errors import DaemonError
+from purgatoryd.shm_layout.wire import Key
+
+Made = TypeVar("Made")
 Column = list[Any] | tuple[str, Any, Any, int, int] | None
 """A list of objects, or (letter, buffer, offsets or entries, first offset, detail). Letters: S, U
 numpy's bytes and str; i, l Arrow's 32-bit and 64-bit offsets, with the enum pg_key_type; d seconds;
 q whole numbers, with their unit in ns; t times in ns, with their enum pg_time_kind; c indexes of a
 list of entries of the name table; B flags, one byte each."""
+
+class Answer:
+    """A call and its outcome."""
+
+    key: Key
+    on_done: Callable[[Any], None] | None
+    namespace: str
+    topic: str
+    payload: bytes
+    connection: Connection
+    """The connection that sends the call."""
+    error: DaemonError | None
+    ended: list[Key] | None
+    """Keys of the operations that CANCEL_FOR_KEY ended."""
+    packed: bool
+    """True once the record is in a batch or was sent."""
+    done: bool
+    word: int
+    """ticket << 8 | enum pg_status."""
+    deadline_ns: int
+
+    def __init__(
+        self, key: Key = ..., on_done: Callable[[Any], None] | None = None, namespace: str = ...,
+        topic: str = ..., payload: bytes = ..., /,
+    ) -> None: ...  # fmt: skip
+
+class Maker(Generic[Made]):
+    """Makes objects of a frozen dataclass with slots, without its slow __init__. `slots`: the names
+    of its slots, in the order of the values."""
+
+    def __init__(self, made: type[Made], slots: tuple[str, ...], /) -> None: ...
+    def make(self, *values: object) -> Made:
+        """Return a new object with a value for each slot."""
+
+class Requests:
+    """The requests to a client's engine. `queue`: has put() and empty(). `nothing`: a request that
+    only wakes the engine."""
+
+    def __init__(self, queue: Any, nothing: object, /) -> None: ...
+    def put(self, request: object, /) -> None:
+        """Put a request into the queue; no direct call begins before the engine has taken it."""
+
+    def admit(self) -> None:
+        """Let direct calls begin, if the queue is empty."""
+
+class Direct:
+    """The direct calls of a connection. `wait_ns`: longest time until a call leaves its message to
+    the engine. `spin_ns`: longest time that a call looks for its answer without sleep.
+
+    With `wait_ns` 0 the calls are those of an event loop, which is its own engine. They do not
+    wait, and the loop calls collect() once the socket is readable."""
+
+    def __init__(
+        self, requests: Requests, connection: Connection, namespace: str,
+        topics: dict[str, bytes], entry: bytes, modes: dict[str, int], wait_ns: int,
+        spin_ns: int, /,
+    ) -> None: ...  # fmt: skip
+    def lend(
+        self, putter: int, taker: int, bell: int, socket: int, session: int, sequence: int,
+        flags: int, same_clock: bool, delays: bool, /,
+    ) -> None:  # fmt: skip
+        """Let direct calls use the rings (addresses of struct pg_ring_end, the daemon's eventfd,
+        the connection's socket). `sequence`:
+        that of the next batch. `delays`: the daemon computes deadlines from delays."""
+
+    def take_back(self) -> tuple[int, Any, bytes | None] | None:
+        """Wait until no direct call runs, and let none begin. Returns the sequence of the next
+        batch, and the Answer and the message of a call that waits for its answer; None if the
+        rings were not lent."""
+
+    def collect(self) -> bool | None:
+        """Look for the answer of a call of an event loop. Returns True if the call has its outcome;
+        None if it has none yet; False if the loop has to take back the rings."""
+
+    def record(
+        self, answer: Answer, limit_s: float, name: bytes, op: int, mode: int, key_type: int,
+        key: bytes, time_kind: int, flags: int, payload: bytes, extension: bytes, time_ns: int,
+        value: int, /,
+    ) -> bool | None:  # fmt: skip
+        """Make a direct call with one record. Returns True if `answer` has its outcome; False if
+        nothing was sent; None if the message was left to the engine, which takes its answer. That
+        happens after `limit_s` seconds at the latest.
+
+        A call of an event loop returns None if it was sent, and False if it was sent and has an
+        unusual answer already; `answer.packed` says whether it was sent."""
+
+    def add(self, answer: Answer, limit_s: float, arguments: tuple[Any, ...], /) -> bool | None:
+        """Make a direct call with the arguments of Core.put, and set the fields of `answer`.
+        Returns as record() does; also False if an argument needs a conversion by Python."""
+
+    def cancel(self, answer: Answer, limit_s: float, arguments: tuple[Any, ...], /) -> bool | None:
+        """Make a direct call with the arguments of Core.cancel, as add() does."""
+
+    def get(self, limit_s: float, key: Key, /) -> bytes | None:
+        """Ask for the timer of a key. Returns the daemon's reply, or None if the engine has to
+        ask."""
 
 class Builder:
     """A batch under construction."""

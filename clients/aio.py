@@ -18,10 +18,11 @@ from typing import Any, Generic, Self, TypeVar
 import zmq
 
 from purgatoryd.clients import jobs, partitions
+from purgatoryd.clients._pack import Requests
 from purgatoryd.clients.arguments import check_limit_s, check_whole
 from purgatoryd.clients.bulk import Bulk, BulkResult, checked
 from purgatoryd.clients.bulk_loads import BulkLoad, BulkLoadStatus, check_bulk_load
-from purgatoryd.clients.calls import Prepare, TimerCalls
+from purgatoryd.clients.calls import Kind, TimerCalls
 from purgatoryd.clients.closing import AsyncClosing
 from purgatoryd.clients.connection import NEVER_S, Connection
 from purgatoryd.clients.core import (
@@ -54,8 +55,21 @@ from purgatoryd.shm_layout.host import HOST
 from purgatoryd.shm_layout.layout import BulkLoadAction
 from purgatoryd.shm_layout.wire import Key
 
+DIRECT_S = 0.02
+"""Time after which a direct call becomes a batch in flight, as in DIRECT_NS of engine.py."""
 Outcome = TypeVar("Outcome")
 Result = TypeVar("Result")
+
+
+class _NoQueue:
+    """Takes the place of an engine's queue: the loop itself is the engine."""
+
+    def put(self, _: object) -> None:
+        """Do nothing."""
+
+    def empty(self) -> bool:
+        """Return True."""
+        return True
 
 
 class AsyncCall(Started[Result]):
@@ -157,6 +171,13 @@ class AsyncClient(
         self._timer_s = NEVER_S
         """Host time at which `_timer` wakes the loop."""
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._requests = Requests(_NoQueue(), None)
+        self._lent = False
+        """True while only direct calls use the rings."""
+        self._posted: tuple[Pending, asyncio.Future[None]] | None = None
+        """The direct call that waits for its answer, and the future that its caller awaits."""
+        self._watched = False
+        """True while a timer of the loop watches for late answers of direct calls."""
 
     # ---- open and close ----------------------------------------------------------------------
 
@@ -298,6 +319,7 @@ class AsyncClient(
     def at(self, at_ns: int | None) -> None:
         """Apply later calls at virtual time `at_ns`, as Client.at does."""
         self._core.check()
+        self._take_back()
         self._core.set_time(self._core.check_time(at_ns))
 
     async def flush(self, *, timeout: float | None = None) -> None:
@@ -336,13 +358,46 @@ class AsyncClient(
             raise QueueFull(packer.queued, self.queue_limit, limit_s) from error
 
     async def _made(
-        self, prepare: Prepare, arguments: tuple[Any, ...], wait: bool, timeout: float | None
+        self, kind: Kind, arguments: tuple[Any, ...], wait: bool, timeout: float | None
     ) -> Any:
-        core, limit_s = await self._ready(), self._limit_s(timeout)
-        entry = prepare(core, *arguments, collect=not wait)
+        limit_s = self._limit_s(timeout)
+        if wait and self._lent and self._posted is None and limit_s > DIRECT_S:
+            pending = kind.pending()
+            if await self._direct(kind, pending, arguments, limit_s):
+                return pending.outcome()
+        core = await self._ready()
+        entry = kind.prepare(core, *arguments, collect=not wait)
         entry.pending.connection.admit()
         await self._admit(entry, limit_s)
         return await self._now(entry, limit_s) if wait else self._later(entry)
+
+    async def _direct(
+        self, kind: Kind, pending: Pending, arguments: tuple[Any, ...], limit_s: float
+    ) -> bool:
+        """Make a direct call and wait for its answer. Returns False if it was not sent."""
+        core, loop = self._core, self._loop
+        assert core.direct is not None
+        assert loop is not None
+        self._posted = posted = pending, loop.create_future()
+        try:
+            answered = kind.direct(core.direct, pending, limit_s, arguments)
+            if not pending.packed or answered:
+                self._posted = None
+                return pending.packed
+            if answered is None:
+                self._watch_direct()
+            else:
+                self._exchange()
+            await posted[1]
+            if not pending.done:
+                await self._run(jobs.awaited(pending, limit_s, (pending,)))
+        except BaseException as error:
+            if not pending.packed:
+                self._posted = None
+            elif in_doubt(error):
+                vars(error)["handle"] = AsyncHandle[Any](self, pending)
+            raise
+        return True
 
     async def _now(self, entry: Entry[Any], limit_s: float) -> Any:
         """Pack one call, wait for its answer, and return its outcome."""
@@ -352,6 +407,7 @@ class AsyncClient(
 
     def _later(self, entry: Entry[Any]) -> AsyncHandle[Any]:
         """Pack one call, and return its handle."""
+        self._take_back()
         entry.pending.connection.packer.add(entry)
         self._schedule()
         return AsyncHandle(self, entry.pending)
@@ -405,6 +461,7 @@ class AsyncClient(
     def _begin(self, job: Job[Result]) -> AsyncCall[Result]:
         """Start a job."""
         assert self._loop is not None
+        self._take_back()
         call = AsyncCall(job, self._loop)
         self._jobs.begin(call)
         self._schedule()
@@ -419,7 +476,49 @@ class AsyncClient(
             self._scheduled = True
             self._loop.call_soon(self._exchange)
 
+    def _lend(self) -> None:
+        """Let direct calls use the rings until _take_back(), if nothing else is to be done."""
+        if not (self._lent or self._jobs.expects):
+            self._lent = self._core.lend(self._requests, 0, 0) and self._core.direct is not None
+            self._requests.admit()
+
+    def _take_back(self) -> None:
+        """Let no direct call use the rings. A call without an answer goes on as a batch."""
+        if not self._lent:
+            return
+        for connection in self._core.connections:
+            connection.take_back()
+        self._lent = False
+        self._end_posted()
+
+    def _end_posted(self) -> None:
+        """Wake the caller of the direct call."""
+        posted, self._posted = self._posted, None
+        if posted is not None and not posted[1].done():
+            posted[1].set_result(None)
+
+    def _watch_direct(self) -> None:
+        """Set the timer for late answers of direct calls, unless it is set."""
+        if not self._watched:
+            assert self._loop is not None
+            self._watched = True
+            self._loop.call_later(DIRECT_S, self._late, self._posted)
+
+    def _late(self, posted: object) -> None:
+        """Take back the rings if a direct call has waited since the timer was set."""
+        self._watched = False
+        if self._posted is not None and self._posted is posted:
+            self._exchange()
+        elif self._posted is not None:
+            self._watch_direct()
+
     def _readable(self, connection: Connection) -> None:
+        if self._posted is not None and connection.direct is not None:
+            answered = connection.direct.collect()
+            if answered:
+                self._end_posted()
+            if answered is not False:
+                return
         connection.news = True
         self._exchange()
 
@@ -429,6 +528,7 @@ class AsyncClient(
         if core.closed:
             return
         try:
+            self._take_back()
             self._open()
             self._jobs.iterate()
         except (PurgatorydError, OSError) as error:
@@ -438,6 +538,7 @@ class AsyncClient(
             raise
         self._sleep()
         self._watch()
+        self._lend()
 
     def _sleep(self) -> None:
         """Let the daemon know that we wait for descriptors, unless there is something to do."""
@@ -477,6 +578,7 @@ class AsyncClient(
         self._exchange()
 
     def _drop(self) -> None:
+        self._take_back()
         if self._timer is not None:
             self._timer.cancel()
         readers, self._readers = self._readers, []

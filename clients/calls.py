@@ -5,10 +5,11 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from datetime import datetime, timedelta
-from typing import Any, Generic, Literal, TypedDict, TypeVar, Unpack, overload
+from typing import Any, Generic, Literal, NamedTuple, TypedDict, TypeVar, Unpack, overload
 
+from purgatoryd.clients._pack import Answer, Direct
 from purgatoryd.clients.core import Core, Mode
-from purgatoryd.clients.packing import Entry
+from purgatoryd.clients.packing import Entry, Pending, PendingAdd, PendingCancel
 from purgatoryd.shm_layout.wire import Key
 
 Added = TypeVar("Added", covariant=True)
@@ -16,8 +17,19 @@ AddedLater = TypeVar("AddedLater", covariant=True)
 Cancelled = TypeVar("Cancelled", covariant=True)
 CancelledLater = TypeVar("CancelledLater", covariant=True)
 
-Prepare = Callable[..., Entry[Any]]
-"""A method of Core that checks the arguments of a call and returns its entry."""
+
+class Kind(NamedTuple):
+    """A kind of call."""
+
+    prepare: Callable[..., Entry[Any]]
+    """The method of Core that checks the arguments of a call and returns its entry."""
+    pending: Callable[[], Pending]
+    direct: Callable[[Direct, Answer, float, tuple[Any, ...]], bool | None]
+    """The method that makes a direct call with these arguments."""
+
+
+ADD = Kind(Core.put, PendingAdd, Direct.add)
+CANCEL = Kind(Core.cancel, PendingCancel, Direct.cancel)
 
 
 class Options(TypedDict, total=False):
@@ -77,7 +89,7 @@ class TimerCalls(ABC, Generic[Added, AddedLater, Cancelled, CancelledLater]):
 
         arguments = key, delay, delay_ns, deadline, deadline_boot_ns, topic, payload, mode, within
         # The call and the return share a line: an interrupt between them would lose the result.
-        return self._made(Core.put, arguments, wait, timeout)  # type: ignore[no-any-return]
+        return self._made(ADD, arguments, wait, timeout)  # type: ignore[no-any-return]
 
     @overload
     def cancel(
@@ -98,10 +110,10 @@ class TimerCalls(ABC, Generic[Added, AddedLater, Cancelled, CancelledLater]):
         Returns a CancelResult, or a handle as add() does. UNKNOWN and FIRED are results, not
         errors. Raises the same errors as add().
         """
-        return self._made(Core.cancel, (key, ticket), wait, timeout)  # type: ignore[no-any-return]
+        return self._made(CANCEL, (key, ticket), wait, timeout)  # type: ignore[no-any-return]
 
     @abstractmethod
     def _made(
-        self, prepare: Prepare, arguments: tuple[Any, ...], wait: bool, timeout: float | None
+        self, kind: Kind, arguments: tuple[Any, ...], wait: bool, timeout: float | None
     ) -> Any:
         """Make a call. With `wait` return its outcome, else a handle."""

@@ -163,6 +163,11 @@ class Channel:
         whether it concerns the owner."""
         return int(self.socket.get(zmq.FD)), int(self.monitor.get(zmq.FD))
 
+    @property
+    def rings(self) -> None:
+        """None: there are no rings."""
+        return None
+
     def may_sleep(self, *, to_send: bool) -> bool:
         """Return whether there is neither a message nor an event, nor space if `to_send`.
 

@@ -22,12 +22,13 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, Self, TypeVar
 from purgatoryd.clients import jobs, partitions
 from purgatoryd.clients.arguments import check_limit_s, check_whole
 from purgatoryd.clients.bulk import Bulk, BulkResult, checked, checked_cancels, unchecked
-from purgatoryd.clients.calls import Prepare, TimerCalls
+from purgatoryd.clients.calls import Kind, TimerCalls
 from purgatoryd.clients.connection import Connection
 from purgatoryd.clients.core import (
     BYE_S,
     QUEUE_LIMIT,
     QUEUE_LIMIT_MAX,
+    SPIN_MAX_US,
     Core,
     Mode,
 )
@@ -103,6 +104,8 @@ class Client(TimerCalls[TimerInfo, Handle[TimerInfo], CancelResult, Handle[Cance
     the core of the daemon's loop. A thread never gets additional CPUs. A thread that may use none
     of those CPUs stays where it is. `transport`: "ring" = shared memory, which needs the daemon on
     this host; "zmq" = ZeroMQ; "auto" = shared memory if the daemon grants it, else ZeroMQ.
+    `spin_us`: microseconds, up to 1000, that add(), cancel() and get() look for their answer in
+    shared memory before they sleep. Spinning occupies a CPU and saves the wake-up of the caller.
 
     The namespace may have any number of partitions. A call goes to the shard that has its key, and
     the results of a bulk call are in the order of its rows. While a shard does not answer, calls
@@ -136,9 +139,11 @@ class Client(TimerCalls[TimerInfo, Handle[TimerInfo], CancelResult, Handle[Cance
         worker: str | None = None,
         numa_local: bool = False,
         transport: Transport = "auto",
+        spin_us: int = 0,
     ) -> None:
         self.timeout = check_limit_s(timeout)
         self.queue_limit = check_whole("queue_limit", queue_limit, 1, QUEUE_LIMIT_MAX)
+        self._spin_ns = check_whole("spin_us", spin_us, 0, SPIN_MAX_US) * 1000
         self._core = Core(
             name, namespace, remote, durable, ledger, worker, numa_local, self._resume,
             transport=transport,
@@ -153,7 +158,7 @@ class Client(TimerCalls[TimerInfo, Handle[TimerInfo], CancelResult, Handle[Cance
             raise
 
     def _start(self) -> Engine:
-        return Engine(self._core)
+        return Engine(self._core, spin_ns=self._spin_ns)
 
     @property
     def name(self) -> str:
@@ -185,6 +190,8 @@ class Client(TimerCalls[TimerInfo, Handle[TimerInfo], CancelResult, Handle[Cance
         The answer includes the effects of all earlier calls of this client, even of packed calls.
         """
         core, limit_s = self._core, self._limit_s(timeout)
+        if core.direct is not None and (reply := core.direct.get(limit_s, key)) is not None:
+            return core.found(key, reply)
         core.check()
         connection = core.of(key)
         connection.admit()
@@ -396,17 +403,45 @@ class Client(TimerCalls[TimerInfo, Handle[TimerInfo], CancelResult, Handle[Cance
         return check_limit_s(self.timeout if timeout is None else timeout)
 
     def _made(
-        self, prepare: Prepare, arguments: tuple[Any, ...], wait: bool, timeout: float | None
+        self, kind: Kind, arguments: tuple[Any, ...], wait: bool, timeout: float | None
     ) -> Any:
-        limit_s = self._limit_s(timeout)
-        entry = prepare(self._core, *arguments, collect=not wait)
+        limit_s = self.timeout if timeout is None else check_limit_s(timeout)
+        if wait and (direct := self._core.direct) is not None:
+            pending = kind.pending()
+            try:
+                kind.direct(direct, pending, limit_s, arguments)
+                if pending.packed:
+                    return self._outcome(pending, limit_s)
+            except BaseException as error:
+                self._leave_handle(error, pending)
+                raise
+        entry = kind.prepare(self._core, *arguments, collect=not wait)
         entry.pending.connection.admit()
         return self._now(entry, limit_s) if wait else self._later(entry, limit_s)
 
     def _now(self, entry: Entry[Any], limit_s: float) -> Any:
         """Pack one call, wait for its answer, and return its outcome."""
-        handle: Handle[Any] = Handle(self, entry.pending)
-        return self._run(jobs.single(entry, limit_s), entry.pending.outcome, handle)
+        pending = entry.pending
+        try:
+            pending.connection.call(entry, limit_s)
+            if pending.packed:
+                return self._outcome(pending, limit_s)
+        except BaseException as error:
+            self._leave_handle(error, pending)
+            raise
+        handle: Handle[Any] = Handle(self, pending)
+        return self._run(jobs.single(entry, limit_s), pending.outcome, handle)
+
+    def _outcome(self, pending: Pending, limit_s: float) -> Any:
+        """Return the outcome of a direct call. Wait for it if the engine has the call."""
+        if not pending.done:
+            self._engine.call(jobs.awaited(pending, limit_s, (pending,)))
+        return pending.outcome()
+
+    def _leave_handle(self, error: BaseException, pending: Pending) -> None:
+        """Attach a handle to the error of a direct call that was sent."""
+        if in_doubt(error):
+            self._engine.leave_handle(error, Handle[Any](self, pending), lambda: pending.packed)
 
     def _later(self, entry: Entry[Any], limit_s: float) -> Handle[Any]:
         """Pack one call once the queue has space, and return its handle."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from purgatoryd.clients import times
 from purgatoryd.clients.numa_local import pin_numa_local
-from purgatoryd.clients.packing import Entry, Names, Packer, Pending
+from purgatoryd.clients.packing import Builder, Entry, Names, Packer, Pending
 from purgatoryd.clients.poller import AnyChannel, OpenChannel
 from purgatoryd.clients.route import Breaker, Route
 from purgatoryd.clients.session import Session, State
@@ -32,6 +32,7 @@ from purgatoryd.shm_layout.layout import ClockKind, kernel_number
 from purgatoryd.shm_layout.paths import shut
 
 if TYPE_CHECKING:
+    from purgatoryd.clients._pack import Direct
     from purgatoryd.clients.remote import Remote
 
 NEVER_S = float("inf")
@@ -70,6 +71,8 @@ class Connection:
         """BOOT: this client computes the deadline from a delay. VIRTUAL: the daemon computes it,
         because its clock is virtual or it is on another host or in another time namespace."""
         self.packer = Packer(self.host)
+        self.direct: Direct | None = None
+        """Lets callers send single calls while the engine is idle; the engine sets it."""
         self.planned: set[Pending] = set()
         """Calls that a job packs once the queue has space."""
         self.channel: AnyChannel | None = None
@@ -171,6 +174,35 @@ class Connection:
         """Return the entry of a call of this connection."""
         pending.connection = self
         return Entry(pending, name, method, fields)
+
+    def lend(self) -> bool:
+        """Let direct calls use the rings until take_back(), if this connection has rings and
+        nothing is in flight. Returns whether they may."""
+        rings = None if self.channel is None else self.channel.rings
+        terms = self.session.direct()
+        breaks = self.breaker is not None and self.breaker.failures > 0
+        packer = self.packer
+        if rings is None or terms is None or breaks or packer.at_ns is not None or not packer.empty:
+            return False
+        assert self.direct is not None
+        delays = self.delay_clock == ClockKind.VIRTUAL
+        self.direct.lend(*rings, *terms, self.session.same_clock, delays)
+        return True
+
+    def take_back(self) -> None:
+        """Wait until no direct call runs. A call without an answer goes on as a batch in flight."""
+        if self.direct is None or (taken := self.direct.take_back()) is None:
+            return
+        sequence, pending, message = taken
+        batch = None if message is None else self.packer.adopt(pending, message)
+        self.session.note_direct(sequence, batch)
+
+    def call(self, entry: Entry[Any], limit_s: float) -> bool:
+        """Make a direct call. Returns whether it has its outcome. If not, the engine has to send
+        it, or waits for its answer."""
+        if self.direct is None or entry.method is not Builder.record:
+            return False
+        return self.direct.record(entry.pending, limit_s, entry.name, *entry.fields) is True
 
     def abandon(self, calls: Iterable[object]) -> bool:
         """Stop resending the calls that the daemon refused as BUSY; BUSY becomes their answer.

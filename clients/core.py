@@ -13,13 +13,23 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Generic, Literal, TypeVar
 
 from purgatoryd.clients import times
+from purgatoryd.clients._pack import Direct, Requests
 from purgatoryd.clients.arguments import check_class, check_type, check_whole
 from purgatoryd.clients.connection import Connection
 from purgatoryd.clients.fork_guard import ForkGuard
 from purgatoryd.clients.local_channel import Transport, open_zmq, opener
 from purgatoryd.clients.model import TimerInfo
 from purgatoryd.clients.numa_local import refuse_remote
-from purgatoryd.clients.packing import Builder, Entry, Names, Pending, PendingAdd, PendingCancel
+from purgatoryd.clients.packing import (
+    CANCEL,
+    PUT,
+    Builder,
+    Entry,
+    Names,
+    Pending,
+    PendingAdd,
+    PendingCancel,
+)
 from purgatoryd.clients.poller import OpenChannel
 from purgatoryd.clients.route import Route
 from purgatoryd.clients.session import Query, Session
@@ -61,6 +71,7 @@ MODES: dict[str, int] = {mode.name.lower(): int(mode) for mode in PutMode}
 UNCOLLECTED_MAX = 10_000  # Number of refusals stored for flush(); more refusals are only counted.
 QUEUE_LIMIT = 65_536  # Default limit for packed calls without an answer, for each partition.
 QUEUE_LIMIT_MAX = 2**31 - 1
+SPIN_MAX_US = 1000  # Longest time that a direct call looks for its answer without sleep.
 OPEN_RETRY_S = 0.01  # Time between two attempts to find the daemon's socket.
 HOST_MAX = 50  # Largest number of characters of the host's name in the name of a worker.
 BYE_S = 0.2  # Time that a closing client waits until the daemon has ended its session.
@@ -112,6 +123,8 @@ class Core:
         self.names = Names(wire.encode_namespace(namespace))
         self.connections: Sequence[Connection] = ()
         """A Connection for each partition of the namespace; empty until the daemon is found."""
+        self.direct: Direct | None = None
+        """The direct calls of the only connection; None if there are several partitions."""
         self.opened = False
         """True once each connection has a channel."""
         self.on_connection: Callable[[Connection], object] = lambda _: None
@@ -174,6 +187,21 @@ class Core:
         )  # fmt: skip
         self.on_connection(connection)
         return connection
+
+    def lend(self, requests: Requests, wait_ns: int, spin_ns: int) -> bool:
+        """Let direct calls use the rings of quiet connections. Returns whether one of them has
+        rings. The other arguments are those of Direct."""
+        lent = False
+        for connection in self.connections:
+            if connection.direct is None:
+                names = self.names
+                connection.direct = Direct(
+                    requests, connection, self.namespace, names.topics, names.of_key, MODES,
+                    wait_ns, spin_ns,
+                )  # fmt: skip
+                self.direct = connection.direct if len(self.connections) == 1 else None
+            lent |= connection.lend()
+        return lent
 
     def unreachable(self, waited_s: float) -> DaemonUnreachable:
         """Return the error of a client that did not find its daemon within `waited_s` seconds."""
@@ -269,8 +297,9 @@ class Core:
         number = mode_number(mode)
         note = self._note if collect else None
         pending = PendingAdd(key, note, self.namespace, topic, payload)
-        fields = (number, key_type, key_bytes, kind, time_ns, payload, 0, times.slack(within))
-        return connection.entry(pending, name, Builder.put, fields)
+        slack = times.slack(within)
+        fields = (PUT, number, key_type, key_bytes, kind, slack, payload, b"", time_ns, 0)
+        return connection.entry(pending, name, Builder.record, fields)
 
     def cancel(self, key: Key, ticket: int, *, collect: bool) -> Entry[PendingCancel]:
         """Check a cancel and return its entry; `ticket` 0 = any timer of the key. Raises
@@ -279,14 +308,20 @@ class Core:
         ticket = check_whole("ticket", ticket, 0, TICKET_MAX)
         key_type, key_bytes = wire.encode_key(key)
         pending = PendingCancel(key, self._note if collect else None)
-        fields = (key_type, key_bytes, ticket)
-        return self.at(key_bytes).entry(pending, self.names.of_key, Builder.cancel, fields)
+        fields = (CANCEL, 0, key_type, key_bytes, 0, 0, b"", b"", 0, ticket)
+        return self.at(key_bytes).entry(pending, self.names.of_key, Builder.record, fields)
 
     def question(self, connection: Connection, key: Key) -> Question:
         """Queue and return a question about the timer of one key."""
         question = Question(self.names.namespace, key)
         connection.session.ask(question.query)
         return question
+
+    def found(self, key: Key, reply: bytes) -> TimerInfo | None:
+        """Return the timer in the daemon's reply to a question about a key. Raises Denied."""
+        question = Question(self.names.namespace, key)
+        question.query.settle(wire.decode_reply(reply))
+        return question.outcome()
 
     def bulk_load_question(
         self, bulk_load: bytes, action: int, fencing_token: int = 0, start: int = 0

@@ -27,6 +27,7 @@ from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
+from purgatoryd.clients._pack import Requests
 from purgatoryd.clients.connection import Connection
 from purgatoryd.clients.core import OPEN_RETRY_S, Core
 from purgatoryd.clients.jobs import Job, Jobs, Started, nothing
@@ -36,6 +37,9 @@ from purgatoryd.shm_layout.layout import BATCH_RECORDS
 
 FLUSH_S = 0.0003  # Time that a packed call waits for other calls to fill its batch.
 ALIVE_S = 1.0  # Interval at which a waiting caller checks that the engine runs.
+DIRECT_NS = 20_000_000
+"""Time after which a direct call leaves its message to the engine, because only the engine watches
+the end of the connection."""
 JOIN_S = 1.0  # Time that garbage collection waits until the thread has ended.
 
 Result = TypeVar("Result")
@@ -78,7 +82,7 @@ def _nap_s(deadline_s: float) -> float:
     return min(max(deadline_s - time.monotonic(), 0.0), ALIVE_S)
 
 
-Requests = SimpleQueue[Callable[[], object] | Call[Any] | None]
+WorkerRequests = SimpleQueue[Callable[[], object] | Call[Any] | None]
 
 
 class CallThread(ABC):
@@ -147,7 +151,7 @@ class Worker(CallThread):
     """A thread that runs one request at a time. It finishes a request before it takes the next."""
 
     def __init__(self, name: str) -> None:
-        self._requests: Requests = SimpleQueue()
+        self._requests: WorkerRequests = SimpleQueue()
         self._thread = threading.Thread(
             target=_work_off, args=(self._requests,), name=name, daemon=True
         )
@@ -169,14 +173,14 @@ class Worker(CallThread):
         _end(self._requests, self._thread, limit_s)
 
 
-def _end(requests: Requests, thread: threading.Thread, limit_s: float) -> None:
+def _end(requests: WorkerRequests, thread: threading.Thread, limit_s: float) -> None:
     """End the thread of a Worker after its last request. The caller can be that thread itself."""
     requests.put(None)
     if thread is not threading.current_thread() and thread.is_alive():
         thread.join(limit_s)
 
 
-def _work_off(requests: Requests) -> None:
+def _work_off(requests: WorkerRequests) -> None:
     """Run the requests of a Worker. While it waits for a request, this function holds no reference
     to the last one."""
     while _done(requests.get()):
@@ -220,10 +224,13 @@ class Engine(CallThread, Jobs):
         after: Callable[[], float] = nothing,
         at_end: Callable[[], object] = nothing,
         listens: bool = False,
+        spin_ns: int = 0,
     ) -> None:
         super().__init__(core, after, listens=listens)
         self._at_end = at_end
         self._requests: SimpleQueue[Callable[[], object] | Call[Any]] = SimpleQueue()
+        self._queue = Requests(self._requests, nothing)
+        self._spin_ns = spin_ns
         self._bell: SimpleQueue[None] = SimpleQueue()
         # The eventfd is closed with the engine, not with the connection, because a caller may write
         # to it after close(). The two statements share a line: no interrupt may come between them.
@@ -252,7 +259,7 @@ class Engine(CallThread, Jobs):
 
         If an interrupt prevents the wake-up, the engine takes the request at its next wake-up.
         """
-        self._requests.put(request)
+        self._queue.put(request)
         if (enough := self._wake_at) and (urgent or self._requests.qsize() >= enough):
             self._wake()
 
@@ -291,6 +298,7 @@ class Engine(CallThread, Jobs):
             )
         finally:
             self.ended = self._refuses = True
+            self._take_back()
             self.core.close()
             self._refuse(error)
 
@@ -318,7 +326,9 @@ class Engine(CallThread, Jobs):
     def _wait(self) -> None:
         """Sleep until there is work, and take the requests from the queue."""
         if not self.expects and not self.listens:
+            self._lend()
             request = self._requests.get()
+            self._take_back()
             self._take(request)
             self._drain()
             if not self._calls:
@@ -329,6 +339,15 @@ class Engine(CallThread, Jobs):
         else:
             self._listen()
         self._drain()
+
+    def _lend(self) -> None:
+        """Let callers use the rings of idle connections themselves, until a request comes."""
+        self.core.lend(self._queue, DIRECT_NS, self._spin_ns)
+        self._queue.admit()
+
+    def _take_back(self) -> None:
+        for connection in self.core.connections:
+            connection.take_back()
 
     def _await_company(self) -> None:
         """Wait until the queue fills a batch or a caller waits for an answer, at most FLUSH_S."""

@@ -331,9 +331,10 @@ def parted(connection: Connection) -> Job[None]:
 
 
 def single(entry: Entry[Any], limit_s: float) -> Job[None]:
-    """Pack one call and wait for its answer."""
+    """Pack one call, unless a direct call has sent it, and wait for its answer."""
     pending = entry.pending
-    pending.connection.packer.add(entry)
+    if not pending.packed:
+        pending.connection.packer.add(entry)
     yield from awaited(pending, limit_s, (pending,))
 
 

@@ -85,6 +85,14 @@ class LocalChannel:
         return self._pair.may_sleep(to_put=to_send or self._rest is not None)
 
     @property
+    def rings(self) -> tuple[int, int, int, int] | None:
+        """The rings, for direct calls (see AnyChannel)."""
+        pair = self._pair
+        if pair is None or self._socket is None or self._rest is not None or pair.collects:
+            return None
+        return *pair.addresses, self._bell, self._socket.fileno()
+
+    @property
     def transport(self) -> str:
         """The transport in use: "ring", "zmq", or "" while there is no connection."""
         if self._zmq is not None:

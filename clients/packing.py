@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 from purgatoryd.clients import _pack
@@ -36,13 +37,15 @@ from purgatoryd.shm_layout.layout import Op, Quota, Status
 from purgatoryd.shm_layout.wire import Key
 
 if TYPE_CHECKING:
-    from purgatoryd.clients.connection import Connection
+    pass
 
 # Far below PG_MESSAGE_MAX, because a batch is copied once and applied in one loop iteration.
 BATCH_BYTES = 1 << 20
 
-_PUT, _CANCEL = int(Op.PUT), int(Op.CANCEL)
+_NAMES_BYTES = 8  # index in wire.FRAME
+PUT, CANCEL = int(Op.PUT), int(Op.CANCEL)
 
+_timer = _pack.Maker(TimerInfo, tuple(field.name for field in fields(TimerInfo))).make
 _FULL: dict[int, str] = {
     Status.FULL: "slots",
     Status.FULL_PAYLOAD: "space for key and payload",
@@ -81,6 +84,9 @@ def is_refusal(status: int) -> bool:
     return status >= Status.FULL or status == Status.EXISTS
 
 
+_TAKEN = {int(status): status for status in Status if not is_refusal(status)}
+
+
 def refusal(key: Key, word: int, deadline_ns: int) -> Refused:
     """Return the error for the result of a refused record. `word`: ticket << 8 | status."""
     status = word & 0xFF
@@ -113,26 +119,10 @@ AnyPending = TypeVar("AnyPending", bound="Pending")
 Found = TypeVar("Found")
 
 
-class Pending:
+class Pending(_pack.Answer):
     """One packed call. `done` turns True exactly once, when the call has its outcome."""
 
-    __slots__ = (
-        "connection", "deadline_ns", "done", "ended", "error", "key", "on_done", "packed", "word",
-    )  # fmt: skip
-
-    connection: Connection
-    """The connection that sends the call; Connection.entry sets it."""
-
-    def __init__(self, key: Key, on_done: Callable[[Pending], None] | None) -> None:
-        self.key = key
-        self.on_done = on_done
-        self.packed = False
-        self.done = False
-        self.word = 0
-        self.deadline_ns = 0
-        self.ended: list[Key] = []
-        """Keys of the operations that CANCEL_FOR_KEY ended."""
-        self.error: DaemonError | None = None
+    __slots__ = ()
 
     @property
     def status(self) -> int:
@@ -162,27 +152,16 @@ class Pending:
 class PendingAdd(Pending):
     """An add that waits for its answer."""
 
-    __slots__ = ("namespace", "payload", "topic")
-
-    def __init__(
-        self,
-        key: Key,
-        on_done: Callable[[Pending], None] | None,
-        namespace: str,
-        topic: str,
-        payload: bytes,
-    ) -> None:
-        super().__init__(key, on_done)
-        self.namespace = namespace
-        self.topic = topic
-        self.payload = payload
+    __slots__ = ()
 
     def outcome(self) -> TimerInfo:
         """Return the timer. Raises Refused, DaemonError."""
-        self._check()
-        return TimerInfo(
-            self.key, self.namespace, self.topic, self.word >> 8, self.deadline_ns,
-            Status(self.word & 0xFF), self.payload,
+        word = self.word
+        if self.error is not None or (status := _TAKEN.get(word & 0xFF)) is None:
+            self._check()
+        return _timer(
+            self.key, self.namespace, self.topic, word >> 8, self.deadline_ns, status,
+            self.payload, None, None, None,
         )  # fmt: skip
 
 
@@ -269,6 +248,10 @@ class PendingEnded(PendingTrigger[list[Key]]):
 
     repeat: Callable[[], None]
 
+    def __init__(self, key: Key, on_done: Callable[[Pending], None] | None) -> None:
+        super().__init__(key, on_done)
+        self._done = False
+
     @property
     def done(self) -> bool:
         """True once all operations have ended."""
@@ -283,7 +266,7 @@ class PendingEnded(PendingTrigger[list[Key]]):
     def outcome(self) -> list[Key]:
         """Return the keys of all operations that the call ended. Raises Refused, DaemonError."""
         self._check()
-        return self.ended
+        return self.ended or []
 
 
 class Builder(_pack.Builder):
@@ -301,13 +284,11 @@ class Builder(_pack.Builder):
     ) -> None:  # fmt: skip
         """Add a PUT. With mode EXTEND and a `ticket`, it extends only the timer or operation that
         has this ticket."""
-        self.record(
-            name, _PUT, mode, key_type, key, time_kind, slack, payload, b"", time_ns, ticket
-        )
+        self.record(name, PUT, mode, key_type, key, time_kind, slack, payload, b"", time_ns, ticket)
 
     def cancel(self, name: bytes, key_type: int, key: bytes, ticket: int) -> None:
         """Add a CANCEL; `ticket` 0 = any timer of the key."""
-        self.record(name, _CANCEL, 0, key_type, key, 0, 0, b"", b"", 0, ticket)
+        self.record(name, CANCEL, 0, key_type, key, 0, 0, b"", b"", 0, ticket)
 
     def unpark(self, name: bytes, key_type: int, key: bytes, ticket: int, payload: bytes) -> None:
         """Add an UNPARK."""
@@ -418,6 +399,17 @@ class Packer:
         entry.pending.packed = True
         self.packed += 1
 
+    def adopt(self, pending: Pending, message: bytes) -> Batch:
+        """Return the batch of a direct call, which has sent `message` and has no answer."""
+        names_bytes = wire.FRAME.unpack_from(message)[_NAMES_BYTES]
+        settlement = _Settlement(self, [pending])
+        batch = Batch(1, 1, names_bytes, message[wire.FRAME.size :], settlement)
+        batch.packed_boot_ns = self._host.boot_ns()
+        batch.calls = [pending]
+        batch.frame = message
+        self.packed += 1
+        return batch
+
     def seal(self) -> Batch | None:
         """Close the open batch and return it; None if it is empty."""
         if not self._pending:
@@ -473,7 +465,8 @@ class _Settlement:
         for number, (pending, (word, deadline_ns)) in enumerate(zip(calls, results, strict=True)):
             if pending.done:  # some() has settled this call
                 continue
-            pending.ended += ended.get(number, [])
+            if number in ended:
+                pending.ended = (pending.ended or []) + ended[number]
             pending.word = word
             pending.deadline_ns = deadline_ns
             self._settle(pending, error if word == 0 else None)

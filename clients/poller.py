@@ -23,6 +23,12 @@ class AnyChannel(Protocol):
     def fds(self) -> tuple[int, ...]:
         """Descriptors that become readable when there may be something to do."""
 
+    @property
+    def rings(self) -> tuple[int, int, int, int] | None:
+        """The rings, for direct calls: the addresses of putter and taker (struct pg_ring_end), the
+        eventfd of the daemon, and the socket. None if there are none, or if a message is in a ring
+        in part."""
+
     def may_sleep(self, *, to_send: bool) -> bool:
         """Announce that the owner waits for `fds`. `to_send`: also until there is space.
         False = there is something to do."""

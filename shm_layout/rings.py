@@ -64,6 +64,11 @@ class RingPair:
         """True while the ring has only a part of a message."""
         return bool(self.putter.length)
 
+    @property
+    def addresses(self) -> tuple[int, int]:
+        """The addresses of putter and taker, each a struct pg_ring_end."""
+        return int(ffi.cast("uintptr_t", self.putter)), int(ffi.cast("uintptr_t", self.taker))
+
     def is_large(self, length: int) -> bool:
         """True if a message of `length` bytes is larger than the ring."""
         return bool(length + lib.PG_RING_UNIT > self.taker.size)

@@ -96,12 +96,18 @@ bool pack_takes(const struct pack_batch *b, uint64_t bytes)
     return b->count < PG_BATCH_RECORDS && b->records.used + b->area.used <= bytes;
 }
 
+static void lengths_set(struct pg_record *head, struct pack_text key, struct pack_text payload,
+                        struct pack_text extension)
+{
+    head->key_len = (uint8_t)key.bytes;
+    head->payload_len = (uint32_t)payload.bytes;
+    head->ext_len = (uint32_t)extension.bytes;
+}
+
 bool pack_record(struct pack_batch *b, struct pg_record head, struct pack_text key,
                  struct pack_text payload, struct pack_text extension)
 {
-    head.key_len = (uint8_t)key.bytes;
-    head.payload_len = (uint32_t)payload.bytes;
-    head.ext_len = (uint32_t)extension.bytes;
+    lengths_set(&head, key, payload, extension);
     if (!reserve(&b->records, sizeof head) ||
         !reserve(&b->area, key.bytes + payload.bytes + extension.bytes))
         return false;
@@ -115,10 +121,9 @@ bool pack_record(struct pack_batch *b, struct pg_record head, struct pack_text k
 
 /* ---- the body --------------------------------------------------------------------------- */
 
-uint64_t pack_names_bytes(const struct pack_batch *b)
-{
-    return (b->names.used + 7) / 8 * 8;
-}
+static uint64_t padded_names(uint64_t bytes) { return (bytes + 7) / 8 * 8; }
+
+uint64_t pack_names_bytes(const struct pack_batch *b) { return padded_names(b->names.used); }
 
 uint64_t pack_body_bytes(const struct pack_batch *b)
 {
@@ -139,4 +144,34 @@ void pack_write(const struct pack_batch *b, uint8_t *out)
     memset(out, 0, padding);
     out = written(out + padding, &b->records);
     written(out, &b->area);
+}
+
+/* ---- a message with one record ---------------------------------------------------------- */
+
+uint64_t pack_single_bytes(const struct pack_single *s)
+{
+    return sizeof(struct pg_frame) + padded_names(s->entry.bytes) + sizeof s->record +
+           s->key.bytes + s->payload.bytes + s->extension.bytes;
+}
+
+static uint8_t *text_written(uint8_t *out, struct pack_text text)
+{
+    if (text.bytes != 0)
+        memcpy(out, text.at, text.bytes);
+    return out + text.bytes;
+}
+
+void pack_single_write(const struct pack_single *s, struct pg_frame frame, uint8_t *out)
+{
+    struct pg_record record = s->record;
+    const uint64_t names_bytes = padded_names(s->entry.bytes);
+    lengths_set(&record, s->key, s->payload, s->extension);
+    frame.count = frame.names = 1;
+    frame.names_bytes = (uint32_t)names_bytes;
+    memcpy(out, &frame, sizeof frame);
+    out += sizeof frame;
+    memset(text_written(out, s->entry), 0, names_bytes - s->entry.bytes);
+    memcpy(out + names_bytes, &record, sizeof record);
+    out = text_written(out + names_bytes + sizeof record, s->key);
+    text_written(text_written(out, s->payload), s->extension);
 }

@@ -60,4 +60,18 @@ void pack_write(const struct pack_batch *b, uint8_t *out);
 /* Free all memory; the batch is empty afterwards. */
 void pack_free(struct pack_batch *b);
 
+/* ---- a message with one record ---------------------------------------------------------- */
+
+struct pack_single {
+    struct pg_record record;      /* its lengths are set from the texts */
+    struct pack_text entry;       /* entry of the name table */
+    struct pack_text key, payload, extension;
+};
+
+/* Return the length of the message in bytes. */
+uint64_t pack_single_bytes(const struct pack_single *s);
+/* Write the message to `out`, which has pack_single_bytes() bytes. `frame` has all fields except
+ * count, names and names_bytes. */
+void pack_single_write(const struct pack_single *s, struct pg_frame frame, uint8_t *out);
+
 #endif

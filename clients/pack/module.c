@@ -1,116 +1,25 @@
 /* module.c - purgatoryd.clients._pack: batches packed from Python objects and from columns.
  *
- * This file packs what is plain: exact str and bytes, ints and floats in range, buffers of numpy
- * and Arrow. For anything else it calls Python (`slow`), which converts the row or raises the
- * error, so each rule and each error text has one place. Limited API: one binary for Python 3.11
+ * This file packs what is plain (plain.h), and buffers of numpy and Arrow. For anything else it
+ * calls Python (`slow`), which converts the row or raises the error, so each rule and each error
+ * text has one place. Limited API: one binary for Python 3.11
  * and later. */
 
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 #include <structmember.h>
 
-#include <math.h>
 #include <string.h>
 
 #include "batch.h"
+#include "direct.h"
+#include "maker.h"
+#include "plain.h"
 
 #define UNUSED __attribute__((unused))
 
-enum { UTF8_MAX = 4 };
-enum outcome { PLAIN, ODD, FAILED };   /* ODD = only Python can convert it; FAILED = exception */
-
-static const double TOO_FAR_NS = 9223372036854775808.0; /* 2^63: one more than the latest time */
 static PyObject *fields[4];       /* interned names of the fields of a dict: enum field */
 enum field { F_KEY, F_DELAY, F_TOPIC, F_PAYLOAD };
-
-/* ---- one record ------------------------------------------------------------------------- */
-
-struct item {                     /* a record that is about to be packed */
-    struct pg_record head;
-    struct pack_text key, payload;
-    uint8_t encoded[PG_KEY_MAX + UTF8_MAX]; /* bytes of a key that was UCS-4 */
-};
-
-struct times {                    /* clock that converts delays into times */
-    int virtual_clock;            /* 1 = delays stay delays, and the daemon computes the deadlines */
-    long long now_ns;             /* time of the call, for the real clock */
-};
-
-static enum outcome wait_ns(struct item *item, const struct times *times, int64_t wait)
-{
-    const int64_t start_ns = times->virtual_clock ? 0 : times->now_ns;
-    if (wait < 0)
-        wait = 0;
-    if (wait > INT64_MAX - start_ns)
-        return ODD;
-    item->head.time_kind = times->virtual_clock ? PG_T_DELAY : PG_T_BOOT;
-    item->head.time_ns = wait + start_ns;
-    return PLAIN;
-}
-
-/* Take a delay in seconds. Halves of a nanosecond are rounded as round() of Python does. */
-static enum outcome wait_s(struct item *item, const struct times *times, double seconds)
-{
-    const double ns = rint(seconds * 1e9);
-    if (!isfinite(seconds) || ns >= TOO_FAR_NS)
-        return ODD;
-    return wait_ns(item, times, ns > 0 ? (int64_t)ns : 0);
-}
-
-static enum outcome whole(struct item *item, const struct times *times, int64_t n, int64_t unit_ns)
-{
-    if (n > INT64_MAX / unit_ns)
-        return ODD;
-    return wait_ns(item, times, n > 0 ? n * unit_ns : 0);
-}
-
-static enum outcome delay_of(struct item *item, const struct times *times, PyObject *delay)
-{
-    if (PyFloat_CheckExact(delay))
-        return wait_s(item, times, PyFloat_AsDouble(delay));
-    if (!PyLong_CheckExact(delay))
-        return ODD;
-    int overflow;
-    const int64_t seconds = PyLong_AsLongLongAndOverflow(delay, &overflow);
-    return overflow != 0 ? ODD : whole(item, times, seconds, 1000000000);
-}
-
-static enum outcome bytes_of(struct pack_text *text, PyObject *bytes, uint64_t limit)
-{
-    char *at;
-    Py_ssize_t length;
-    if (!PyBytes_CheckExact(bytes) || PyBytes_AsStringAndSize(bytes, &at, &length) != 0)
-        return ODD;
-    *text = (struct pack_text){(const uint8_t *)at, (uint64_t)length};
-    return text->bytes <= limit ? PLAIN : ODD;
-}
-
-static enum outcome key_of(struct item *item, PyObject *key)
-{
-    if (PyUnicode_CheckExact(key)) {
-        Py_ssize_t length;
-        const char *at = PyUnicode_AsUTF8AndSize(key, &length);
-        if (at == NULL) {
-            PyErr_Clear();        /* a surrogate; Python raises the error with a better text */
-            return ODD;
-        }
-        item->head.key_type = PG_KEY_STR;
-        item->key = (struct pack_text){(const uint8_t *)at, (uint64_t)length};
-    } else if (bytes_of(&item->key, key, PG_KEY_MAX) == PLAIN) {
-        item->head.key_type = PG_KEY_BYTES;
-    } else {
-        return ODD;
-    }
-    return item->key.bytes - 1 < PG_KEY_MAX ? PLAIN : ODD;
-}
-
-static enum outcome payload_of(struct item *item, PyObject *payload)
-{
-    item->payload = (struct pack_text){NULL, 0};
-    return payload == NULL || payload == Py_None ? PLAIN
-                                                 : bytes_of(&item->payload, payload,
-                                                            PG_PAYLOAD_MAX);
-}
 
 /* ---- Builder: a batch under construction -------------------------------------------------- */
 
@@ -121,8 +30,6 @@ struct builder {
     PyObject *topic;              /* topic of the last record; NULL = none */
     int topic_index;              /* index of its entry of the name table */
 };
-
-static const struct pack_text NOTHING = {NULL, 0};
 
 static int builder_init(struct builder *b, PyObject *args, PyObject *named UNUSED)
 {
@@ -670,12 +577,12 @@ static PyType_Slot source_slots[] = {
     {Py_tp_dealloc, source_dealloc},
     {0, NULL},
 };
-static PyType_Spec specs[] = {
-    {"purgatoryd.clients._pack.Builder", sizeof(struct builder), 0,
-     Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE, builder_slots},
-    {"purgatoryd.clients._pack.Source", sizeof(struct source), 0, Py_TPFLAGS_DEFAULT, source_slots},
-};
-static const char *const names[] = {"Builder", "Source"};
+static PyType_Spec builder_spec = {"purgatoryd.clients._pack.Builder", sizeof(struct builder), 0,
+                                   Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE, builder_slots};
+static PyType_Spec source_spec = {"purgatoryd.clients._pack.Source", sizeof(struct source), 0,
+                                  Py_TPFLAGS_DEFAULT, source_slots};
+static PyType_Spec *const specs[] = {&builder_spec, &source_spec, &maker_spec};
+static const char *const names[] = {"Builder", "Source", "Maker"};
 static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "purgatoryd.clients._pack",
                                     "Batches packed from Python objects and from columns.", -1,
                                     NULL, NULL, NULL, NULL, NULL};
@@ -695,11 +602,11 @@ PyMODINIT_FUNC PyInit__pack(void)
     if (made == NULL || !fields_open())
         return NULL;
     for (unsigned i = 0; i < sizeof specs / sizeof *specs; i++) {
-        PyObject *type = PyType_FromSpec(&specs[i]);
+        PyObject *type = PyType_FromSpec(specs[i]);
         if (type == NULL || PyModule_AddObjectRef(made, names[i], type) != 0)
             return NULL;
         if (i == 1)
             source_type = (PyTypeObject *)type;
     }
-    return made;
+    return direct_types_add(made) ? made : NULL;
 }

@@ -1,0 +1,833 @@
+/* direct.c - direct calls: the caller's thread sends one record through the rings of a connection,
+ * sleeps until the answer comes, and takes it. The engine's thread takes no part.
+ *
+ * A direct call begins only while the engine is idle, so nothing else of the client is in flight.
+ * It ends with a plain answer, or it leaves its message to the engine: when the answer is unusual or
+ * late, when a signal arrives, or when the engine needs the rings. Then the message is in flight as
+ * if the engine had sent it, so only the session decides what is sent again.
+ *
+ * The GIL protects all fields. A call releases it only while it waits, and then uses only the two
+ * ring ends. Python runs no signal handler within a call of C. So an exception of a
+ * handler never separates a message in the ring from the note of it here. */
+
+#include "direct.h"
+
+#include <errno.h>
+#include <linux/futex.h>
+#include <pthread.h>
+#include <stdbool.h>
+#include <structmember.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "core/base/common.h"
+
+#include "batch.h"
+#include "plain.h"
+
+#define UNUSED __attribute__((unused))
+#define DOC(text) {Py_tp_doc, (void *)(text)}
+#ifdef __x86_64__
+#define PAUSE() __builtin_ia32_pause()
+#else
+#define PAUSE() __asm__ volatile("" ::: "memory")
+#endif
+
+static const int64_t SECOND_NS = 1000000000;
+
+static uint32_t forks;            /* number of forks between the first process and this one; the
+                                     rings of an earlier process are not mapped */
+
+/* ---- Answer: a call and its outcome -------------------------------------------------------------- */
+
+struct answer {
+    PyObject_HEAD
+    PyObject *key, *on_done, *namespace, *topic, *payload, *connection, *error, *ended;
+    char packed;                  /* the record is in a batch, or was sent */
+    char done;
+    unsigned long long word;      /* ticket << 8 | enum pg_status */
+    long long deadline_ns;
+};
+
+static PyMemberDef answer_members[] = {
+    {"packed", T_BOOL, offsetof(struct answer, packed), 0, NULL},
+    {"done", T_BOOL, offsetof(struct answer, done), 0, NULL},
+    {"word", T_ULONGLONG, offsetof(struct answer, word), 0, NULL},
+    {"deadline_ns", T_LONGLONG, offsetof(struct answer, deadline_ns), 0, NULL},
+    {"key", T_OBJECT, offsetof(struct answer, key), 0, NULL},
+    {"on_done", T_OBJECT, offsetof(struct answer, on_done), 0, NULL},
+    {"namespace", T_OBJECT, offsetof(struct answer, namespace), 0, NULL},
+    {"topic", T_OBJECT, offsetof(struct answer, topic), 0, NULL},
+    {"payload", T_OBJECT, offsetof(struct answer, payload), 0, NULL},
+    {"connection", T_OBJECT_EX, offsetof(struct answer, connection), 0, NULL},
+    {"error", T_OBJECT, offsetof(struct answer, error), 0, NULL},
+    {"ended", T_OBJECT, offsetof(struct answer, ended), 0, NULL},
+    {NULL, 0, 0, 0, NULL},
+};
+
+static void renew(PyObject **place, PyObject *value)
+{
+    PyObject *before = *place;
+    *place = Py_XNewRef(value);
+    Py_XDECREF(before);
+}
+
+static int answer_init(struct answer *a, PyObject *args, PyObject *named UNUSED)
+{
+    PyObject *key = NULL, *on_done = NULL, *namespace = NULL, *topic = NULL, *payload = NULL;
+    if (!PyArg_ParseTuple(args, "|OOOOO", &key, &on_done, &namespace, &topic, &payload))
+        return -1;
+    renew(&a->key, key);
+    renew(&a->on_done, on_done);
+    renew(&a->namespace, namespace);
+    renew(&a->topic, topic);
+    renew(&a->payload, payload);
+    return 0;
+}
+
+static int answer_traverse(struct answer *a, visitproc visit, void *arg)
+{
+    PyObject *const objects[] = {a->key, a->on_done, a->namespace, a->topic, a->payload,
+                                 a->connection, a->error, a->ended};
+    Py_VISIT(Py_TYPE((PyObject *)a));
+    for (unsigned i = 0; i < sizeof objects / sizeof *objects; i++)
+        Py_VISIT(objects[i]);
+    return 0;
+}
+
+static int answer_clear(struct answer *a)
+{
+    PyObject **const places[] = {&a->key, &a->on_done, &a->namespace, &a->topic, &a->payload,
+                                 &a->connection, &a->error, &a->ended};
+    for (unsigned i = 0; i < sizeof places / sizeof *places; i++)
+        renew(places[i], NULL);
+    return 0;
+}
+
+static void freed(PyObject *object)
+{
+    PyTypeObject *type = Py_TYPE(object);
+    ((freefunc)PyType_GetSlot(type, Py_tp_free))(object);
+    Py_DECREF(type);
+}
+
+static void answer_dealloc(struct answer *a)
+{
+    PyObject_GC_UnTrack((PyObject *)a);
+    answer_clear(a);
+    freed((PyObject *)a);
+}
+
+/* ---- Requests: the queue of the engine --------------------------------------------------------- */
+
+struct requests {
+    PyObject_HEAD
+    PyObject *put, *empty;        /* methods of the queue */
+    PyObject *nothing;            /* a request that only wakes the engine */
+    bool idle;                    /* the engine waits for a request: direct calls may begin */
+};
+
+static int requests_init(struct requests *r, PyObject *args, PyObject *named UNUSED)
+{
+    PyObject *queue, *nothing;
+    if (!PyArg_ParseTuple(args, "OO", &queue, &nothing))
+        return -1;
+    r->nothing = Py_NewRef(nothing);
+    r->put = PyObject_GetAttrString(queue, "put");
+    r->empty = PyObject_GetAttrString(queue, "empty");
+    return r->put != NULL && r->empty != NULL ? 0 : -1;
+}
+
+static int requests_traverse(struct requests *r, visitproc visit, void *arg)
+{
+    Py_VISIT(Py_TYPE((PyObject *)r));
+    Py_VISIT(r->put);
+    Py_VISIT(r->empty);
+    Py_VISIT(r->nothing);
+    return 0;
+}
+
+static int requests_clear(struct requests *r)
+{
+    Py_CLEAR(r->put);
+    Py_CLEAR(r->empty);
+    Py_CLEAR(r->nothing);
+    return 0;
+}
+
+static void requests_dealloc(struct requests *r)
+{
+    PyObject_GC_UnTrack((PyObject *)r);
+    requests_clear(r);
+    freed((PyObject *)r);
+}
+
+/* One step for the interpreter, so a later call of the same thread stays behind the request. */
+static PyObject *requests_put(struct requests *r, PyObject *request)
+{
+    r->idle = false;
+    return PyObject_CallFunctionObjArgs(r->put, request, NULL);
+}
+
+static PyObject *requests_admit(struct requests *r, PyObject *none UNUSED)
+{
+    PyObject *empty = PyObject_CallNoArgs(r->empty);
+    if (empty == NULL)
+        return NULL;
+    r->idle = PyObject_IsTrue(empty) == 1;
+    Py_DECREF(empty);
+    Py_RETURN_NONE;
+}
+
+/* ---- Direct: the direct calls of a connection ---------------------------------------------------- */
+
+struct direct {
+    PyObject_HEAD
+    struct requests *requests;
+    struct pg_ring_end *out, *in; /* the two ends of the RingPair; NULL = no direct call may begin */
+    int bell;                     /* eventfd of the daemon */
+    int socket;                   /* its end says that the daemon has ended */
+    struct pg_frame head;         /* head of the next message, except what the record determines */
+    bool same_clock;              /* messages have their time of packing */
+    int virtual_clock;            /* as in struct times */
+    uint64_t questions;           /* number of questions that were sent */
+    int64_t begun_ns;             /* CLOCK_BOOTTIME: begin of the last call */
+    int64_t answered_ns;          /* the same of the last call that was answered */
+    bool runs;                    /* a direct call runs */
+    uint32_t ended;               /* number of direct calls that have ended; a futex */
+    uint32_t forks;               /* `forks` in the process that has the rings */
+    PyObject *connection, *namespace; /* values for each Answer */
+    PyObject *topics;             /* dict: entry of the name table by topic */
+    PyObject *entry;              /* entry of calls that name no topic */
+    PyObject *modes;              /* dict: enum pg_put_mode by name */
+    int64_t wait_ns;              /* longest time until a call leaves its message to the engine; 0 =
+                                     calls of an event loop do not wait */
+    int64_t spin_ns;              /* longest time that a call looks for its answer without sleep */
+    PyObject *call, *message;     /* the Answer and the message that were left to the engine, or
+                                     NULL */
+};
+
+enum end { ANSWERED, LEFT };
+
+static PyTypeObject *answer_type, *requests_type;
+
+static int direct_init(struct direct *d, PyObject *args, PyObject *named UNUSED)
+{
+    PyObject *requests, *connection, *namespace, *topics, *entry, *modes;
+    long long wait_ns, spin_ns;
+    if (!PyArg_ParseTuple(args, "O!OOO!SO!LL", requests_type, &requests, &connection, &namespace,
+                          &PyDict_Type, &topics, &entry, &PyDict_Type, &modes, &wait_ns, &spin_ns))
+        return -1;
+    d->requests = (struct requests *)Py_NewRef(requests);
+    d->connection = Py_NewRef(connection);
+    d->namespace = Py_NewRef(namespace);
+    d->topics = Py_NewRef(topics);
+    d->entry = Py_NewRef(entry);
+    d->modes = Py_NewRef(modes);
+    d->wait_ns = wait_ns;
+    d->spin_ns = spin_ns;
+    d->forks = forks;
+    return 0;
+}
+
+static int direct_traverse(struct direct *d, visitproc visit, void *arg)
+{
+    Py_VISIT(Py_TYPE((PyObject *)d));
+    Py_VISIT((PyObject *)d->requests);
+    Py_VISIT(d->connection);
+    Py_VISIT(d->topics);
+    Py_VISIT(d->modes);
+    Py_VISIT(d->call);
+    return 0;
+}
+
+static int direct_clear(struct direct *d)
+{
+    Py_CLEAR(d->requests);
+    Py_CLEAR(d->connection);
+    Py_CLEAR(d->namespace);
+    Py_CLEAR(d->topics);
+    Py_CLEAR(d->entry);
+    Py_CLEAR(d->modes);
+    Py_CLEAR(d->call);
+    Py_CLEAR(d->message);
+    return 0;
+}
+
+static void direct_dealloc(struct direct *d)
+{
+    PyObject_GC_UnTrack((PyObject *)d);
+    direct_clear(d);
+    freed((PyObject *)d);
+}
+
+static PyObject *direct_lend(struct direct *d, PyObject *args)
+{
+    unsigned long long out, in, session, sequence;
+    unsigned flags;
+    int same_clock;
+    if (!PyArg_ParseTuple(args, "KKiiKKIpp", &out, &in, &d->bell, &d->socket, &session, &sequence, &flags,
+                          &same_clock, &d->virtual_clock))
+        return NULL;
+    d->out = (struct pg_ring_end *)(uintptr_t)out;
+    d->in = (struct pg_ring_end *)(uintptr_t)in;
+    d->same_clock = same_clock;
+    d->head = (struct pg_frame){.magic = PG_WIRE_MAGIC, .version = PG_WIRE_VERSION,
+                                .message = PG_M_BATCH, .session = session, .sequence = sequence,
+                                .flags = flags};
+    d->in->recalled = 0;
+    Py_RETURN_NONE;
+}
+
+static int64_t clock_ns(clockid_t clock)
+{
+    struct timespec now;
+    clock_gettime(clock, &now);
+    return now.tv_sec * SECOND_NS + now.tv_nsec;
+}
+
+/* Wait until no direct call runs. A call that sleeps wakes up and leaves its message. */
+static void interrupt_call(struct direct *d)
+{
+    if (d->runs)
+        pg_ring_wake(pg_ring_recall(d->in), &d->in->words->taker_sleeps, -1);
+    while (d->runs) {
+        const uint32_t ended = d->ended;
+        Py_BEGIN_ALLOW_THREADS
+        syscall(SYS_futex, &d->ended, FUTEX_WAIT_PRIVATE, ended, NULL, NULL, 0);
+        Py_END_ALLOW_THREADS
+    }
+}
+
+static PyObject *direct_take_back(struct direct *d, PyObject *none UNUSED)
+{
+    d->requests->idle = false;
+    if (d->in == NULL)
+        Py_RETURN_NONE;
+    interrupt_call(d);
+    d->out = d->in = NULL;
+    PyObject *call = d->call != NULL ? d->call : Py_NewRef(Py_None);
+    PyObject *message = d->message != NULL ? d->message : Py_NewRef(Py_None);
+    d->call = d->message = NULL;
+    return Py_BuildValue("KNN", (unsigned long long)d->head.sequence, call, message);
+}
+
+/* ---- a direct call, without the GIL -------------------------------------------------------------- */
+
+static bool is_plain(const struct direct *d, const struct pg_frame *reply,
+                     const struct pg_result *result)
+{
+    const uint8_t status = (uint8_t)result->ticket;
+    return reply->magic == PG_WIRE_MAGIC && reply->version == PG_WIRE_VERSION &&
+           reply->message == PG_M_BATCH && reply->session == d->head.session &&
+           reply->sequence + 1 == d->head.sequence && reply->error == 0 && status != PG_ST_BUSY;
+}
+
+/* Take the next message if it is the plain answer. Any other message stays in the ring. */
+static enum end take_plain(struct direct *d, struct pg_result *result)
+{
+    struct { struct pg_frame head; struct pg_result result; } reply;
+    if (pg_ring_next(d->in) != sizeof reply)
+        return LEFT;
+    pg_ring_peek(d->in, &reply, sizeof reply);
+    if (!is_plain(d, &reply.head, &reply.result))
+        return LEFT;
+    pg_ring_take(d->in, &reply);
+    if (pg_ring_rouse_putter(d->in) != PG_RING_AWAKE)
+        pg_ring_signal(d->bell);
+    *result = reply.result;
+    return ANSWERED;
+}
+
+/* Look for a message for at most `spin_ns`. */
+static void spin(struct direct *d, int64_t start_ns)
+{
+    while (pg_ring_next(d->in) == 0 && LOAD_RELAXED(&d->in->recalled) == 0 &&
+           clock_ns(CLOCK_MONOTONIC) - start_ns < d->spin_ns)
+        for (int i = 0; i < 8; i++)
+            PAUSE();
+}
+
+/* Sleep until a message comes. Returns false if the call has to leave its message. */
+static bool sleep_until_answered(struct direct *d, int64_t end_ns)
+{
+    while (pg_ring_next(d->in) == 0) {
+        const int64_t left_ns = end_ns - clock_ns(CLOCK_MONOTONIC);
+        if (left_ns <= 0 || d->in->broken || LOAD_RELAXED(&d->in->recalled) != 0)
+            return false;
+        if (!pg_ring_sleep_unless_recalled(d->in))
+            continue;
+        const bool interrupted = !pg_ring_sleep(d->in, left_ns);
+        EXCHANGE_RELAXED(&d->in->words->taker_sleeps, PG_RING_AWAKE);
+        if (interrupted)
+            return false;
+    }
+    return true;
+}
+
+static void ring_bell(struct direct *d)
+{
+    if (pg_ring_rouse_taker(d->out) != PG_RING_AWAKE)
+        pg_ring_signal(d->bell);
+}
+
+/* Wait until a message comes. Returns false if the call has to leave its message. */
+static bool waited(struct direct *d, int64_t limit_ns)
+{
+    const int64_t start_ns = clock_ns(CLOCK_MONOTONIC);
+    ring_bell(d);
+    if (d->spin_ns != 0)
+        spin(d, start_ns);
+    return sleep_until_answered(d, start_ns + limit_ns);
+}
+
+/* ---- a direct call ------------------------------------------------------------------------------- */
+
+/* Return whether the daemon has ended. The look is a system call, so a call does without it if the
+ * daemon is awake, or has answered a moment ago. An ended daemon has nearly always announced its
+ * sleep. */
+static bool daemon_ended(const struct direct *d, int64_t now_ns)
+{
+    enum { MOMENT_NS = 1000000 };
+    char byte;
+    if (now_ns - d->answered_ns < MOMENT_NS ||
+        LOAD_RELAXED(&d->out->words->taker_sleeps) == PG_RING_AWAKE)
+        return false;
+    const ssize_t bytes = recv(d->socket, &byte, 1, MSG_PEEK | MSG_DONTWAIT);
+    return bytes == 0 || (bytes < 0 && errno != EAGAIN && errno != EINTR);
+}
+
+/* Put a message into the ring. Returns false if it does not fit, or if the daemon has ended; nothing
+ * has happened then. */
+static bool sent(struct direct *d, const void *message, uint64_t bytes, int64_t now_ns)
+{
+    return bytes + PG_RING_UNIT <= d->out->size && !daemon_ended(d, now_ns) &&
+           pg_ring_put(d->out, message, bytes);
+}
+
+static PyObject *answered(struct direct *d, struct answer *call, const struct pg_result *result)
+{
+    d->answered_ns = d->begun_ns;
+    call->word = result->ticket;
+    call->deadline_ns = result->deadline_ns;
+    call->done = 1;
+    Py_RETURN_TRUE;
+}
+
+static void note_end(struct direct *d)
+{
+    d->runs = false;
+    d->ended++;
+    if (LOAD_RELAXED(&d->in->recalled) != 0)
+        syscall(SYS_futex, &d->ended, FUTEX_WAKE_PRIVATE, 1, NULL, NULL, 0);
+}
+
+static void retain(struct direct *d, struct answer *call, PyObject *message)
+{
+    d->call = Py_NewRef((PyObject *)call);
+    d->message = Py_NewRef(message);
+}
+
+/* Leave a message to the engine, and wake it. */
+static PyObject *leave(struct direct *d, struct answer *call, PyObject *message)
+{
+    retain(d, call, message);
+    PyObject *none = requests_put(d->requests, d->requests->nothing);
+    if (none == NULL)
+        return NULL;
+    Py_DECREF(none);
+    Py_RETURN_NONE;
+}
+
+static PyObject *exchanged(struct direct *d, struct answer *call, PyObject *message,
+                           int64_t limit_ns)
+{
+    struct pg_result result;
+    enum end end;
+    d->runs = true;
+    Py_BEGIN_ALLOW_THREADS
+    end = waited(d, limit_ns) ? take_plain(d, &result) : LEFT;
+    Py_END_ALLOW_THREADS
+    PyObject *outcome = end == ANSWERED ? answered(d, call, &result) : leave(d, call, message);
+    note_end(d);
+    return outcome;
+}
+
+/* ---- a direct call of an event loop --------------------------------------------------------------- */
+
+/* Return True if the call has its plain answer; False if it has another one; None if it has none and
+ * the daemon will send a byte over the socket. */
+static PyObject *looked_for(struct direct *d)
+{
+    struct pg_result result;
+    if (pg_ring_next(d->in) == 0 && pg_ring_sleep_taker(d->in, PG_RING_POLL))
+        Py_RETURN_NONE;
+    if (take_plain(d, &result) != ANSWERED)
+        Py_RETURN_FALSE;
+    PyObject *outcome = answered(d, (struct answer *)d->call, &result);
+    Py_CLEAR(d->call);
+    Py_CLEAR(d->message);
+    d->requests->idle = true;
+    return outcome;
+}
+
+static PyObject *posted(struct direct *d, struct answer *call, PyObject *message)
+{
+    retain(d, call, message);
+    d->requests->idle = false;
+    ring_bell(d);
+    return looked_for(d);
+}
+
+/* Look for the answer after the socket became readable. */
+static PyObject *direct_collect(struct direct *d, PyObject *none UNUSED)
+{
+    char bytes[64];
+    if (d->call == NULL || recv(d->socket, bytes, sizeof bytes, MSG_DONTWAIT) == 0)
+        Py_RETURN_FALSE;
+    return looked_for(d);
+}
+
+/* ---- the message of a direct call ------------------------------------------------------------------ */
+
+/* Return the message of a direct call that is made at `now_ns`. */
+static PyObject *message_of(struct direct *d, const struct pack_single *s, int64_t now_ns)
+{
+    PyObject *message = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)pack_single_bytes(s));
+    if (message == NULL)
+        return NULL;
+    d->begun_ns = now_ns;
+    d->head.detail[0] = d->same_clock ? (uint64_t)now_ns : 0;
+    pack_single_write(s, d->head, (uint8_t *)PyBytes_AsString(message));
+    return message;
+}
+
+static int64_t limit_ns_of(const struct direct *d, double limit_s)
+{
+    return limit_s * 1e9 < (double)d->wait_ns ? (int64_t)(limit_s * 1e9) : d->wait_ns;
+}
+
+static bool may_begin(const struct direct *d)
+{
+    return d->requests->idle && d->in != NULL && !d->runs && d->forks == forks;
+}
+
+static PyObject *called(struct direct *d, struct answer *call, double limit_s,
+                        const struct pack_single *s, int64_t now_ns)
+{
+    PyObject *message = message_of(d, s, now_ns);
+    if (message == NULL)
+        return NULL;
+    PyObject *outcome;
+    if (!sent(d, PyBytes_AsString(message), pack_single_bytes(s), now_ns)) {
+        Py_DECREF(message);
+        Py_RETURN_FALSE;
+    }
+    call->packed = 1;
+    d->head.sequence++;
+    if (d->wait_ns == 0)
+        outcome = posted(d, call, message);
+    else
+        outcome = exchanged(d, call, message, limit_ns_of(d, limit_s));
+    Py_DECREF(message);
+    return outcome;
+}
+
+static PyObject *direct_record(struct direct *d, PyObject *args)
+{
+    struct pack_single s = {.entry = {NULL, 0}};
+    struct pg_record *r = &s.record;
+    struct answer *call;
+    double limit_s;
+    Py_ssize_t entry, key, payload, extension;
+    if (!PyArg_ParseTuple(args, "O!dy#bbby#bby#y#LK", answer_type, &call, &limit_s, &s.entry.at,
+                          &entry, &r->op, &r->mode, &r->key_type, &s.key.at, &key, &r->time_kind,
+                          &r->flags, &s.payload.at, &payload, &s.extension.at, &extension,
+                          &r->time_ns, &r->value))
+        return NULL;
+    if (key > PG_KEY_MAX)
+        return PyErr_Format(PyExc_ValueError, "the key is too long");
+    if (!may_begin(d))
+        Py_RETURN_FALSE;
+    s.entry.bytes = (uint64_t)entry;
+    s.key.bytes = (uint64_t)key;
+    s.payload.bytes = (uint64_t)payload;
+    s.extension.bytes = (uint64_t)extension;
+    return called(d, call, limit_s, &s, clock_ns(CLOCK_BOOTTIME));
+}
+
+/* ---- plain arguments ----------------------------------------------------------------------------- */
+
+enum { ADD_KEY, ADD_DELAY, ADD_DELAY_NS, ADD_DEADLINE, ADD_DEADLINE_BOOT_NS, ADD_TOPIC,
+       ADD_PAYLOAD, ADD_MODE, ADD_WITHIN, ADD_ARGUMENTS };
+enum { CANCEL_KEY, CANCEL_TICKET, CANCEL_ARGUMENTS };
+
+static bool whole_of(int64_t *n, PyObject *number)
+{
+    int overflow;
+    if (!PyLong_CheckExact(number))
+        return false;
+    *n = PyLong_AsLongLongAndOverflow(number, &overflow);
+    return overflow == 0;
+}
+
+static enum outcome time_of(struct item *item, const struct times *times, PyObject *const a[])
+{
+    const bool delay = a[ADD_DELAY] != Py_None, delay_ns = a[ADD_DELAY_NS] != Py_None;
+    const bool boot = a[ADD_DEADLINE_BOOT_NS] != Py_None;
+    int64_t n;
+    if (delay + delay_ns + boot != 1 || a[ADD_DEADLINE] != Py_None)
+        return ODD;
+    if (delay)
+        return delay_of(item, times, a[ADD_DELAY]);
+    if (!whole_of(&n, delay_ns ? a[ADD_DELAY_NS] : a[ADD_DEADLINE_BOOT_NS]))
+        return ODD;
+    if (delay_ns)
+        return whole(item, times, n, 1);
+    item->head.time_kind = PG_T_BOOT;
+    item->head.time_ns = n > 0 ? n : 0;
+    return PLAIN;
+}
+
+/* Take a topic's entry of the name table, and the number of a mode. */
+static enum outcome names_of(struct item *item, struct pack_text *entry, const struct direct *d,
+                             PyObject *topic, PyObject *mode)
+{
+    int64_t number;
+    if (!PyUnicode_CheckExact(topic) || !PyUnicode_CheckExact(mode))
+        return ODD;
+    PyObject *name = PyDict_GetItemWithError(d->topics, topic);
+    PyObject *found = name != NULL ? PyDict_GetItemWithError(d->modes, mode) : NULL;
+    if (found == NULL || !whole_of(&number, found))
+        return PyErr_Occurred() ? FAILED : ODD;
+    item->head.mode = (uint8_t)number;
+    return bytes_of(entry, name, UINT64_MAX);
+}
+
+static enum outcome add_of(struct item *item, struct pack_text *entry, const struct direct *d,
+                           const struct times *times, PyObject *const a[])
+{
+    enum outcome found = a[ADD_WITHIN] == Py_None ? key_of(item, a[ADD_KEY]) : ODD;
+    if (found == PLAIN)
+        found = time_of(item, times, a);
+    if (found == PLAIN)
+        found = names_of(item, entry, d, a[ADD_TOPIC], a[ADD_MODE]);
+    item->head.op = PG_OP_PUT;
+    return found == PLAIN ? bytes_of(&item->payload, a[ADD_PAYLOAD], PG_PAYLOAD_MAX) : found;
+}
+
+static enum outcome cancel_of(struct item *item, struct pack_text *entry, const struct direct *d,
+                              PyObject *const a[])
+{
+    int64_t ticket;
+    if (!whole_of(&ticket, a[CANCEL_TICKET]) || ticket < 0 || (uint64_t)ticket > PG_TICKET_MAX ||
+        bytes_of(entry, d->entry, UINT64_MAX) != PLAIN)
+        return ODD;
+    item->head.op = PG_OP_CANCEL;
+    item->head.value = (uint64_t)ticket;
+    item->payload = NOTHING;
+    return key_of(item, a[CANCEL_KEY]);
+}
+
+/* Get the arguments of a call: (Answer, limit in s, tuple of `count` arguments). */
+static bool arguments_of(PyObject *a[], Py_ssize_t count, struct answer **call, double *limit_s,
+                         PyObject *args)
+{
+    PyObject *given;
+    if (!PyArg_ParseTuple(args, "O!dO!", answer_type, call, limit_s, &PyTuple_Type, &given))
+        return false;
+    for (Py_ssize_t i = 0; i < count; i++)
+        if ((a[i] = PyTuple_GetItem(given, i)) == NULL)
+            return false;
+    return true;
+}
+
+static PyObject *plain_call(struct direct *d, struct answer *call, double limit_s,
+                            enum outcome found, const struct item *item, struct pack_text entry,
+                            int64_t now_ns)
+{
+    if (found == FAILED)
+        return NULL;
+    if (found == ODD)
+        Py_RETURN_FALSE;
+    renew(&call->connection, d->connection);
+    const struct pack_single s = {.record = item->head, .entry = entry, .key = item->key,
+                                  .payload = item->payload, .extension = NOTHING};
+    return called(d, call, limit_s, &s, now_ns);
+}
+
+static PyObject *direct_add(struct direct *d, PyObject *args)
+{
+    PyObject *a[ADD_ARGUMENTS] = {NULL};
+    struct item item = {.payload = {NULL, 0}};
+    struct pack_text entry;
+    struct answer *call;
+    double limit_s;
+    if (!arguments_of(a, ADD_ARGUMENTS, &call, &limit_s, args))
+        return NULL;
+    if (!may_begin(d))
+        Py_RETURN_FALSE;
+    const struct times times = {d->virtual_clock, clock_ns(CLOCK_BOOTTIME)};
+    renew(&call->key, a[ADD_KEY]);
+    renew(&call->namespace, d->namespace);
+    renew(&call->topic, a[ADD_TOPIC]);
+    renew(&call->payload, a[ADD_PAYLOAD]);
+    const enum outcome found = add_of(&item, &entry, d, &times, a);
+    return plain_call(d, call, limit_s, found, &item, entry, times.now_ns);
+}
+
+static PyObject *direct_cancel(struct direct *d, PyObject *args)
+{
+    PyObject *a[CANCEL_ARGUMENTS] = {NULL};
+    struct item item = {.payload = {NULL, 0}};
+    struct pack_text entry;
+    struct answer *call;
+    double limit_s;
+    if (!arguments_of(a, CANCEL_ARGUMENTS, &call, &limit_s, args))
+        return NULL;
+    if (!may_begin(d))
+        Py_RETURN_FALSE;
+    renew(&call->key, a[CANCEL_KEY]);
+    const enum outcome found = cancel_of(&item, &entry, d, a);
+    return plain_call(d, call, limit_s, found, &item, entry, clock_ns(CLOCK_BOOTTIME));
+}
+
+/* ---- a question ----------------------------------------------------------------------------------- */
+
+/* The numbers of questions differ from those of the session. */
+static const uint64_t FIRST_QUESTION = UINT64_C(1) << 63;
+
+/* Return the next message if it is the plain answer to a question; None = it stays in the ring. */
+static PyObject *reply_taken(struct direct *d, uint64_t question)
+{
+    struct pg_frame head;
+    const uint64_t bytes = pg_ring_next(d->in);
+    if (bytes < sizeof head || bytes + PG_RING_UNIT > d->in->size)
+        Py_RETURN_NONE;
+    pg_ring_peek(d->in, &head, sizeof head);
+    if (head.message != PG_M_QUERY || head.sequence != question || head.error != 0 ||
+        head.session != d->head.session)
+        Py_RETURN_NONE;
+    PyObject *reply = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)bytes);
+    if (reply == NULL)
+        return NULL;
+    pg_ring_take(d->in, PyBytes_AsString(reply));
+    if (pg_ring_rouse_putter(d->in) != PG_RING_AWAKE)
+        pg_ring_signal(d->bell);
+    return reply;
+}
+
+static PyObject *asked(struct direct *d, const struct item *item, struct pack_text entry,
+                       double limit_s)
+{
+    uint8_t message[sizeof(struct pg_frame) + sizeof(struct pg_record) + 3 * PG_KEY_MAX];
+    struct pg_frame head = d->head;
+    bool came;
+    const struct pack_single s = {.record = item->head, .entry = entry, .key = item->key};
+    head.message = PG_M_QUERY;
+    head.sequence = FIRST_QUESTION + d->questions++;
+    head.flags = 0;
+    head.detail[0] = 0;
+    if (pack_single_bytes(&s) > sizeof message)
+        Py_RETURN_NONE;
+    pack_single_write(&s, head, message);
+    if (!sent(d, message, pack_single_bytes(&s), clock_ns(CLOCK_BOOTTIME)))
+        Py_RETURN_NONE;
+    d->runs = true;
+    Py_BEGIN_ALLOW_THREADS
+    came = waited(d, limit_ns_of(d, limit_s));
+    Py_END_ALLOW_THREADS
+    PyObject *reply = came ? reply_taken(d, head.sequence) : Py_NewRef(Py_None);
+    note_end(d);
+    return reply;
+}
+
+static PyObject *direct_get(struct direct *d, PyObject *args)
+{
+    struct item item = {.payload = {NULL, 0}};
+    struct pack_text entry;
+    PyObject *key;
+    double limit_s;
+    if (!PyArg_ParseTuple(args, "dO", &limit_s, &key))
+        return NULL;
+    if (!may_begin(d) || d->wait_ns == 0 || key_of(&item, key) != PLAIN ||
+        bytes_of(&entry, d->entry, UINT64_MAX) != PLAIN)
+        Py_RETURN_NONE;
+    item.head.op = PG_OP_GET;
+    return asked(d, &item, entry, limit_s);
+}
+
+/* ---- the types ------------------------------------------------------------------------------------ */
+
+static PyMethodDef requests_methods[] = {
+    {"put", (PyCFunction)requests_put, METH_O,
+     "Put a request into the queue; no direct call begins before the engine has taken it."},
+    {"admit", (PyCFunction)requests_admit, METH_NOARGS,
+     "Let direct calls begin, if the queue is empty."},
+    {NULL, NULL, 0, NULL},
+};
+static PyMethodDef direct_methods[] = {
+    {"lend", (PyCFunction)direct_lend, METH_VARARGS, "Let direct calls use the rings."},
+    {"take_back", (PyCFunction)direct_take_back, METH_NOARGS,
+     "Wait until no direct call runs, and let none begin."},
+    {"collect", (PyCFunction)direct_collect, METH_NOARGS,
+     "Look for the answer of a call of an event loop."},
+    {"record", (PyCFunction)direct_record, METH_VARARGS, "Make a direct call with one record."},
+    {"add", (PyCFunction)direct_add, METH_VARARGS, "Make a direct call of add()."},
+    {"cancel", (PyCFunction)direct_cancel, METH_VARARGS, "Make a direct call of cancel()."},
+    {"get", (PyCFunction)direct_get, METH_VARARGS, "Make a direct call of get()."},
+    {NULL, NULL, 0, NULL},
+};
+static PyType_Slot answer_slots[] = {
+    DOC("A call and its outcome."),
+    {Py_tp_init, answer_init},
+    {Py_tp_dealloc, answer_dealloc},
+    {Py_tp_traverse, answer_traverse},
+    {Py_tp_clear, answer_clear},
+    {Py_tp_members, answer_members},
+    {0, NULL},
+};
+static PyType_Slot requests_slots[] = {
+    DOC("The queue of a client's engine."),
+    {Py_tp_init, requests_init},
+    {Py_tp_dealloc, requests_dealloc},
+    {Py_tp_traverse, requests_traverse},
+    {Py_tp_clear, requests_clear},
+    {Py_tp_methods, requests_methods},
+    {0, NULL},
+};
+static PyType_Slot direct_slots[] = {
+    DOC("The direct calls of a connection."),
+    {Py_tp_init, direct_init},
+    {Py_tp_dealloc, direct_dealloc},
+    {Py_tp_traverse, direct_traverse},
+    {Py_tp_clear, direct_clear},
+    {Py_tp_methods, direct_methods},
+    {0, NULL},
+};
+static PyType_Spec specs[] = {
+    {"purgatoryd.clients._pack.Answer", sizeof(struct answer), 0,
+     Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC, answer_slots},
+    {"purgatoryd.clients._pack.Requests", sizeof(struct requests), 0,
+     Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC, requests_slots},
+    {"purgatoryd.clients._pack.Direct", sizeof(struct direct), 0,
+     Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC, direct_slots},
+};
+
+static void forked(void) { forks++; }
+
+bool direct_types_add(PyObject *module)
+{
+    static const char *const names[] = {"Answer", "Requests", "Direct"};
+    PyTypeObject *types[3];
+    for (int i = 0; i < 3; i++) {
+        types[i] = (PyTypeObject *)PyType_FromSpec(&specs[i]);
+        if (types[i] == NULL || PyModule_AddObjectRef(module, names[i], (PyObject *)types[i]) != 0)
+            return false;
+    }
+    answer_type = types[0];
+    requests_type = types[1];
+    return pthread_atfork(NULL, NULL, forked) == 0 || PyErr_NoMemory() != NULL;
+}
