@@ -8,7 +8,9 @@ import os
 import signal
 import socket
 import struct
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +22,18 @@ from real_daemon import Daemon, StartDaemon, eventually, stats
 from purgatoryd.clients import (
     Admin,
     AsyncClient,
+    CallTimeout,
+    CancelResult,
     Client,
     ForkedProcess,
     InvalidArgument,
     Remote,
     RingsRefused,
+    Status,
 )
 from purgatoryd.clients.local_channel import LocalChannel
 from purgatoryd.shm_layout._core import lib
+from purgatoryd.shm_layout.layout import Message
 
 pytestmark = pytest.mark.tier("test")
 
@@ -211,6 +217,204 @@ def test_a_removed_path_is_bound_again(daemon: StartDaemon) -> None:
         eventually(real.paths.ring.is_socket)
         with Client("demo", transport="ring") as second:
             assert second.get("a") is not None
+
+
+# ---- direct calls ------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def stopped(real: Daemon) -> Iterator[None]:
+    """Stop the daemon, so that no message is answered. It is awake then, so that a client has no
+    reason to look for the end of the connection."""
+    os.kill(real.process.pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(real.process.pid, signal.SIGCONT)
+
+
+@contextlib.contextmanager
+def in_thread(call: Callable[[], Any]) -> Iterator[list[Any]]:
+    """Make a call in another thread. Yields a list that receives its result or its error."""
+    results: list[Any] = []
+
+    def run() -> None:
+        try:
+            results.append(call())
+        except BaseException as error:
+            results.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    yield results
+    thread.join()
+
+
+def sent_bytes(client: Client) -> int:
+    """Return the position of the client in its ring."""
+    channel = client._core.connections[0].channel
+    assert isinstance(channel, LocalChannel)
+    assert channel._pair is not None
+    return int(channel._pair.putter.words.tail)
+
+
+@pytest.mark.parametrize("spin_us", [0, 1000])
+def test_a_direct_call_reaches_the_next_daemon_once(daemon: StartDaemon, spin_us: int) -> None:
+    real = daemon("demo")
+    with Client("demo", transport="ring", timeout=30, spin_us=spin_us) as client:
+        client.add("first", 60)
+        before = sent_bytes(client)
+        with stopped(real), in_thread(lambda: client.add("second", 60)) as results:
+            eventually(lambda: sent_bytes(client) > before)
+            real.kill()
+            daemon("demo")
+        assert results[0].status is Status.ADDED
+        assert client.cancel("second") is CancelResult.CANCELLED
+        assert client.cancel("second") is CancelResult.UNKNOWN
+
+
+def test_an_answer_of_a_killed_daemon_is_not_repeated(daemon: StartDaemon) -> None:
+    """The first daemon has applied the calls, and the next one repeats their answers."""
+    real = daemon("demo")
+    tickets = []
+    with Client("demo", transport="ring", timeout=30) as client:
+
+        def work(name: str) -> list[int]:
+            return [client.add(f"{name}{n}", 60).ticket for n in range(300)]
+
+        for name in "abcde":
+            with in_thread(partial(work, name)) as got:
+                eventually(lambda first=f"{name}0": client.get(first) is not None)  # type: ignore[misc]
+                real.kill()
+                real = daemon("demo")
+            tickets += got[0]
+    assert tickets == sorted(set(tickets))
+    assert len(tickets) == 1500
+
+
+def test_threads_share_a_client_for_direct_calls(daemon: StartDaemon) -> None:
+    daemon("demo")
+    with Client("demo", transport="ring", timeout=30) as client:
+
+        def work(name: str) -> list[int]:
+            return [client.add(f"{name}{n}", 60).ticket for n in range(500)]
+
+        with contextlib.ExitStack() as stack:
+            lists = [stack.enter_context(in_thread(partial(work, name))) for name in "abcd"]
+        for (tickets,), name in zip(lists, "abcd", strict=True):
+            assert tickets == sorted(tickets)
+            for n in (0, 250, 499):
+                info = client.get(f"{name}{n}")
+                assert info is not None
+                assert info.ticket == tickets[n]
+
+
+def test_packed_calls_come_before_a_direct_call(daemon: StartDaemon) -> None:
+    daemon("demo")
+    with Client("demo", transport="ring", timeout=30) as client:
+        for n in range(300):
+            later = client.add("key", 60, mode="replace", wait=False)
+            assert client.add("key", 60, mode="replace").ticket > later.result().ticket
+            assert client.add(f"k{n}", 60).ticket
+
+
+def test_a_direct_call_that_times_out_is_in_doubt(daemon: StartDaemon) -> None:
+    real = daemon("demo")
+    with Client("demo", transport="ring", timeout=30) as client:
+        client.add("first", 60)
+        with stopped(real), pytest.raises(CallTimeout) as caught:
+            client.add("second", 60, timeout=0.2)
+        assert caught.value.in_doubt == 1
+        handle = vars(caught.value)["handle"]
+        assert handle.result().key == "second"
+        assert client.get("second") is not None
+
+
+class Stopped(Exception):
+    """Exception of a signal handler."""
+
+
+def test_a_signal_interrupts_a_direct_call(daemon: StartDaemon) -> None:
+    real = daemon("demo")
+
+    def stop(*_: object) -> None:
+        raise Stopped
+
+    handler = signal.signal(signal.SIGALRM, stop)
+    try:
+        with Client("demo", transport="ring", timeout=30) as client:
+            client.add("first", 60)
+            with stopped(real):
+                signal.setitimer(signal.ITIMER_REAL, 0.05)
+                with pytest.raises(Stopped) as caught:
+                    client.add("second", 60)
+            assert vars(caught.value)["handle"].result().key == "second"
+            assert client.cancel("second")
+    finally:
+        signal.signal(signal.SIGALRM, handler)
+
+
+def test_close_waits_for_a_direct_call(daemon: StartDaemon) -> None:
+    real = daemon("demo")
+    client = Client("demo", transport="ring", timeout=30)
+    client.add("first", 60)
+    before = sent_bytes(client)
+    with in_thread(lambda: client.add("second", 60)) as results, stopped(real):
+        eventually(lambda: results or sent_bytes(client) > before)
+        with in_thread(client.close) as closed:
+            os.kill(real.process.pid, signal.SIGCONT)
+    assert closed == [None]
+    assert results[0].key == "second"
+
+
+def test_a_fork_during_a_direct_call_leaves_it_to_the_parent(daemon: StartDaemon) -> None:
+    real = daemon("demo")
+    with Client("demo", transport="ring", timeout=30) as client:
+        client.add("first", 60)
+        before = sent_bytes(client)
+        with in_thread(lambda: client.add("second", 60)) as results, stopped(real):
+            eventually(lambda: results or sent_bytes(client) > before)
+            pid = os.fork()
+            if pid == 0:
+                code = 1
+                try:
+                    client.add("third", 60)
+                except ForkedProcess:
+                    code = 0
+                finally:
+                    os._exit(code)
+            assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+        assert results[0].key == "second"
+        assert client.get("third") is None
+
+
+def test_a_call_of_a_session_that_the_daemon_forgot_is_made_once(daemon: StartDaemon) -> None:
+    real = daemon("demo")
+    with Client("demo", transport="ring", timeout=30) as client:
+        client.add("first", 60)
+        session = client._core.connections[0].session.id
+        with RawRing(real.paths.ring) as raw:
+            raw.hello()
+            raw.send(frame(Message.BYE, session))
+            assert raw.receive().error == 0
+        assert client.add("second", 60).key == "second"
+        assert client._core.connections[0].session.id != session
+        assert client.cancel("second")
+
+
+def test_a_call_that_is_larger_than_the_ring_is_made(daemon: StartDaemon) -> None:
+    daemon("demo", "--ring-memory", "80K")
+    with Client("demo", transport="ring", timeout=30) as client:
+        for n in range(20):
+            assert client.add(f"k{n}", 60, payload=PAYLOAD).key == f"k{n}"
+            assert client.add(f"s{n}", 60).key == f"s{n}"
+
+
+@pytest.mark.parametrize("spin_us", [-1, 1001, True, 1.5, "5"])
+def test_a_spin_out_of_range_is_refused(daemon_dir: Path, spin_us: Any) -> None:
+    with pytest.raises(InvalidArgument, match="spin_us"):
+        Client("demo", spin_us=spin_us)
 
 
 # ---- hostile clients ---------------------------------------------------------------------------

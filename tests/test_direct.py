@@ -1,0 +1,522 @@
+"""Direct calls: the caller's thread sends one record through the rings, and takes its answer."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from queue import SimpleQueue
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from purgatoryd.clients._pack import Direct, Requests
+from purgatoryd.clients.connection import Connection
+from purgatoryd.clients.core import MODES, Core
+from purgatoryd.clients.packing import PendingAdd, PendingCancel
+from purgatoryd.shm_layout import layout, wire
+from purgatoryd.shm_layout._core import lib
+from purgatoryd.shm_layout.layout import ClockKind, Message, Status, WireError
+from purgatoryd.shm_layout.rings import RingPair, create_memory
+
+pytestmark = pytest.mark.tier("check")
+
+RING_BYTES = 16_384
+SESSION, SEQUENCE = 77, 5
+LONG_S = 60.0
+ADD = (b"key", None, None, None, 10**15, "default", b"payload", "error", None)
+"""Arguments of Core.put."""
+Reply = Callable[[bytes], bytes]
+
+
+class Rings:
+    """Both sides of a pair of rings in this process, and the direct calls of the client's side."""
+
+    def __init__(self, spin_ns: int = 0, wait_ns: int = 10**11) -> None:
+        self.core = Core("demo", "shop")
+        connection = self.core._connection(0)
+        connection.delay_clock = ClockKind.VIRTUAL  # so that messages do not depend on the time
+        self.core.connections = [connection]
+        self.core.names.of_topic("default")
+        self.bell = os.eventfd(0, os.EFD_NONBLOCK)
+        self.sockets = socket.socketpair()
+        memory_fd = create_memory(RING_BYTES)
+        self.client = RingPair(memory_fd, RING_BYTES, daemon=False, wake=self._signal)
+        self.daemon = RingPair(memory_fd, RING_BYTES, daemon=True, wake=self._wake)
+        os.close(memory_fd)
+        self.queue: SimpleQueue[object] = SimpleQueue()
+        self.requests = Requests(self.queue, "nothing")
+        names = self.core.names
+        self.direct = Direct(
+            self.requests, connection, "shop", names.topics, names.of_key, MODES, wait_ns, spin_ns
+        )
+
+    def lend(self, *, admit: bool = True) -> None:
+        socket_fd = self.sockets[0].fileno()
+        rings = (*self.client.addresses, self.bell, socket_fd)
+        self.direct.lend(*rings, SESSION, SEQUENCE, layout.FLAG_DURABLE, False, True)
+        if admit:
+            self.requests.admit()
+
+    def _signal(self, _how: int, _word: Any) -> None:
+        lib.pg_ring_signal(self.bell)
+
+    def _wake(self, how: int, word: Any) -> None:
+        lib.pg_ring_wake(how, word, self.sockets[1].fileno())
+
+    def add(self, arguments: tuple[Any, ...] = ADD, limit_s: float = LONG_S) -> Any:
+        self.pending = PendingAdd()
+        return self.direct.add(self.pending, limit_s, arguments)
+
+    def daemon_takes(self) -> bytes:
+        return bytes(self.daemon.take() or b"")
+
+    def close(self) -> None:
+        self.direct.take_back()
+        self.client.close()
+        self.daemon.close()
+        os.close(self.bell)
+        for one in self.sockets:
+            one.close()
+
+
+@pytest.fixture(params=[0, 100_000], ids=["sleeping", "spinning"])
+def rings(request: pytest.FixtureRequest) -> Iterator[Rings]:
+    with contextlib.closing(Rings(request.param)) as rings:
+        rings.lend()
+        yield rings
+
+
+def answer(message: bytes, status: int = Status.ADDED, /, **fields: Any) -> bytes:
+    """Return the answer of a daemon to a message with one record."""
+    head = wire.FRAME.unpack_from(message)
+    known = {"message": Message.BATCH, "session": head[3], "sequence": head[4], "count": 1}
+    return wire.encode_frame(**(known | fields)) + wire.RESULT.pack(9 << 8 | status, 1234)
+
+
+@contextlib.contextmanager
+def answering(rings: Rings, reply: Reply) -> Iterator[list[bytes]]:
+    """Answer one message, as a daemon does. Yields a list that receives the message."""
+    messages: list[bytes] = []
+
+    def serve() -> None:
+        while (body := rings.daemon.take()) is None:
+            pass
+        messages.append(bytes(body))
+        rings.daemon.put(reply(messages[0]))
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    try:
+        yield messages
+    finally:
+        thread.join()
+
+
+@contextlib.contextmanager
+def calling(rings: Rings) -> Iterator[list[Any]]:
+    """Make an add in another thread, and yield once its message is in the ring. Yields a list that
+    receives the result."""
+    results: list[Any] = []
+    thread = threading.Thread(target=lambda: results.append(rings.add()))
+    thread.start()
+    while not rings.daemon.next_bytes:
+        pass
+    yield results
+    thread.join()
+
+
+def left(rings: Rings) -> bytes:
+    """Return the message that a call has left to the engine."""
+    assert rings.queue.get_nowait() == "nothing"
+    taken = rings.direct.take_back()
+    assert taken is not None
+    assert taken[:2] == (SEQUENCE + 1, rings.pending)
+    assert rings.pending.packed
+    assert not rings.pending.done
+    assert taken[2] is not None
+    return taken[2]
+
+
+# ---- answers -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("status", [Status.ADDED, Status.EXISTS, Status.FULL], ids=str)
+def test_a_plain_answer_is_the_outcome(rings: Rings, status: Status) -> None:
+    with answering(rings, lambda message: answer(message, status)) as messages:
+        assert rings.add() is True
+    head = wire.FRAME.unpack_from(messages[0])
+    assert head[2:5] == (Message.BATCH, SESSION, SEQUENCE)
+    pending = rings.pending
+    assert (pending.done, pending.word, pending.deadline_ns) == (True, 9 << 8 | status, 1234)
+    assert rings.direct.take_back() == (SEQUENCE + 1, None, None)
+    assert rings.queue.empty()
+
+
+def test_each_call_has_the_next_sequence(rings: Rings) -> None:
+    for n in range(300):  # more bytes than the ring has
+        with answering(rings, answer) as messages:
+            assert rings.add() is True
+        assert wire.FRAME.unpack_from(messages[0])[4] == SEQUENCE + n
+
+
+UNUSUAL: dict[str, Reply] = {
+    "busy": lambda m: answer(m, Status.BUSY),
+    "other sequence": lambda m: answer(m, sequence=SEQUENCE - 1),
+    "other session": lambda m: answer(m, session=SESSION + 1),
+    "other message": lambda m: answer(m, message=Message.OUTCOMES),
+    "evicted": lambda m: answer(m, error=WireError.SESSION_EXPIRED),
+    "not durable": lambda m: answer(m, error=WireError.NOT_DURABLE),
+    "out of order": lambda m: answer(m, error=WireError.OUT_OF_ORDER),
+    "longer": lambda m: answer(m) + bytes(8),
+    "shorter": lambda m: answer(m)[: wire.FRAME.size],
+    "larger than the ring": lambda m: answer(m) + bytes(RING_BYTES),
+    "other magic": lambda m: bytes(4) + answer(m)[4:],
+}
+
+
+@pytest.mark.parametrize("name", UNUSUAL)
+def test_an_unusual_answer_is_left_to_the_engine(rings: Rings, name: str) -> None:
+    replies: list[bytes] = []
+
+    def reply(message: bytes) -> bytes:
+        replies.append(UNUSUAL[name](message))
+        return replies[0]
+
+    with answering(rings, reply) as messages:
+        assert rings.add() is None
+    assert left(rings) == messages[0]
+    rings.client.take()
+    if name != "larger than the ring":
+        assert not rings.client.next_bytes, "the answer was in the ring, and alone"
+
+
+@pytest.mark.parametrize(("wait_ns", "limit_s"), [(10**6, 60.0), (10**11, 0.001), (10**11, 0.0)])
+def test_a_late_answer_is_left_to_the_engine(wait_ns: int, limit_s: float) -> None:
+    with contextlib.closing(Rings(wait_ns=wait_ns)) as rings:
+        rings.lend()
+        assert rings.add(limit_s=limit_s) is None
+        message = left(rings)
+        assert rings.daemon_takes() == message
+        rings.daemon.put(answer(message))
+        assert bytes(rings.client.take() or b"") == answer(message)
+
+
+# ---- the engine --------------------------------------------------------------------------------
+
+
+def test_no_call_begins_while_a_request_is_queued(rings: Rings) -> None:
+    rings.requests.put("request")
+    assert rings.add() is False
+    rings.requests.admit()
+    assert rings.add() is False, "the queue is not empty"
+    assert rings.queue.get_nowait() == "request"
+    rings.requests.admit()
+    with answering(rings, answer):
+        assert rings.add() is True
+
+
+def test_no_call_begins_before_the_rings_are_lent() -> None:
+    with contextlib.closing(Rings()) as rings:
+        assert rings.add() is False
+        rings.lend(admit=False)
+        assert rings.add() is False
+        rings.requests.admit()
+        rings.direct.take_back()
+        rings.requests.admit()
+        assert rings.add() is False
+        assert rings.direct.take_back() is None
+        assert not rings.daemon.next_bytes
+        assert not rings.pending.packed
+
+
+def test_the_engine_takes_the_rings_from_a_waiting_call(rings: Rings) -> None:
+    with calling(rings) as results:
+        taken = rings.direct.take_back()
+    assert results == [None]
+    assert taken is not None
+    assert taken[0] == SEQUENCE + 1
+    assert taken[1] is rings.pending
+    assert taken[2] == rings.daemon_takes()
+
+
+def test_a_second_thread_does_not_wait_for_a_direct_call(rings: Rings) -> None:
+    with calling(rings) as results:
+        first = rings.pending
+        assert rings.add() is False
+        message = rings.daemon_takes()
+        assert not rings.daemon.next_bytes
+        rings.daemon.put(answer(message))
+    assert results == [True]
+    assert first.done
+
+
+def test_calls_of_threads_and_an_engine_that_interrupts_them(rings: Rings) -> None:
+    """Each message is answered to its call or left to the engine, exactly once."""
+    count, ended = 2_000, threading.Event()
+    served: list[int] = []
+
+    def serve() -> None:
+        while not ended.is_set() or rings.daemon.next_bytes:
+            if (body := rings.daemon.take()) is not None:
+                served.append(wire.FRAME.unpack_from(body)[4])
+                rings.daemon.put(answer(bytes(body)))
+
+    server = threading.Thread(target=serve)
+    results: list[Any] = []
+
+    def call() -> None:
+        results.extend([rings.direct.add(PendingAdd(), LONG_S, ADD) for _ in range(count)])
+
+    callers = [threading.Thread(target=call) for _ in range(3)]
+    for thread in (server, *callers):
+        thread.start()
+    left_ones, sequence = 0, SEQUENCE
+    while any(thread.is_alive() for thread in callers):
+        taken = rings.direct.take_back()
+        if taken is not None:
+            sequence = taken[0]
+            if taken[2] is not None:
+                left_ones += 1
+                while rings.client.take() is None:
+                    pass
+        while not rings.queue.empty():
+            rings.queue.get()
+        socket_fd = rings.sockets[0].fileno()
+        ends = (*rings.client.addresses, rings.bell, socket_fd)
+        rings.direct.lend(*ends, SESSION, sequence, 0, False, True)
+        rings.requests.admit()
+    ended.set()
+    server.join()
+    assert len(results) == 3 * count
+    assert results.count(None) == left_ones
+    assert served == list(range(SEQUENCE, SEQUENCE + results.count(True) + left_ones))
+
+
+class Stopped(Exception):
+    """Exception of a signal handler."""
+
+
+def test_a_signal_leaves_the_message_to_the_engine(rings: Rings) -> None:
+    stopped = threading.Event()
+
+    def stop(*_: object) -> None:
+        if not stopped.is_set():
+            stopped.set()
+            raise Stopped
+
+    def interrupt() -> None:
+        while not rings.daemon.next_bytes:
+            pass
+        while not stopped.wait(0.001):  # a signal before the sleep does not end it
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
+
+    before = signal.signal(signal.SIGUSR1, stop)
+    thread = threading.Thread(target=interrupt)
+    try:
+        thread.start()
+        with pytest.raises(Stopped):
+            rings.add()
+    finally:
+        thread.join()
+        signal.signal(signal.SIGUSR1, before)
+    assert left(rings) == rings.daemon_takes()
+
+
+# ---- questions ---------------------------------------------------------------------------------
+
+
+def question_answer(message: bytes, /, **fields: Any) -> bytes:
+    """Return a reply that says that there is no such timer."""
+    head = wire.FRAME.unpack_from(message)
+    known = {"message": Message.QUERY, "session": head[3], "sequence": head[4], "count": 1}
+    info = bytearray(wire.INFO.size)
+    info[0] = Status.UNKNOWN
+    return wire.encode_frame(**(known | fields)) + bytes(info)
+
+
+@pytest.mark.parametrize("key", ["key", b"key", "k" * 255], ids=repr)
+def test_a_question_returns_the_reply(rings: Rings, key: Any) -> None:
+    with answering(rings, question_answer) as messages:
+        reply = rings.direct.get(LONG_S, key)
+    assert reply == question_answer(messages[0])
+    number = wire.FRAME.unpack_from(messages[0])[4]
+    assert number >= 2**63, "no question of the session has this number"
+    assert messages[0] == wire.encode_query(number, SESSION, b"shop", key)
+    with answering(rings, answer) as messages:
+        assert rings.add() is True
+    assert wire.FRAME.unpack_from(messages[0])[4] == SEQUENCE
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"sequence": 5}, {"session": 5}, {"error": WireError.STOPPING}, {"message": Message.BATCH}],
+    ids=str,
+)
+def test_an_unusual_reply_stays_for_the_engine(rings: Rings, fields: dict[str, Any]) -> None:
+    replies: list[bytes] = []
+
+    def reply(message: bytes) -> bytes:
+        replies.append(question_answer(message, **fields))
+        return replies[0]
+
+    with answering(rings, reply):
+        assert rings.direct.get(LONG_S, "key") is None
+    assert bytes(rings.client.take() or b"") == replies[0]
+    assert rings.direct.take_back() == (SEQUENCE, None, None)
+
+
+def test_a_question_that_is_not_answered_in_time_is_asked_by_the_engine() -> None:
+    with contextlib.closing(Rings(wait_ns=10**6)) as rings:
+        rings.lend()
+        assert rings.direct.get(LONG_S, "key") is None
+        assert rings.daemon.next_bytes
+
+
+@pytest.mark.parametrize("key", [UUID(int=5), "", "k" * 256, 5, None], ids=repr)
+def test_another_key_is_left_to_python(rings: Rings, key: Any) -> None:
+    assert rings.direct.get(LONG_S, key) is None
+    assert not rings.daemon.next_bytes
+
+
+# ---- calls that the engine has to send ---------------------------------------------------------
+
+
+def test_a_message_that_is_larger_than_the_ring_is_not_sent(rings: Rings) -> None:
+    assert rings.add((*ADD[:6], bytes(RING_BYTES), *ADD[7:])) is False
+    assert not rings.pending.packed
+    assert not rings.daemon.next_bytes
+
+
+def test_nothing_is_sent_into_a_full_ring(rings: Rings) -> None:
+    while rings.client.put(bytes(1000)):
+        pass
+    assert rings.add((*ADD[:6], bytes(1000), *ADD[7:])) is False
+    assert not rings.pending.packed
+
+
+def test_nothing_is_sent_to_a_daemon_that_has_ended(rings: Rings) -> None:
+    assert rings.daemon.may_sleep(to_put=False)
+    rings.sockets[1].close()
+    assert rings.add() is False
+    assert not rings.pending.packed
+
+
+def test_a_forked_child_makes_no_direct_call(rings: Rings) -> None:
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        with contextlib.suppress(BaseException):
+            code = 0 if rings.add() is False else 2
+        os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    with answering(rings, answer):
+        assert rings.add() is True
+
+
+# ---- messages ----------------------------------------------------------------------------------
+
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+PLAIN: list[tuple[Any, ...]] = [
+    ("key", 5, None, None, None, "default", b"", "error", None),
+    (b"key", 5.5, None, None, None, "default", b"payload", "replace", None),
+    (b"key", -1, None, None, None, "default", b"payload", "keep", None),
+    ("ключ", None, 17, None, None, "default", b"p" * 300, "extend", None),
+    (b"k" * 255, None, -17, None, None, "default", b"", "error", None),
+    (b"k", None, None, None, 10**15, "default", b"", "error", None),
+    (b"k", None, None, None, -1, "default", b"", "error", None),
+    (b"k", 0.1 + 0.2, None, None, None, "default", b"", "error", None),
+]
+ODD: list[tuple[Any, ...]] = [
+    (UUID(int=5), 5, None, None, None, "default", b"", "error", None),
+    (b"", 5, None, None, None, "default", b"", "error", None),
+    (b"k" * 256, 5, None, None, None, "default", b"", "error", None),
+    ("\ud800", 5, None, None, None, "default", b"", "error", None),
+    (b"k", True, None, None, None, "default", b"", "error", None),
+    (b"k", float("nan"), None, None, None, "default", b"", "error", None),
+    (b"k", 1e30, None, None, None, "default", b"", "error", None),
+    (b"k", 2**70, None, None, None, "default", b"", "error", None),
+    (b"k", timedelta(seconds=5), None, None, None, "default", b"", "error", None),
+    (b"k", None, 2**70, None, None, "default", b"", "error", None),
+    (b"k", None, None, NOW, None, "default", b"", "error", None),
+    (b"k", None, None, None, None, "default", b"", "error", None),
+    (b"k", 5, 5, None, None, "default", b"", "error", None),
+    (b"k", 5, None, NOW, None, "default", b"", "error", None),
+    (b"k", 5, None, None, None, "unused", b"", "error", None),
+    (b"k", 5, None, None, None, 7, b"", "error", None),
+    (b"k", 5, None, None, None, [], b"", "error", None),
+    (b"k", 5, None, None, None, "default", "text", "error", None),
+    (b"k", 5, None, None, None, "default", None, "error", None),
+    (b"k", 5, None, None, None, "default", bytearray(3), "error", None),
+    (b"k", 5, None, None, None, "default", bytes(65_537), "error", None),
+    (b"k", 5, None, None, None, "default", b"", "never", None),
+    (b"k", 5, None, None, None, "default", b"", [], None),
+    (b"k", 5, None, None, None, "default", b"", "error", 0.5),
+]
+
+
+def packed(core: Core, entry: Any) -> bytes:
+    """Return the message of the engine for an entry."""
+    connection: Connection = core.connections[0]
+    connection.packer.add(entry)
+    batch = connection.packer.seal()
+    assert batch is not None
+    batch.address(SESSION, SEQUENCE, True, False)
+    return batch.frame
+
+
+@pytest.mark.parametrize("arguments", PLAIN, ids=repr)
+def test_a_direct_add_has_the_bytes_of_the_engine(arguments: tuple[Any, ...]) -> None:
+    with contextlib.closing(Rings()) as rings:
+        rings.lend()
+        with answering(rings, answer) as messages:
+            assert rings.add(arguments) is True
+        entry = rings.core.put(*arguments, collect=False)
+        assert messages[0] == packed(rings.core, entry)
+        info = rings.pending.outcome()
+        assert (info.key, info.topic, info.payload) == (arguments[0], arguments[5], arguments[6])
+        assert (info.namespace, info.ticket, info.deadline_boot_ns) == ("shop", 9, 1234)
+        assert (info.status, info.operation) == (Status.ADDED, None)
+
+
+@pytest.mark.parametrize("arguments", ODD, ids=repr)
+def test_other_arguments_are_left_to_python(arguments: tuple[Any, ...]) -> None:
+    with contextlib.closing(Rings()) as rings:
+        rings.lend()
+        assert rings.add(arguments) is False
+        assert not rings.pending.packed
+
+
+def test_a_record_of_any_kind_has_the_bytes_of_the_engine(rings: Rings) -> None:
+    entry = rings.core.put(UUID(int=5), timedelta(5), None, None, None, "t", b"p", "keep", 2.0,
+                           collect=False)  # fmt: skip
+    with answering(rings, answer) as messages:
+        assert rings.direct.record(entry.pending, LONG_S, entry.name, *entry.fields) is True
+    assert messages[0] == packed(rings.core, entry)
+
+
+@pytest.mark.parametrize("ticket", [0, 5, layout.TICKET_MAX])
+@pytest.mark.parametrize("key", ["key", b"key"], ids=repr)
+def test_a_direct_cancel_has_the_bytes_of_the_engine(rings: Rings, key: Any, ticket: int) -> None:
+    pending = PendingCancel()
+    with answering(rings, lambda m: answer(m, Status.CANCELLED)) as messages:
+        assert rings.direct.cancel(pending, LONG_S, (key, ticket)) is True
+    assert messages[0] == packed(rings.core, rings.core.cancel(key, ticket, collect=False))
+    assert pending.outcome().value == Status.CANCELLED
+
+
+@pytest.mark.parametrize("ticket", [-1, layout.TICKET_MAX + 1, 2**70, True, None, "5"], ids=repr)
+def test_a_cancel_with_another_ticket_is_left_to_python(rings: Rings, ticket: Any) -> None:
+    assert rings.direct.cancel(PendingCancel(), LONG_S, ("key", ticket)) is False
+
+
+def test_wrong_arguments_raise(rings: Rings) -> None:
+    with pytest.raises(IndexError):
+        rings.direct.add(PendingAdd(), LONG_S, ADD[:3])
+    with pytest.raises(TypeError):
+        rings.direct.add(object(), LONG_S, ADD)  # type: ignore[arg-type]
