@@ -9,13 +9,14 @@ the peer that last spoke for their session.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Hashable
+from collections.abc import Hashable, Set
 from dataclasses import dataclass
 from typing import Any
 
 from purgatoryd.daemon.client_watch import ClientWatch
 from purgatoryd.daemon.listeners.access import Access
-from purgatoryd.daemon.listeners.transport import REQUEST_HWM, Request, Transport
+from purgatoryd.daemon.listeners.time_shares import TimeShares
+from purgatoryd.daemon.listeners.transport import REQUEST_HWM, Request, Served, Transport
 from purgatoryd.daemon.pending_acks import PendingAcks
 from purgatoryd.daemon.processes import Processes
 from purgatoryd.daemon.wal import NullWal
@@ -29,11 +30,6 @@ PER_ITERATION = 16
 TAKEN_PER_ITERATION = 64
 """Maximum number of messages that one iteration takes from the socket. Messages of a uid that has
 used up its share wait."""
-SHARE_NS = 500_000
-"""Time share of each uid in an iteration. A message that has begun is not interrupted."""
-SHARED_NS = 60_000_000_000
-"""Shares apply for this long after a request whose uid differs from the previous request's uid.
-While only one uid sends requests, no share applies."""
 PUSHES_PER_ITERATION = 8
 BEHIND_MAX = 1024
 """Maximum number of messages of one peer that wait behind its unfinished message."""
@@ -104,11 +100,7 @@ class Commands:
         """Later messages of each peer with an unfinished message, by route."""
         self._waiting_bytes = 0
         """Total size of unfinished messages and of the messages queued behind them."""
-        self._spent_ns: Counter[int] = Counter()
-        """CPU time of each uid in this iteration."""
-        self._last_uid: int | None = None
-        self._shared_until_ns = 0
-        self._shared = False
+        self._shares = TimeShares()
         self._deferred: Request | None = None
         self._unread: set[int] = set()
         """Connections that may have bytes from before note_wakeup() that libzmq has not read."""
@@ -122,33 +114,56 @@ class Commands:
             arena, transport.peers, processes, grace_ns, host.boot_ns(), self._left
         )
 
-    def serve(self) -> bool:
-        """Serve messages for one iteration. True = the next iteration has to begin at once."""
-        self._spent_ns.clear()
-        self._shared = self._host.boot_ns() < self._shared_until_ns
+    def serve(self, ready: Set[int] | None = None) -> bool:
+        """Serve messages for one iteration. True = the next iteration has to begin at once.
+
+        `ready`: the descriptors that ended the loop's sleep before this iteration; None = there was
+        no sleep.
+        """
+        self._shares.begin(self._host.boot_ns())
         self._serve_unfinished()
-        served = 0
+        left = PER_ITERATION
         for _ in range(TAKEN_PER_ITERATION):
-            if self._deferred is not None or served == PER_ITERATION:
+            if self._deferred is not None or left <= 0:
                 return True
             if self.full:
                 return bool(self._unfinished)
-            message = self._socket.receive()
-            if message is None:
+            served = self._serve_some(left, ready)
+            message = served.request
+            left -= served.applied
+            if message is not None:
+                left -= self._take(message, served)
+            elif not served.applied:
                 self._taken_of = None
                 return bool(self._unfinished)
-            if self._taken_of is not None:
-                self._count_taken(message.route)
-            if message.route in self._behind:
-                self._wait_behind(message)
-            elif not self._had_its_share(message.uid):
-                self._apply(message)
-                served += 1
-            elif self._has_space(message):
-                self._wait(message)
-            else:
-                self._dropped = True
         return True
+
+    def _serve_some(self, most: int, ready: Set[int] | None) -> Served:
+        """Let the transport apply messages. After an outage every message is counted here."""
+        catching_up = self._unread or self._taken_of is not None
+        most = 0 if catching_up else most
+        served = self._socket.serve(self._arena, self._shares, most, ready)
+        for answered in self._socket.answered():
+            self._wal.answered(answered)
+        return served
+
+    def _take(self, message: Request, served: Served) -> bool:
+        """Apply a message, or let it wait. Return whether it was applied here."""
+        if served.how is not None:
+            self._go_after(message, served.how, served.reply, served.built_boot_ns)
+            return False
+        if self._taken_of is not None:
+            self._count_taken(message.route)
+        if message.route in self._behind:
+            self._wait_behind(message)
+        elif not self._had_its_share(message.uid):
+            self._apply(message)
+            return True
+        elif self._has_space(message):
+            self._wait(message)
+        else:
+            self._dropped = True
+        return False
 
     def note_wakeup(self) -> None:
         """Note that the loop woke up after an outage, so that messages may wait in the sockets."""
@@ -187,21 +202,18 @@ class Commands:
         self._unfinished.extendleft(reversed(retained))
 
     def _had_its_share(self, uid: int) -> bool:
-        return self._shared and self._spent_ns[uid] >= SHARE_NS
-
-    def _note_cost(self, uid: int, begun_boot_ns: int) -> None:
-        ended_boot_ns = self._host.boot_ns()
-        self._spent_ns[uid] += ended_boot_ns - begun_boot_ns
-        if uid != self._last_uid:
-            if self._last_uid is not None:
-                self._shared_until_ns = ended_boot_ns + SHARED_NS
-            self._last_uid = uid
+        return self._shares.used(uid)
 
     def _wait(self, message: Request) -> None:
         """Postpone a message to the next iteration. Later messages of its peer wait behind it."""
         self._unfinished.append(message)
-        self._behind.setdefault(message.route, deque())
+        self._hold(message.route)
         self._waiting_bytes += _size(message)
+
+    def _hold(self, route: Hashable) -> None:
+        """Let later messages of a peer wait behind its unfinished message."""
+        self._behind.setdefault(route, deque())
+        self._socket.hold(route, behind=True)
 
     def _wait_behind(self, message: Request) -> None:
         behind = self._behind[message.route]
@@ -229,7 +241,7 @@ class Commands:
         """Apply the deferred message: the virtual clock has reached its time."""
         if self._deferred is not None:
             message, self._deferred = self._deferred, None
-            self._behind.setdefault(message.route, deque())
+            self._hold(message.route)
             self._go_on(message)
 
     def _apply(self, message: Request) -> bool:
@@ -249,8 +261,16 @@ class Commands:
             )
         ended_boot_ns = self._host.boot_ns()
         self._arena.served(ended_boot_ns)
+        self._go_after(message, state, reply, ended_boot_ns)
+        self._shares.charge(message.uid, begun_boot_ns, self._host.boot_ns())
+        return state != Handled.AGAIN
+
+    def _go_after(
+        self, message: Request, state: Handled, reply: Any, built_boot_ns: int
+    ) -> None:
+        """Do what the core asks for after a message."""
         if state == Handled.REPLY:
-            self._answer(message, reply, ended_boot_ns)
+            self._answer(message, reply, built_boot_ns)
             self._received(message, reply)
         elif state == Handled.SILENT:
             self._received(message, message.body)
@@ -258,8 +278,6 @@ class Commands:
             self._deferred = message
         else:  # AGAIN
             self._wait(message)
-        self._note_cost(message.uid, begun_boot_ns)
-        return state != Handled.AGAIN
 
     def _answer(self, message: Request, reply: memoryview, built_boot_ns: int) -> None:
         lsn = self._arena.durable_lsn
@@ -309,6 +327,7 @@ class Commands:
             self._wait(self._next_behind(behind))
         else:
             del self._behind[message.route]
+            self._socket.hold(message.route, behind=False)
 
     # ---- inboxes ----
 
@@ -324,7 +343,10 @@ class Commands:
         elif owner is not None and owner.session == session and owner.route == message.route:
             owner.notified_bytes = 0
         elif session != 0:
+            if owner is not None:
+                self._socket.disown(owner.route, owner.session)
             self._owners[session & ROW] = _Owner(session, message.route)
+            self._socket.own(message.route, session, self._shares.of(message.uid))
             self.clients.speaks(session, message.pid, message.connection)
             self._arena.inbox_to(session)
 
@@ -338,6 +360,7 @@ class Commands:
         owner = self._owners.get(session & ROW)
         if owner is not None and owner.session == session:
             del self._owners[session & ROW]
+            self._socket.disown(owner.route, session)
             self._arena.inbox_away(session)
 
     def push(self) -> bool:
@@ -363,6 +386,8 @@ class Commands:
         if owner is None or owner.session != session:
             self._arena.inbox_away(session)
             return False
+        if self._socket.spoke(owner.route):
+            owner.notified_bytes = 0
         if owner.notified_bytes > NOTIFIED_BYTES_MAX:
             return False
         owner.notified_bytes += len(body)

@@ -292,7 +292,7 @@ class Reaper:
         for _ in range(MOMENTS_PER_ITERATION):
             if self._target_ns is not None:
                 return True
-            busy = self._commands.serve()
+            busy = self._commands.serve(self.loop.ready)
             self._target_ns = self._commands.waits_for_ns
             if self._target_ns is None:
                 return busy

@@ -7,6 +7,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Any
 
+from purgatoryd.daemon.listeners.transport import Answered
 from purgatoryd.shm_layout.arena import Arena
 from purgatoryd.shm_layout.layout import Message
 
@@ -42,14 +43,18 @@ class Replies:
         message, session, sequence, error = _HEAD.unpack_from(reply)
         if message != Message.BATCH or error:
             return
-        run = self._runs.get(session)
-        if run is not None and sequence == run.first + run.count:
-            run.count += 1
-            run.handed_boot_ns = handed_boot_ns
+        self.extend(Answered(session, sequence, 1, built_boot_ns, handed_boot_ns))
+
+    def extend(self, answers: Answered) -> None:
+        """Note successive answers of a session."""
+        run = self._runs.get(answers.session)
+        if run is not None and answers.first == run.first + run.count:
+            run.count += answers.count
+            run.handed_boot_ns = answers.handed_boot_ns
             return
         if run is not None:
-            self._ended.append((session, run))
-        self._runs[session] = _Run(sequence, 1, built_boot_ns, handed_boot_ns)
+            self._ended.append((answers.session, run))
+        self._runs[answers.session] = _Run(*answers[1:])
 
     def append(self) -> None:
         """Append as many records as the WAL buffer has space for; the other records wait."""

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from purgatoryd.daemon.config import Config
+from purgatoryd.daemon.listeners.transport import Answered
 from purgatoryd.daemon.log import log
 from purgatoryd.daemon.recovery import Step
 from purgatoryd.daemon.replies import Replies
@@ -265,6 +266,9 @@ class NullWal:
     def replied(self, reply: Any, built_boot_ns: int, handed_boot_ns: int) -> None:
         """Note that an answer was complete at `built_boot_ns` and sent at `handed_boot_ns`."""
 
+    def answered(self, answers: Answered) -> None:
+        """Note that answers were sent."""
+
     def pause(self) -> bool:
         """Stop other threads from using the arena. False = not yet: call again once a descriptor in
         `fds` is readable."""
@@ -363,6 +367,11 @@ class Wal(NullWal):
         record, at most one second later."""
         if self._open:
             self._replies.add(reply, built_boot_ns, handed_boot_ns)
+
+    def answered(self, answers: Answered) -> None:
+        """Note that answers were sent, as replied() does."""
+        if self._open:
+            self._replies.extend(answers)
 
     def end_iteration(self) -> None:
         """Wake the group-commit thread if records were appended."""

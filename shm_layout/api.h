@@ -714,6 +714,7 @@ int pg_ring_sleep_putter(struct pg_ring_end *end, uint32_t how);
  * that the caller wakes it. Call this after each put, or take. */
 uint32_t pg_ring_rouse_taker(struct pg_ring_end *end);
 uint32_t pg_ring_rouse_putter(struct pg_ring_end *end);
+int64_t pg_boot_ns(void);         /* CLOCK_BOOTTIME */
 /* Wake the daemon by its eventfd. */
 void pg_ring_signal(int eventfd);
 /* Wake a client that sleeps as `how` says, on `word` or on the other end of `socket`. */
@@ -726,3 +727,98 @@ uint32_t pg_ring_recall(struct pg_ring_end *end);
 /* Sleep for at most `limit_ns`, after the sleep by futex was announced, until another thread or
  * process wakes this side. Returns 0 if a signal ended the sleep, else 1. */
 int pg_ring_sleep(struct pg_ring_end *end, int64_t limit_ns);
+
+/* ---- the rings of all clients (front/ring_server.c, ring/time_shares.c) -------------------- */
+
+/* The system calls of the loop. Tests provide their own. */
+struct pg_loop_calls {
+    void *context;
+    int64_t (*boot_ns)(void *context);                   /* CLOCK_BOOTTIME */
+    void (*wake)(void *context, uint32_t how, uint32_t *word, int socket);  /* pg_ring_wake */
+};
+
+/* CPU time of one uid, in the iteration of the loop in which it was last charged. */
+struct pg_time_share {
+    uint64_t iteration;
+    int64_t spent_ns;
+    uint32_t uid;
+};
+/* The shares of all uids in an iteration of the loop. They apply only while several uids send
+ * messages. */
+struct pg_time_shares {
+    uint64_t iteration;
+    int64_t most_ns;              /* share of each uid */
+    int64_t lasts_ns;             /* shares apply for this long after a message whose uid differs
+                                     from that of the previous message */
+    int64_t until_boot_ns;        /* time until which shares apply */
+    uint32_t last_uid;
+    uint8_t  charged;             /* 1 = last_uid is set */
+    uint8_t  apply;               /* 1 = shares apply in this iteration */
+};
+/* Begin an iteration. */
+void pg_time_shares_begin(struct pg_time_shares *s, int64_t boot_ns);
+/* Return 1 if a uid has used up its share of this iteration. */
+int pg_time_share_used(const struct pg_time_shares *s, const struct pg_time_share *one);
+/* Charge a uid for a message that took until `ended_boot_ns`. */
+void pg_time_share_charge(struct pg_time_shares *s, struct pg_time_share *one,
+                          int64_t begun_boot_ns, int64_t ended_boot_ns);
+
+struct pg_ring_client {
+    struct pg_ring_end *taker, *putter;
+    struct pg_time_share *share;       /* NULL only if session = 0 */
+    uint64_t session;             /* the session whose messages pg_rings_serve applies; 0 = none */
+    uint32_t pid;                 /* of the client, from the kernel; 0 = unknown */
+    int32_t  socket;              /* descriptor of the connection */
+    uint8_t  gone;                /* 1 = the connection has ended */
+    uint8_t  replies;             /* 1 = the caller has replies for which there is no space */
+    uint8_t  behind;              /* 1 = the caller has an unfinished message of this client */
+    uint8_t  spoke;               /* 1 = a message was applied; cleared by the caller */
+    uint8_t  awake;               /* 1 = pg_rings_serve looks at these rings */
+    struct pg_ring_client *next;  /* the next one that is awake, in a circle */
+    uint64_t first_answer;        /* sequence of the first answer that needs a REPLIED record */
+    uint32_t answers;             /* number of these answers; 0 = none */
+    int64_t  built_boot_ns;       /* time at which the first of them was complete */
+    int64_t  handed_boot_ns;      /* time at which the last of them was in the ring */
+    struct pg_ring_client *next_answered;
+};
+
+enum pg_ring_event {
+    PG_RE_NONE,                   /* no ring has a message that can be taken in this iteration */
+    PG_RE_ENOUGH,                 /* `most` messages were applied */
+    PG_RE_LOOK,                   /* the caller looks at the rings of `client`: it keeps replies or
+                                     an unfinished message, the connection has ended, the client
+                                     broke the rules, or the message is larger than the ring */
+    PG_RE_MESSAGE,                /* a message was taken that the caller applies */
+    PG_RE_REPLY,                  /* a message was applied; the caller sends the reply */
+    PG_RE_AGAIN                   /* a message was applied in part; the caller continues with it */
+};
+
+struct pg_ring_server {
+    const struct pg_loop_calls *calls;                   /* NULL = the system calls themselves */
+    uint8_t *message;             /* space for a message of a ring's size */
+    void    *reply;               /* PG_MESSAGE_MAX bytes */
+    struct pg_ring_client *last;  /* of the circle of rings that are awake; NULL = none */
+    struct pg_ring_client *answered;                     /* clients with answers, newest first */
+    uint32_t awake;               /* number of rings that are awake */
+    uint32_t unseen;              /* number of rings that had no message since they were all seen */
+    /* results of pg_rings_serve */
+    struct pg_ring_client *client;                       /* the client of the event */
+    uint64_t message_bytes, reply_bytes;
+    int64_t  received_boot_ns;    /* time at which the last message was taken */
+    int64_t  built_boot_ns;       /* time at which its reply was complete */
+    int64_t  handed_boot_ns;      /* time at which its reply was in the ring, if it is */
+    uint32_t applied;             /* number of messages that were applied */
+};
+
+/* Apply at most `most` messages of rings, and put their replies. The rings take turns, one message
+ * each. Returns enum pg_ring_event at the first message that needs the caller. With most = 0 no
+ * message is applied: each is left to the caller. Only messages of the client's own session are
+ * applied that need neither a session's begin or end nor the disk. */
+uint32_t pg_rings_serve(struct pg_arena *a, struct pg_ring_server *s,
+                        struct pg_time_shares *shares, uint32_t most);
+/* Look at a client's rings from now on, until pg_rings_sleep. */
+void pg_rings_rouse(struct pg_ring_server *s, struct pg_ring_client *c);
+/* Forget a client. */
+void pg_rings_remove(struct pg_ring_server *s, struct pg_ring_client *c);
+/* Announce to all rings that the daemon is about to sleep. Returns 0 if a ring has a message. */
+int pg_rings_sleep(struct pg_ring_server *s);

@@ -741,7 +741,21 @@ class Arena(_Owned):
             self._a, ffi.from_buffer(message), len(message), uid, pid, received_boot_ns,
             real_boot_ns, self._reply_base, self._reply_bytes, self._wait_ns,
         )  # fmt: skip
-        return Handled(state), memoryview(self._reply)[: self._reply_bytes[0]]
+        return Handled(state), self.reply(self._reply_bytes[0])
+
+    def reply(self, size: int) -> memoryview:
+        """Return the first `size` bytes of the last reply, as a view that the next call
+        overwrites."""
+        return memoryview(self._reply)[:size]
+
+    def serve_rings(self, server: Any, shares: Any, most: int) -> int:
+        """Apply at most `most` messages of rings. Return enum pg_ring_event.
+
+        `server`: a struct pg_ring_server, which gets the details. `shares`: a struct
+        pg_time_shares.
+        """
+        server.reply = self._reply_base
+        return int(lib.pg_rings_serve(self._a, server, shares, most))
 
     def set_namespace(self, body: Any, uid: int) -> tuple[WireError, tuple[int, int], bytes]:
         """Apply the body of a NAMESPACE message from `uid`. Return (error, figures of the error,

@@ -9,14 +9,9 @@ from typing import Any
 import pytest
 
 from purgatoryd.daemon import commands
-from purgatoryd.daemon.commands import (
-    OVERHEAD_BYTES,
-    SHARE_NS,
-    SHARED_NS,
-    TAKEN_PER_ITERATION,
-    Commands,
-)
-from purgatoryd.daemon.listeners.transport import Request
+from purgatoryd.daemon.commands import OVERHEAD_BYTES, TAKEN_PER_ITERATION, Commands
+from purgatoryd.daemon.listeners.time_shares import SHARE_NS, SHARED_NS
+from purgatoryd.daemon.listeners.transport import NOTHING, Request, Served
 from purgatoryd.shm_layout.arena import Handled
 
 pytestmark = pytest.mark.tier("check")
@@ -40,9 +35,10 @@ class Queue:
         wal: Any = SimpleNamespace(committed_lsn=0, replied=lambda *_: None)
         access: Any = SimpleNamespace(may_connect=lambda *_: True)
         socket = SimpleNamespace(
-            receive=lambda: self.came.popleft() if self.came else None,
-            send=lambda route, _: self.answered.append(route),
-        )
+            serve=lambda *_: Served(request=self.came.popleft()) if self.came else NOTHING,
+            send=lambda route, _: self.answered.append(route), answered=list,
+            hold=lambda *_, **__: None,
+        )  # fmt: skip
         transport: Any = SimpleNamespace(commands=socket, peers=SimpleNamespace())
         host: Any = SimpleNamespace(boot_ns=lambda: self.now_ns)
         processes: Any = SimpleNamespace()

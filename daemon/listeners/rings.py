@@ -14,10 +14,9 @@ import contextlib
 import os
 import select
 import socket
-from collections import Counter, OrderedDict, deque
+from collections import Counter
 from collections.abc import Callable, Set
 from pathlib import Path
-from typing import Any
 
 from purgatoryd.daemon.listeners.access import Access
 from purgatoryd.daemon.listeners.admission_control import (
@@ -25,9 +24,12 @@ from purgatoryd.daemon.listeners.admission_control import (
     credentials_of,
     take_no_descriptors,
 )
-from purgatoryd.daemon.listeners.transport import REPLY_HWM, Peer, Request
+from purgatoryd.daemon.listeners.ring_server import Ring, RingServer, request_of
+from purgatoryd.daemon.listeners.time_shares import TimeShares
+from purgatoryd.daemon.listeners.transport import NOTHING, Answered, Peer, Request, Served
 from purgatoryd.daemon.log import log
 from purgatoryd.shm_layout._core import lib
+from purgatoryd.shm_layout.arena import Arena
 from purgatoryd.shm_layout.host import Host
 from purgatoryd.shm_layout.layout import RingRefusal
 from purgatoryd.shm_layout.rings import (
@@ -51,8 +53,8 @@ _OVERFLOW_UID = Path("/proc/sys/kernel/overflowuid")
 _ENDED = select.EPOLLRDHUP | select.EPOLLHUP | select.EPOLLERR
 
 
-class Ring:
-    """The rings of one client. It is the route of the client's requests."""
+class LocalRing(Ring):
+    """The rings of a client on this host, and its connection."""
 
     def __init__(
         self, connection: socket.socket, credentials: tuple[int, int, int], ring_bytes: int
@@ -61,50 +63,28 @@ class Ring:
 
         `credentials`: uid, gid and pid of the client, from the kernel.
         """
-        self.credentials = credentials
         self.peer = Peer(SOCKET_INDEX, credentials[0], credentials[2])
         self.memory_bytes = pair_bytes(ring_bytes)
-        self.fd = connection.fileno()
-        self.gone = False
-        """The connection has ended; whole messages may be left."""
-        self._replies: deque[bytes] = deque()
-        """Replies that have no space yet; the first may be in the ring in part."""
         self._connection = connection
+        number = connection.fileno()
         with contextlib.ExitStack() as stack:
             memory_fd = create_memory(ring_bytes)
             stack.callback(os.close, memory_fd)
-            self.pair = RingPair(memory_fd, ring_bytes, daemon=True, wake=self._wake)
+            pair = RingPair(
+                memory_fd, ring_bytes, daemon=True,
+                wake=lambda how, word: lib.pg_ring_wake(how, word, number),
+            )  # fmt: skip
             with contextlib.ExitStack() as on_error:
-                on_error.callback(self.pair.close)
+                on_error.callback(pair.close)
                 self.bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
                 on_error.callback(os.close, self.bell)
                 send_offer(connection, RingRefusal.NONE, ring_bytes, [memory_fd, self.bell])
                 on_error.pop_all()
-
-    def _wake(self, how: int, word: Any) -> None:
-        lib.pg_ring_wake(how, word, self.fd)
-
-    def send(self, body: Any) -> bool:
-        """Put a reply, or keep it until there is space; False = the client is gone, or too many
-        replies wait."""
-        if self.gone or len(self._replies) >= REPLY_HWM:
-            return False
-        if self._replies or not self.pair.put(body):
-            self._replies.append(bytes(body))
-        return True
-
-    def flush(self) -> None:
-        """Put replies that wait, as many as there is space for."""
-        while self._replies and self.pair.put(self._replies[0]):
-            self._replies.popleft()
-
-    def may_sleep(self) -> bool:
-        """Announce that the daemon waits for the eventfd. False = there is something to do."""
-        return self.pair.may_sleep(to_put=bool(self._replies))
+        super().__init__(pair, credentials, number)
 
     def close(self) -> None:
         """Close the connection and unmap the memory."""
-        self.gone = True
+        self.end()
         self._connection.close()
         os.close(self.bell)
         self.pair.close()
@@ -113,8 +93,7 @@ class Ring:
 class Rings:
     """The rings of all clients. Only the loop's thread uses it; no method blocks.
 
-    A ring is awake while the daemon looks at it in each iteration. Before the daemon sleeps, it
-    announces that to every ring that is awake; from then on it hears of this ring by the eventfd.
+    Clients wake the daemon by their eventfds.
     """
 
     def __init__(
@@ -126,12 +105,11 @@ class Rings:
         self._admission = admission
         self._access = access
         self._host = host
-        self._rings: dict[int, Ring] = {}
+        self._server = RingServer(RING_BYTES_MAX)
+        self._rings: dict[int, LocalRing] = {}
         """Rings by the descriptor of the connection."""
-        self._bells: dict[int, Ring] = {}
+        self._bells: dict[int, LocalRing] = {}
         """Rings by eventfd."""
-        self._awake: OrderedDict[Ring, None] = OrderedDict()
-        """The first ring is served next."""
         self._used_bytes: Counter[int] = Counter()
         """Memory of the rings of each uid."""
         self._trusted = {0, os.geteuid()}
@@ -167,24 +145,33 @@ class Rings:
 
     # ---- requests ------------------------------------------------------------------------------
 
-    def receive(self) -> Request | None:
-        """Return the next request; None if there is none. The rings take turns."""
-        if self._looks:
+    def serve(
+        self, arena: Arena, shares: TimeShares, most: int, ready: Set[int] | None
+    ) -> Served:
+        """Apply at most `most` messages, and return the first that is left to the caller.
+
+        `ready`: the descriptors that ended the loop's sleep; None = there was no sleep.
+        """
+        if self._looks and (ready is None or self.fd in ready):
             self._look()
-        self._looks = False
-        for _ in range(len(self._awake)):
-            ring = next(iter(self._awake))
-            self._awake.move_to_end(ring)
-            request = self._request(ring)
-            if request is not None:
-                return request
-            if ring.gone:
-                self._forget(ring)
-        self._looks = True
-        return None
+        served = self._server.serve(arena, shares, most, self._request)
+        self._looks = served is NOTHING
+        return served
+
+    def answered(self) -> list[Answered]:
+        """Return the answers of serve() that need a REPLIED record, each once."""
+        return self._server.answered()
 
     def _request(self, ring: Ring) -> Request | None:
         """Take the next request of a client. None = there is none, or pieces of it are missing."""
+        body = self._taken(ring)
+        if body is not None:
+            return request_of(ring, body, self._host.boot_ns())
+        if ring.gone:
+            self._forget(self._rings[ring.number])
+        return None
+
+    def _taken(self, ring: Ring) -> bytearray | None:
         ring.flush()
         pair = ring.pair
         length = pair.next_bytes
@@ -195,19 +182,11 @@ class Rings:
         body = pair.take() if length else None
         if pair.broken:
             self._cut_off(ring, "impossible words in a ring")
-        if body is None:
-            return None
-        uid, gid, pid = ring.credentials
-        return Request(ring, body, uid, gid, pid, self._host.boot_ns(), ring.fd)
+        return body
 
     def pending(self) -> bool:
         """Announce to all rings that the daemon is about to sleep. True = a request waits."""
-        while self._awake:
-            ring = next(iter(self._awake))
-            if ring.gone or not ring.may_sleep():
-                return True
-            del self._awake[ring]
-        return False
+        return not self._server.may_sleep()
 
     # ---- connections ---------------------------------------------------------------------------
 
@@ -215,7 +194,7 @@ class Rings:
         """Take note of clients that connect, ring or end."""
         for fd, events in self._events.poll(0, EVENTS_PER_ITERATION):
             if fd in self._bells:
-                self._awake.setdefault(self._bells[fd])
+                self._server.rouse(self._bells[fd])
             elif fd in self._rings and events & _ENDED:
                 self._end(self._rings[fd])
             elif self._listener is not None:
@@ -243,14 +222,14 @@ class Rings:
                 send_offer(connection, refusal)
                 return
             take_no_descriptors(connection.fileno())
-            ring = Ring(connection, (uid, gid, max(0, pid)), ring_bytes)
+            ring = LocalRing(connection, (uid, gid, max(0, pid)), ring_bytes)
             on_error.callback(ring.close)
-            self._events.register(ring.fd, select.EPOLLRDHUP)  # EPOLLHUP and EPOLLERR always count
+            self._events.register(ring.number, select.EPOLLRDHUP)  # EPOLLHUP and EPOLLERR always count
             self._events.register(ring.bell, select.EPOLLIN | select.EPOLLET)
             on_error.pop_all()
-        self._rings[ring.fd] = self._bells[ring.bell] = ring
+        self._rings[ring.number] = self._bells[ring.bell] = ring
         self._used_bytes[uid] += ring.memory_bytes
-        self._awake[ring] = None
+        self._server.add(ring)
 
     def _admitted(self, uid: int, gid: int) -> bool:
         """False for users who may not connect, and for users of other user namespaces that have no
@@ -276,9 +255,9 @@ class Rings:
     def _end(self, ring: Ring) -> None:
         """Note that the client has closed its connection."""
         if not ring.gone:
-            ring.gone = True
-            self._events.unregister(ring.fd)
-            self._awake.setdefault(ring)
+            ring.end()
+            self._events.unregister(ring.number)
+            self._server.rouse(ring)
 
     def _cut_off(self, ring: Ring, detail: str) -> None:
         """Close the rings of a client that breaks the rules; what is in them is dropped."""
@@ -286,10 +265,10 @@ class Rings:
         log.warning(f"cut off a connection of uid {uid}: {detail}", peer=uid)
         self._end(ring)
 
-    def _forget(self, ring: Ring) -> None:
+    def _forget(self, ring: LocalRing) -> None:
         self._used_bytes[ring.credentials[0]] -= ring.memory_bytes
-        self._awake.pop(ring, None)
-        del self._rings[ring.fd], self._bells[ring.bell]
+        self._server.remove(ring)
+        del self._rings[ring.number], self._bells[ring.bell]
         self.on_closed(ring.peer)
         ring.close()
 

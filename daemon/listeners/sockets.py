@@ -19,12 +19,22 @@ import zmq
 from purgatoryd.daemon.config import Config
 from purgatoryd.daemon.listeners.access import Access
 from purgatoryd.daemon.listeners.admission_control import AdmissionControl
-from purgatoryd.daemon.listeners.rings import Ring, Rings
-from purgatoryd.daemon.listeners.transport import REPLY_HWM, REQUEST_HWM, Peer, Request
+from purgatoryd.daemon.listeners.ring_server import Ring
+from purgatoryd.daemon.listeners.rings import Rings
+from purgatoryd.daemon.listeners.time_shares import TimeShares
+from purgatoryd.daemon.listeners.transport import (
+    NOTHING,
+    REPLY_HWM,
+    REQUEST_HWM,
+    Answered,
+    Peer,
+    Request,
+    Served,
+)
 from purgatoryd.daemon.listeners.zap import DOMAIN, ZapHandler, sender_of
 from purgatoryd.daemon.log import log
 from purgatoryd.shm_layout import curve
-from purgatoryd.shm_layout.arena import Outgoing
+from purgatoryd.shm_layout.arena import Arena, Outgoing
 from purgatoryd.shm_layout.errors import BadPath
 from purgatoryd.shm_layout.host import HOST, Host
 from purgatoryd.shm_layout.layout import MESSAGE_MAX, NAMESPACE_MAX, TOPIC_MAX
@@ -147,18 +157,65 @@ class AllRequests:
         self._socket = socket
         self._rings = rings
         self._ring_next = False
+        self._drained = False
+        """True if the socket had no message when it was last asked."""
         self.fd = socket.fd
 
     def receive(self) -> Request | None:
-        """Return the next request; None if there is none."""
+        """Return the next request of the socket; None if there is none."""
+        return self._socket.receive()
+
+    def serve(
+        self, arena: Arena, shares: TimeShares, most: int, ready: Set[int] | None
+    ) -> Served:
+        """Apply at most `most` messages of rings, and return the first message that is left to the
+        caller. If the socket has messages, the rings get one message between two of them."""
         self._ring_next = not self._ring_next
-        if self._ring_next:
-            return self._rings.receive() or self._socket.receive()
-        return self._socket.receive() or self._rings.receive()
+        if not self._ring_next:
+            request = self._from_socket(ready)
+            if request is not None:
+                return Served(request=request)
+        served = self._rings.serve(arena, shares, most if self._drained else min(1, most), ready)
+        if self._ring_next and served is NOTHING:
+            request = self._from_socket(ready)
+            return NOTHING if request is None else Served(request=request)
+        return served
+
+    def _from_socket(self, ready: Set[int] | None) -> Request | None:
+        """Return the next request of the socket, without a call if it was empty before the sleep
+        and did not end the sleep."""
+        if self._drained and ready is not None and self.fd not in ready:
+            return None
+        request = self._socket.receive()
+        self._drained = request is None
+        return request
+
+    def answered(self) -> list[Answered]:
+        """Return the answers of serve() that need a REPLIED record, each once."""
+        return self._rings.answered()
 
     def send(self, route: Hashable, body: Any) -> bool:
         """Send to a peer; False = the message is known to be lost."""
         return route.send(body) if isinstance(route, Ring) else self._socket.send(route, body)
+
+    def own(self, route: Hashable, session: int, share: Any) -> None:
+        """Let serve() apply the messages of `session` that come from `route`."""
+        if isinstance(route, Ring):
+            route.own(session, share)
+
+    def disown(self, route: Hashable, session: int) -> None:
+        """End own()."""
+        if isinstance(route, Ring):
+            route.disown(session)
+
+    def hold(self, route: Hashable, *, behind: bool) -> None:
+        """Leave the messages of `route` to the caller while `behind` is true."""
+        if isinstance(route, Ring):
+            route.hold(behind=behind)
+
+    def spoke(self, route: Hashable) -> bool:
+        """Return whether serve() has applied a message from `route` since the last call."""
+        return isinstance(route, Ring) and route.spoke()
 
 
 class AllPeers:

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Set
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
-from purgatoryd.shm_layout.arena import Outgoing
+from purgatoryd.daemon.listeners.time_shares import TimeShares
+from purgatoryd.shm_layout.arena import Arena, Handled, Outgoing
 
 Identity = int | str
 """The uid of an ipc peer, or the address of a tcp peer."""
@@ -35,6 +36,38 @@ class Request:
     received_boot_ns: int
     connection: int
     """Descriptor of the message's connection, which may be closed."""
+
+
+class Served(NamedTuple):
+    """The result of CommandRequests.serve(): messages that were applied, and one message that is
+    left to the caller."""
+
+    applied: int = 0
+    """Number of messages that were applied."""
+    request: Request | None = None
+    """The message that is left to the caller."""
+    how: Handled | None = None
+    """What the core returned for this message; None = it is not applied yet."""
+    reply: Any = b""
+    built_boot_ns: int = 0
+    """Boot time at which the reply was complete."""
+
+
+NOTHING = Served()
+"""No message is left."""
+
+
+class Answered(NamedTuple):
+    """Answers to successive batches of a session that were sent."""
+
+    session: int
+    first: int
+    """Sequence of the first batch."""
+    count: int
+    built_boot_ns: int
+    """Boot time at which the first answer was complete."""
+    handed_boot_ns: int
+    """Boot time at which the transport took the last answer."""
 
 
 @dataclass(eq=False, slots=True)
@@ -96,12 +129,44 @@ class Requests(Protocol):
         """
 
 
+class CommandRequests(Requests, Protocol):
+    """The requests of clients. Messages that come through rings need not be passed to the caller:
+    serve() applies messages of a session through the ring that owns the session."""
+
+    def serve(
+        self, arena: Arena, shares: TimeShares, most: int, ready: Set[int] | None
+    ) -> Served:
+        """Apply at most `most` messages, and return the first that is left to the caller.
+
+        With `most` 0 each message is left to the caller. `ready`: the descriptors that ended the
+        loop's sleep before this iteration; None = there was no sleep.
+        """
+
+    def own(self, route: Hashable, session: int, share: Any) -> None:
+        """Let serve() apply the messages of `session` that come from `route`. Their time is charged
+        to `share`, a struct pg_time_share."""
+
+    def disown(self, route: Hashable, session: int) -> None:
+        """End own()."""
+
+    def hold(self, route: Hashable, *, behind: bool) -> None:
+        """Leave the messages of `route` to the caller while `behind` is true, because an earlier
+        message is unfinished."""
+
+    def spoke(self, route: Hashable) -> bool:
+        """Return whether serve() has applied a message from `route` since the last call."""
+
+    def answered(self) -> Iterable[Answered]:
+        """Return the answers of serve() that need a REPLIED record, each once."""
+
+
 class Transport(Protocol):
     """The daemon's sockets, with the methods that the loop uses."""
 
     @property
-    def commands(self) -> Requests:
+    def commands(self) -> CommandRequests:
         """Requests of clients, such as batches and queries."""
+
 
     @property
     def admin(self) -> Requests:

@@ -1,6 +1,6 @@
-/* doorbell.c - the system calls that wake the other side of a ring, and the sleep of a client. A call
- * that wakes does not block: only clients write the eventfd, and a client that is slow to read its
- * socket is awake already. */
+/* doorbell.c - the clock, the system calls that wake the other side of a ring, and the sleep of a
+ * client. A call that wakes does not block: only clients write the eventfd, and a client that is slow
+ * to read its socket is awake already. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <linux/futex.h>
@@ -10,6 +10,13 @@
 #include <unistd.h>
 
 #include "core/ring/ring.h"
+
+int64_t pg_boot_ns(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_BOOTTIME, &now);
+    return now.tv_sec * 1000000000ll + now.tv_nsec;
+}
 
 void pg_ring_signal(int eventfd)
 {

@@ -135,7 +135,7 @@ static bool length_read(struct pg_ring_end *end)
         end->broken = true;
         return false;
     }
-    if (RING_WORD + padded(end->length) > end->size)
+    if (is_large(end, end->length))
         take_publish(end, RING_WORD);
     return true;
 }

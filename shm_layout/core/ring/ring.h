@@ -16,4 +16,10 @@ static inline uint64_t padded(uint64_t bytes)
     return (bytes + PG_RING_UNIT - 1) / PG_RING_UNIT * PG_RING_UNIT;
 }
 
+/* Return whether a message is larger than the ring, so that it goes in pieces. */
+static inline bool is_large(const struct pg_ring_end *end, uint64_t bytes)
+{
+    return RING_WORD + padded(bytes) > end->size;
+}
+
 #endif

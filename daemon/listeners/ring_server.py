@@ -1,0 +1,177 @@
+"""Serve the rings of all clients from memory (front/ring_server.c).
+
+The core takes messages from the rings, applies them and puts the replies. It leaves a message to
+the caller if the message does not belong to the session that the rings own, or if the reply has to
+wait for the disk or for space.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from purgatoryd.daemon.listeners.time_shares import TimeShares
+from purgatoryd.daemon.listeners.transport import NOTHING, REPLY_HWM, Answered, Request, Served
+from purgatoryd.shm_layout._core import ffi, lib
+from purgatoryd.shm_layout.arena import Arena, Handled
+from purgatoryd.shm_layout.rings import RingPair
+
+
+class Ring:
+    """The daemon's side of a client's rings. It is the route of the client's requests."""
+
+    def __init__(self, pair: RingPair, credentials: tuple[int, int, int], number: int) -> None:
+        """`credentials`: uid, gid and pid of the client, from the kernel. `number`: descriptor of
+        the connection, on which the client waits."""
+        self.pair = pair
+        self.credentials = credentials
+        self.number = number
+        self.struct = ffi.new(
+            "struct pg_ring_client *",
+            {"taker": pair.taker, "putter": pair.putter, "pid": credentials[2], "socket": number},
+        )
+        self._share: Any = None
+        self._replies: deque[bytes] = deque()
+        """Replies that have no space yet; the first may be in the ring in part."""
+
+    @property
+    def gone(self) -> bool:
+        """The connection has ended; whole messages may be left."""
+        return bool(self.struct.gone)
+
+    def end(self) -> None:
+        """Note that the connection has ended."""
+        self.struct.gone = 1
+
+    def own(self, session: int, share: Any) -> None:
+        """Let the core apply messages of a session; 0 = of no session. `share` is that of the
+        uid."""
+        self.struct.session = session
+        self.struct.share = share
+        self._share = share
+
+    def disown(self, session: int) -> None:
+        """End own(), unless the rings own another session."""
+        if self.struct.session == session:
+            self.own(0, ffi.NULL)
+
+    def hold(self, *, behind: bool) -> None:
+        """Leave the messages to the caller while `behind` is true."""
+        self.struct.behind = behind
+
+    def spoke(self) -> bool:
+        """Return whether the core has applied a message since the last call."""
+        spoke, self.struct.spoke = self.struct.spoke, 0
+        return bool(spoke)
+
+    def send(self, body: Any) -> bool:
+        """Put a reply, or keep it until there is space; False = the client is gone, or too many
+        replies wait."""
+        if self.gone or len(self._replies) >= REPLY_HWM:
+            return False
+        if self._replies or not self.pair.put(body):
+            self._replies.append(bytes(body))
+            self.struct.replies = 1
+        return True
+
+    def flush(self) -> None:
+        """Put replies that wait, as many as there is space for."""
+        while self._replies and self.pair.put(self._replies[0]):
+            self._replies.popleft()
+        self.struct.replies = bool(self._replies)
+
+
+class RingServer:
+    """The rings that are awake, and their messages. No method blocks.
+
+    Rings are awake while the daemon looks at them in each iteration. Before the daemon sleeps, it
+    announces that to all rings that are awake; from then on their clients have to wake it.
+    """
+
+    def __init__(self, message_max: int, calls: Any = ffi.NULL) -> None:
+        """`message_max`: size of the largest ring. `calls`: a struct pg_loop_calls; NULL = the
+        system calls themselves."""
+        self._message = bytearray(message_max)
+        self._message_base = ffi.from_buffer(self._message)
+        self._calls = calls
+        self._rings: dict[int, Ring] = {}
+        """Rings by number."""
+        self.struct = ffi.new(
+            "struct pg_ring_server *", {"calls": calls, "message": self._message_base}
+        )
+
+    def add(self, ring: Ring) -> None:
+        """Serve the rings of a client."""
+        self._rings[ring.number] = ring
+        self.rouse(ring)
+
+    def remove(self, ring: Ring) -> None:
+        """Forget a client."""
+        del self._rings[ring.number]
+        lib.pg_rings_remove(self.struct, ring.struct)
+
+    def rouse(self, ring: Ring) -> None:
+        """Look at the rings in each iteration, until may_sleep()."""
+        lib.pg_rings_rouse(self.struct, ring.struct)
+
+    def may_sleep(self) -> bool:
+        """Announce to all rings that the daemon is about to sleep. False = a request waits."""
+        return bool(lib.pg_rings_sleep(self.struct))
+
+    def serve(
+        self,
+        arena: Arena,
+        shares: TimeShares,
+        most: int,
+        look: Callable[[Ring], Request | None],
+    ) -> Served:
+        """Apply at most `most` messages, and return the first that is left to the caller.
+
+        `look` is called with each ring that the core leaves to the caller. It returns the next
+        request of the ring; None = there is none.
+        """
+        struct, applied = self.struct, 0
+        while not most or applied < most:
+            event = arena.serve_rings(struct, shares.struct, most - applied)
+            applied += int(struct.applied)
+            if event == lib.PG_RE_NONE:
+                break
+            if event == lib.PG_RE_ENOUGH:
+                return Served(applied)
+            ring = self._rings[struct.client.socket]
+            if event != lib.PG_RE_LOOK:
+                return self._left(arena, ring, event, applied)
+            request = look(ring)
+            if request is not None:
+                struct.unseen = struct.awake
+                return Served(applied, request)
+        return Served(applied) if applied else NOTHING
+
+    def _left(self, arena: Arena, ring: Ring, event: int, applied: int) -> Served:
+        struct = self.struct
+        if event == lib.PG_RE_REPLY:
+            request = request_of(ring, b"", struct.received_boot_ns)
+            reply = arena.reply(struct.reply_bytes)
+            return Served(applied, request, Handled.REPLY, reply, struct.built_boot_ns)
+        body = bytes(memoryview(self._message)[: struct.message_bytes])
+        how = Handled.AGAIN if event == lib.PG_RE_AGAIN else None
+        return Served(applied, request_of(ring, body, struct.received_boot_ns), how)
+
+    def answered(self) -> list[Answered]:
+        """Return the answers that need a REPLIED record, each once."""
+        found = []
+        while client := self.struct.answered:
+            self.struct.answered = client.next_answered
+            found.append(Answered(
+                client.session, client.first_answer, client.answers, client.built_boot_ns,
+                client.handed_boot_ns,
+            ))  # fmt: skip
+            client.answers = 0
+        return found
+
+
+def request_of(ring: Ring, body: Any, received_boot_ns: int) -> Request:
+    """Return the request of a client."""
+    uid, gid, pid = ring.credentials
+    return Request(ring, body, uid, gid, pid, received_boot_ns, ring.number)

@@ -1,0 +1,191 @@
+/* ring_server.c - apply the messages of rings without the caller, as long as they are plain.
+ *
+ * Each message is copied out of the ring before anything in it is read, because the client may
+ * change the ring's bytes at any time. */
+
+#include "core/base/common.h"
+#include "core/arena.h"
+#include "core/ring/ring.h"
+#include "core/wal/wal_buffer.h"
+
+static int64_t boot_ns(const struct pg_ring_server *s)
+{
+    return s->calls != NULL ? s->calls->boot_ns(s->calls->context) : pg_boot_ns();
+}
+
+static void wake(const struct pg_ring_server *s, uint32_t how, uint32_t *word, int socket)
+{
+    if (LIKELY(how == PG_RING_AWAKE))
+        return;
+    if (s->calls != NULL)
+        s->calls->wake(s->calls->context, how, word, socket);
+    else
+        pg_ring_wake(how, word, socket);
+}
+
+/* ---- the rings that are awake --------------------------------------------------------------- */
+
+void pg_rings_rouse(struct pg_ring_server *s, struct pg_ring_client *c)
+{
+    if (c->awake)
+        return;
+    c->awake = true;
+    c->next = s->last != NULL ? s->last->next : c;
+    if (s->last != NULL)
+        s->last->next = c;
+    s->last = c;
+    s->awake++;
+    s->unseen++;
+}
+
+/* Remove the client after `before` from the circle. */
+static void circle_remove(struct pg_ring_server *s, struct pg_ring_client *before)
+{
+    struct pg_ring_client *c = before->next;
+    before->next = c->next;
+    if (s->last == c)
+        s->last = before == c ? NULL : before;
+    c->awake = false;
+    s->awake--;
+    s->unseen = s->unseen < s->awake ? s->unseen : s->awake;
+}
+
+void pg_rings_remove(struct pg_ring_server *s, struct pg_ring_client *c)
+{
+    struct pg_ring_client **link = &s->answered;
+    while (*link != NULL && *link != c)
+        link = &(*link)->next_answered;
+    if (*link != NULL)
+        *link = c->next_answered;
+    if (!c->awake)
+        return;
+    struct pg_ring_client *before = s->last;
+    while (before->next != c)
+        before = before->next;
+    circle_remove(s, before);
+}
+
+int pg_rings_sleep(struct pg_ring_server *s)
+{
+    while (s->last != NULL) {
+        struct pg_ring_client *c = s->last->next;
+        if (c->gone || !pg_ring_sleep_taker(c->taker, PG_RING_POLL) ||
+            (c->replies && !pg_ring_sleep_putter(c->putter, PG_RING_POLL)))
+            return false;
+        circle_remove(s, s->last);
+    }
+    return true;
+}
+
+/* ---- messages ------------------------------------------------------------------------------- */
+
+/* Return whether a message is one of the client's own session that neither begins nor ends it. */
+static bool plain(const struct pg_ring_server *s, const struct pg_ring_client *c)
+{
+    struct pg_frame f;
+    if (c->session == 0 || s->message_bytes < sizeof f)
+        return false;
+    memcpy(&f, s->message, sizeof f);
+    return f.session == c->session && (f.message == PG_M_BATCH || f.message == PG_M_QUERY ||
+                                       f.message == PG_M_ACK || f.message == PG_M_PING);
+}
+
+/* Note an answer for its REPLIED record. False = it does not follow the answers that are noted. */
+static bool answer_follows(const struct pg_ring_client *c, const struct pg_frame *f)
+{
+    return c->answers == 0 || f->sequence == c->first_answer + c->answers;
+}
+
+static void answer_note(struct pg_ring_server *s, struct pg_ring_client *c,
+                        const struct pg_frame *f)
+{
+    if (c->answers == 0) {
+        c->first_answer = f->sequence;
+        c->built_boot_ns = s->built_boot_ns;
+        c->next_answered = s->answered;
+        s->answered = c;
+    }
+    c->answers++;
+    c->handed_boot_ns = s->handed_boot_ns;
+}
+
+/* Put the reply of a message. False = the caller has to send it: it is an error, it waits for the
+ * disk, or it does not fit. */
+static bool reply_put(struct pg_arena *a, struct pg_ring_server *s, struct pg_ring_client *c)
+{
+    struct pg_frame f;
+    memcpy(&f, s->reply, sizeof f);
+    const bool noted = has_wal(a) && f.message == PG_M_BATCH;
+    if (f.error != PG_ERR_NONE || pg_durable_lsn(a) != 0 || (noted && !answer_follows(c, &f)) ||
+        is_large(c->putter, s->reply_bytes))
+        return false;
+    const int64_t begun_boot_ns = boot_ns(s);
+    if (!pg_ring_put(c->putter, s->reply, s->reply_bytes))
+        return false;
+    wake(s, pg_ring_rouse_taker(c->putter), &c->putter->words->taker_sleeps, c->socket);
+    s->handed_boot_ns = boot_ns(s);
+    pg_measure(a, PG_HG_RESPONSE_QUEUE, begun_boot_ns - s->built_boot_ns);
+    pg_measure(a, PG_HG_SEND, s->handed_boot_ns - begun_boot_ns);
+    if (noted)
+        answer_note(s, c, &f);
+    return true;
+}
+
+/* Apply the message that was taken, and put its reply. */
+static uint32_t apply(struct pg_arena *a, struct pg_ring_server *s,
+                      struct pg_time_shares *shares, struct pg_ring_client *c)
+{
+    int64_t wait_ns;
+    const int64_t begun_boot_ns = s->received_boot_ns;
+    const int how = pg_handle(a, s->message, s->message_bytes, c->share->uid, c->pid,
+                              begun_boot_ns, begun_boot_ns, s->reply, &s->reply_bytes, &wait_ns);
+    if (how == PG_H_WAIT)
+        return PG_RE_MESSAGE;     /* nothing has changed yet */
+    s->built_boot_ns = s->handed_boot_ns = boot_ns(s);
+    pg_served(a, s->built_boot_ns);
+    const bool done = how == PG_H_SILENT || (how == PG_H_REPLY && reply_put(a, s, c));
+    pg_time_share_charge(shares, c->share, begun_boot_ns, s->handed_boot_ns);
+    c->spoke = true;
+    s->applied++;
+    if (done)
+        return PG_RE_NONE;
+    return how == PG_H_AGAIN ? PG_RE_AGAIN : PG_RE_REPLY;
+}
+
+/* Take the next message of a client, and apply it if that is possible. shares = NULL leaves it to the
+ * caller. */
+static uint32_t visit(struct pg_arena *a, struct pg_ring_server *s,
+                      struct pg_time_shares *shares, struct pg_ring_client *c)
+{
+    if (UNLIKELY(c->gone || c->replies || c->behind))
+        return PG_RE_LOOK;
+    if (UNLIKELY(shares != NULL && c->session != 0 && pg_time_share_used(shares, c->share)))
+        return PG_RE_NONE;
+    s->message_bytes = pg_ring_next(c->taker);
+    if (UNLIKELY(c->taker->broken || is_large(c->taker, s->message_bytes)))
+        return PG_RE_LOOK;
+    if (s->message_bytes == 0)
+        return PG_RE_NONE;
+    pg_ring_take(c->taker, s->message);
+    wake(s, pg_ring_rouse_putter(c->taker), &c->taker->words->putter_sleeps, c->socket);
+    s->received_boot_ns = boot_ns(s);
+    s->unseen = s->awake;
+    return shares != NULL && plain(s, c) ? apply(a, s, shares, c) : PG_RE_MESSAGE;
+}
+
+uint32_t pg_rings_serve(struct pg_arena *a, struct pg_ring_server *s,
+                        struct pg_time_shares *shares, uint32_t most)
+{
+    s->applied = 0;
+    while (s->unseen != 0) {
+        if (most != 0 && s->applied == most)
+            return PG_RE_ENOUGH;
+        s->client = s->last = s->last->next;
+        s->unseen--;
+        const uint32_t event = visit(a, s, most != 0 ? shares : NULL, s->client);
+        if (event != PG_RE_NONE)
+            return event;
+    }
+    s->unseen = s->awake;
+    return PG_RE_NONE;
+}
