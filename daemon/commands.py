@@ -92,6 +92,7 @@ class Commands:
         self._access = access
         self._host = host
         self._socket = transport.commands
+        self._rings = transport.ring_server
         self._peers = transport.peers
         self._wal = wal
         self._pending_acks = PendingAcks(self._send)
@@ -100,7 +101,7 @@ class Commands:
         """Later messages of each peer with an unfinished message, by route."""
         self._waiting_bytes = 0
         """Total size of unfinished messages and of the messages queued behind them."""
-        self._shares = TimeShares()
+        self.shares = TimeShares()
         self._deferred: Request | None = None
         self._unread: set[int] = set()
         """Connections that may have bytes from before note_wakeup() that libzmq has not read."""
@@ -120,7 +121,7 @@ class Commands:
         `ready`: the descriptors that ended the loop's sleep before this iteration; None = there was
         no sleep.
         """
-        self._shares.begin(self._host.boot_ns())
+        self.shares.begin(self._host.boot_ns())
         self._serve_unfinished()
         left = PER_ITERATION
         for _ in range(TAKEN_PER_ITERATION):
@@ -140,12 +141,22 @@ class Commands:
 
     def _serve_some(self, most: int, ready: Set[int] | None) -> Served:
         """Let the transport apply messages. After an outage every message is counted here."""
-        catching_up = self._unread or self._taken_of is not None
-        most = 0 if catching_up else most
-        served = self._socket.serve(self._arena, self._shares, most, ready)
-        for answered in self._socket.answered():
+        most = 0 if self.catching_up else most
+        served = self._socket.serve(self._arena, self.shares, most, ready)
+        for answered in self._rings.answered():
             self._wal.answered(answered)
         return served
+
+    def take_left(self) -> None:
+        """Take the message that Arena.wait() has left."""
+        served = self._rings.left(self._arena)
+        if served.request is not None:
+            self._take(served.request, served)
+
+    @property
+    def catching_up(self) -> bool:
+        """True while messages that waited during an outage are counted."""
+        return bool(self._unread) or self._taken_of is not None
 
     def _take(self, message: Request, served: Served) -> bool:
         """Apply a message, or let it wait. Return whether it was applied here."""
@@ -202,7 +213,7 @@ class Commands:
         self._unfinished.extendleft(reversed(retained))
 
     def _had_its_share(self, uid: int) -> bool:
-        return self._shares.used(uid)
+        return self.shares.used(uid)
 
     def _wait(self, message: Request) -> None:
         """Postpone a message to the next iteration. Later messages of its peer wait behind it."""
@@ -213,7 +224,7 @@ class Commands:
     def _hold(self, route: Hashable) -> None:
         """Let later messages of a peer wait behind its unfinished message."""
         self._behind.setdefault(route, deque())
-        self._socket.hold(route, behind=True)
+        self._rings.hold(route, behind=True)
 
     def _wait_behind(self, message: Request) -> None:
         behind = self._behind[message.route]
@@ -262,7 +273,7 @@ class Commands:
         ended_boot_ns = self._host.boot_ns()
         self._arena.served(ended_boot_ns)
         self._go_after(message, state, reply, ended_boot_ns)
-        self._shares.charge(message.uid, begun_boot_ns, self._host.boot_ns())
+        self.shares.charge(message.uid, begun_boot_ns, self._host.boot_ns())
         return state != Handled.AGAIN
 
     def _go_after(
@@ -327,7 +338,7 @@ class Commands:
             self._wait(self._next_behind(behind))
         else:
             del self._behind[message.route]
-            self._socket.hold(message.route, behind=False)
+            self._rings.hold(message.route, behind=False)
 
     # ---- inboxes ----
 
@@ -344,9 +355,9 @@ class Commands:
             owner.notified_bytes = 0
         elif session != 0:
             if owner is not None:
-                self._socket.disown(owner.route, owner.session)
+                self._rings.disown(owner.route, owner.session)
             self._owners[session & ROW] = _Owner(session, message.route)
-            self._socket.own(message.route, session, self._shares.of(message.uid))
+            self._rings.own(message.route, session, self.shares.of(message.uid))
             self.clients.speaks(session, message.pid, message.connection)
             self._arena.inbox_to(session)
 
@@ -360,7 +371,7 @@ class Commands:
         owner = self._owners.get(session & ROW)
         if owner is not None and owner.session == session:
             del self._owners[session & ROW]
-            self._socket.disown(owner.route, session)
+            self._rings.disown(owner.route, session)
             self._arena.inbox_away(session)
 
     def push(self) -> bool:
@@ -386,7 +397,7 @@ class Commands:
         if owner is None or owner.session != session:
             self._arena.inbox_away(session)
             return False
-        if self._socket.spoke(owner.route):
+        if self._rings.spoke(owner.route):
             owner.notified_bytes = 0
         if owner.notified_bytes > NOTIFIED_BYTES_MAX:
             return False

@@ -277,6 +277,10 @@ class Deployment:
         """Return `busy`: a deployment has no work at the end of an iteration."""
         return busy
 
+    def wait(self, waiter: Waiter, until_ns: int) -> frozenset[int]:
+        """Sleep until `until_ns`, or until a descriptor is ready."""
+        return waiter.wait(until_ns)
+
     def _stop_all(self) -> None:
         if not self._stopped:
             self._lifecycle.enter(STOPPED)

@@ -49,6 +49,10 @@ class Participant(Protocol):
     def sleeps_until(self, latest_ns: int) -> int:
         """Return the CLOCK_BOOTTIME until which the loop may sleep, at most `latest_ns`."""
 
+    def wait(self, waiter: Waiter, until_ns: int) -> frozenset[int]:
+        """Sleep until `until_ns`, or until a descriptor is ready. Return the descriptors that are
+        ready; none if the time has come."""
+
     def done(self) -> bool:
         """True once the loop is to end."""
 
@@ -116,7 +120,7 @@ class Loop:
             until_ns = self.iterate()
             if until_ns is None:
                 continue
-            ready = waiter.wait(until_ns)
+            ready = self._participant.wait(waiter, until_ns)
             if wake_fd in ready:
                 os.read(wake_fd, _SIGNALS_AT_ONCE)
             self.woke(ready)

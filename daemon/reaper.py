@@ -21,6 +21,8 @@ from purgatoryd.daemon.log import log
 from purgatoryd.daemon.loop import HEARTBEAT_NS, Loop
 from purgatoryd.daemon.placement import Placement
 from purgatoryd.daemon.processes import Processes
+from purgatoryd.daemon.ring_loop import RingLoop
+from purgatoryd.daemon.waiting import Waiter
 from purgatoryd.daemon.wal import NullWal
 from purgatoryd.shm_layout import wire
 from purgatoryd.shm_layout.arena import NONE_NS, Arena
@@ -81,6 +83,9 @@ class Reaper:
         self._target_ns: int | None = None
         self._grace = Grace(arena, self._commands)
         self._advancing: deque[Request] = deque()
+        self._ring_loop = RingLoop(
+            arena, transport.ring_server, self._commands, self._grace, config.budget
+        )
 
     def begin(self) -> None:
         """Enter state READY: readers may attach and clients connect."""
@@ -336,6 +341,16 @@ class Reaper:
         self._advancing.clear()
 
     # ---- sleep ----
+
+    def wait(self, waiter: Waiter, until_ns: int) -> frozenset[int]:
+        """Sleep until `until_ns`, or until a descriptor is ready. Serve rings meanwhile, if their
+        messages need nothing else from an iteration."""
+        if self._clock.virtual or self.wal.fds or self._draining or self._commands.catching_up:
+            return waiter.wait(until_ns)
+        ready = self._ring_loop.wait(waiter, until_ns, self._placement.plan.spin_ns)
+        self.loop.iterations += int(self._ring_loop.struct.iterations)
+        self.loop.wakeups += int(self._ring_loop.struct.wakeups)
+        return ready
 
     @property
     def takes_commands(self) -> bool:

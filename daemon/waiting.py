@@ -13,30 +13,31 @@ import select
 import time
 from collections.abc import Iterable
 from contextlib import suppress
+from typing import Any
 
-_EVENTS_MAX = 64
-"""Maximum number of events that one wait returns; later waits return the rest."""
-_TFD_TIMER_ABSTIME = 1
+from purgatoryd.shm_layout._core import ffi, lib
+from purgatoryd.shm_layout.arena import Arena
+
 _TFD_CLOEXEC = os.O_CLOEXEC
-_SECOND_NS = 1_000_000_000
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 class Waiter:
     """Sleeps until a time, or until a descriptor is readable. Raises OSError."""
 
-    def __init__(self, fds: Iterable[int] = ()) -> None:
+    def __init__(self, fds: Iterable[int] = (), bells: int = -1) -> None:
+        """`bells`: the descriptor in `fds` that is readable when the client of a ring rings."""
         self._fds: frozenset[int] = frozenset()
-        self._spec = (ctypes.c_long * 4)()
-        """A struct itimerspec: the interval, which is always 0, and the time."""
         self._epoll = select.epoll()
-        try:
-            self._timer = _LIBC.timerfd_create(time.CLOCK_BOOTTIME, _TFD_CLOEXEC)
-            _check(self._timer)
-        except OSError:
+        self._timer = _LIBC.timerfd_create(time.CLOCK_BOOTTIME, _TFD_CLOEXEC)
+        if self._timer < 0:
             self._epoll.close()
-            raise
+            raise _error(ctypes.get_errno())
         self._epoll.register(self._timer, select.EPOLLIN)
+        self.struct = ffi.new(
+            "struct pg_waiter *",
+            {"epoll": self._epoll.fileno(), "timer": self._timer, "bells": bells},
+        )
         self.watch(fds)
 
     def watch(self, fds: Iterable[int]) -> None:
@@ -57,10 +58,20 @@ class Waiter:
     def wait(self, until_boot_ns: int) -> frozenset[int]:
         """Return the readable descriptors; none if `until_boot_ns`, which may be past, came
         first."""
-        self._spec[2], self._spec[3] = divmod(max(1, until_boot_ns), _SECOND_NS)  # 0 disarms
-        _check(_LIBC.timerfd_settime(self._timer, _TFD_TIMER_ABSTIME, self._spec, None))
-        events = self._epoll.poll(maxevents=_EVENTS_MAX)
-        return frozenset([fd for fd, _ in events if fd != self._timer])
+        if lib.pg_wait(self.struct, until_boot_ns):
+            raise _error(ffi.errno)
+        return self.ready()
+
+    def wait_and_serve(self, arena: Arena, loop: Any, until_boot_ns: int) -> frozenset[int]:
+        """Do what wait() does, and meanwhile serve the rings of `loop`, a struct pg_loop."""
+        loop.waiter = self.struct
+        if arena.wait(loop, until_boot_ns):
+            raise _error(ffi.errno)
+        return self.ready()
+
+    def ready(self) -> frozenset[int]:
+        """Return the descriptors that ended the last wait."""
+        return frozenset(self.struct.ready[0 : self.struct.count])
 
     def close(self) -> None:
         """Close the descriptors."""
@@ -68,10 +79,8 @@ class Waiter:
         os.close(self._timer)
 
 
-def _check(result: int) -> None:
-    if result < 0:
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number))
+def _error(number: int) -> OSError:
+    return OSError(number, os.strerror(number))
 
 
 def allow_descriptors() -> None:

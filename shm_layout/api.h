@@ -730,13 +730,6 @@ int pg_ring_sleep(struct pg_ring_end *end, int64_t limit_ns);
 
 /* ---- the rings of all clients (front/ring_server.c, ring/time_shares.c) -------------------- */
 
-/* The system calls of the loop. Tests provide their own. */
-struct pg_loop_calls {
-    void *context;
-    int64_t (*boot_ns)(void *context);                   /* CLOCK_BOOTTIME */
-    void (*wake)(void *context, uint32_t how, uint32_t *word, int socket);  /* pg_ring_wake */
-};
-
 /* CPU time of one uid, in the iteration of the loop in which it was last charged. */
 struct pg_time_share {
     uint64_t iteration;
@@ -782,6 +775,18 @@ struct pg_ring_client {
     struct pg_ring_client *next_answered;
 };
 
+struct pg_ring_server;
+/* The system calls of the loop. Tests provide their own. */
+struct pg_loop_calls {
+    void *context;
+    int64_t (*boot_ns)(void *context);                   /* CLOCK_BOOTTIME */
+    int64_t (*wall_ns)(void *context);                   /* CLOCK_REALTIME */
+    void (*wake)(void *context, uint32_t how, uint32_t *word, int socket);  /* pg_ring_wake */
+    /* Sleep until `until_boot_ns`, or until the loop is woken; INT64_MIN = do not sleep. Rouse the
+     * rings whose clients rang. Returns 1 unless the caller of pg_loop_wait has something to do. */
+    int (*wait)(void *context, struct pg_ring_server *s, int64_t until_boot_ns);
+};
+
 enum pg_ring_event {
     PG_RE_NONE,                   /* no ring has a message that can be taken in this iteration */
     PG_RE_ENOUGH,                 /* `most` messages were applied */
@@ -808,6 +813,7 @@ struct pg_ring_server {
     int64_t  built_boot_ns;       /* time at which its reply was complete */
     int64_t  handed_boot_ns;      /* time at which its reply was in the ring, if it is */
     uint32_t applied;             /* number of messages that were applied */
+    uint32_t left;                /* the event that pg_loop_wait left to its caller */
 };
 
 /* Apply at most `most` messages of rings, and put their replies. The rings take turns, one message
@@ -822,3 +828,42 @@ void pg_rings_rouse(struct pg_ring_server *s, struct pg_ring_client *c);
 void pg_rings_remove(struct pg_ring_server *s, struct pg_ring_client *c);
 /* Announce to all rings that the daemon is about to sleep. Returns 0 if a ring has a message. */
 int pg_rings_sleep(struct pg_ring_server *s);
+/* Let the daemon wait for the eventfd of a client in `bells`, an epoll descriptor. Returns 0, or -1
+ * with errno. */
+int pg_bell_watch(int bells, int eventfd, struct pg_ring_client *c);
+/* Rouse the rings of the clients that have rung. */
+void pg_bells_hear(int bells, struct pg_ring_server *s);
+
+/* ---- the place where the loop sleeps (front/ring_loop.c) ----------------------------------- */
+
+#define PG_READY_MAX 64
+
+struct pg_waiter {
+    int32_t epoll, timer;         /* descriptors of the epoll, and of the timerfd in it */
+    int32_t bells;                /* descriptor of the epoll of rings in it; -1 = none */
+    int64_t set_boot_ns;          /* time to which the timer is set */
+    uint32_t count;               /* number of descriptors in `ready` */
+    int32_t ready[PG_READY_MAX];  /* readable descriptors, without the timer */
+};
+/* Sleep until a descriptor is readable, or until `until_boot_ns`; INT64_MIN = do not sleep. Returns
+ * 0, or -1 with errno. */
+int pg_wait(struct pg_waiter *w, int64_t until_boot_ns);
+
+struct pg_loop {
+    struct pg_waiter *waiter;     /* used unless the server has its own calls */
+    struct pg_ring_server *server;
+    struct pg_time_shares *shares;
+    int64_t  spin_ns;             /* the caller wants to be awake this long before timers are due */
+    int64_t  late_ns;             /* an iteration that begins so much later than planned is left to
+                                     the caller */
+    uint32_t budget;              /* as in pg_advance */
+    uint32_t most;                /* number of messages that an iteration applies */
+    /* results of pg_loop_wait */
+    int64_t  begun_boot_ns;       /* begin of the last iteration; 0 = there was none */
+    int64_t  planned_boot_ns;     /* latest time at which the next iteration was planned to begin */
+    uint64_t iterations, wakeups;
+};
+/* Sleep as pg_wait does. Meanwhile do the iterations for messages of rings, as long as nothing else
+ * has to be done: no timer is due, and no message needs the caller. Only for an arena without a WAL
+ * on the real clock. Returns 0, or -1 with errno. */
+int pg_loop_wait(struct pg_arena *a, struct pg_loop *l, int64_t until_boot_ns);

@@ -757,6 +757,12 @@ class Arena(_Owned):
         server.reply = self._reply_base
         return int(lib.pg_rings_serve(self._a, server, shares, most))
 
+    def wait(self, loop: Any, until_boot_ns: int) -> bool:
+        """Sleep, and meanwhile serve rings, see pg_loop_wait. True = a system call failed, and
+        ffi.errno has the reason."""
+        loop.server.reply = self._reply_base
+        return bool(lib.pg_loop_wait(self._a, loop, until_boot_ns))
+
     def set_namespace(self, body: Any, uid: int) -> tuple[WireError, tuple[int, int], bytes]:
         """Apply the body of a NAMESPACE message from `uid`. Return (error, figures of the error,
         settings in effect as struct pg_namespace_set)."""

@@ -10,6 +10,7 @@ import pytest
 
 from purgatoryd.daemon import commands
 from purgatoryd.daemon.commands import OVERHEAD_BYTES, TAKEN_PER_ITERATION, Commands
+from purgatoryd.daemon.listeners.ring_server import RingServer
 from purgatoryd.daemon.listeners.time_shares import SHARE_NS, SHARED_NS
 from purgatoryd.daemon.listeners.transport import NOTHING, Request, Served
 from purgatoryd.shm_layout.arena import Handled
@@ -36,10 +37,11 @@ class Queue:
         access: Any = SimpleNamespace(may_connect=lambda *_: True)
         socket = SimpleNamespace(
             serve=lambda *_: Served(request=self.came.popleft()) if self.came else NOTHING,
-            send=lambda route, _: self.answered.append(route), answered=list,
-            hold=lambda *_, **__: None,
-        )  # fmt: skip
-        transport: Any = SimpleNamespace(commands=socket, peers=SimpleNamespace())
+            send=lambda route, _: self.answered.append(route),
+        )
+        transport: Any = SimpleNamespace(
+            commands=socket, peers=SimpleNamespace(), ring_server=RingServer(0)
+        )
         host: Any = SimpleNamespace(boot_ns=lambda: self.now_ns)
         processes: Any = SimpleNamespace()
         self.commands = Commands(arena, transport, access, wal, 0, host, processes)

@@ -8,7 +8,7 @@ wait for the disk or for space.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Any
 
 from purgatoryd.daemon.listeners.time_shares import TimeShares
@@ -44,26 +44,12 @@ class Ring:
         """Note that the connection has ended."""
         self.struct.gone = 1
 
-    def own(self, session: int, share: Any) -> None:
+    def own(self, session: int, share: Any = ffi.NULL) -> None:
         """Let the core apply messages of a session; 0 = of no session. `share` is that of the
         uid."""
         self.struct.session = session
         self.struct.share = share
         self._share = share
-
-    def disown(self, session: int) -> None:
-        """End own(), unless the rings own another session."""
-        if self.struct.session == session:
-            self.own(0, ffi.NULL)
-
-    def hold(self, *, behind: bool) -> None:
-        """Leave the messages to the caller while `behind` is true."""
-        self.struct.behind = behind
-
-    def spoke(self) -> bool:
-        """Return whether the core has applied a message since the last call."""
-        spoke, self.struct.spoke = self.struct.spoke, 0
-        return bool(spoke)
 
     def send(self, body: Any) -> bool:
         """Put a reply, or keep it until there is space; False = the client is gone, or too many
@@ -115,6 +101,30 @@ class RingServer:
         """Look at the rings in each iteration, until may_sleep()."""
         lib.pg_rings_rouse(self.struct, ring.struct)
 
+    def own(self, route: Hashable, session: int, share: Any) -> None:
+        """Let the core apply the messages of `session` if they come from `route`. Their time is
+        charged to `share`, a struct pg_time_share."""
+        if isinstance(route, Ring):
+            route.own(session, share)
+
+    def disown(self, route: Hashable, session: int) -> None:
+        """End own(), unless the route owns another session."""
+        if isinstance(route, Ring) and route.struct.session == session:
+            route.own(0)
+
+    def hold(self, route: Hashable, *, behind: bool) -> None:
+        """Leave the messages of `route` to the caller while `behind` is true, because an earlier
+        message is unfinished."""
+        if isinstance(route, Ring):
+            route.struct.behind = behind
+
+    def spoke(self, route: Hashable) -> bool:
+        """Return whether the core has applied a message from `route` since the last call."""
+        if not isinstance(route, Ring) or not route.struct.spoke:
+            return False
+        route.struct.spoke = 0
+        return True
+
     def may_sleep(self) -> bool:
         """Announce to all rings that the daemon is about to sleep. False = a request waits."""
         return bool(lib.pg_rings_sleep(self.struct))
@@ -147,6 +157,13 @@ class RingServer:
                 struct.unseen = struct.awake
                 return Served(applied, request)
         return Served(applied) if applied else NOTHING
+
+    def left(self, arena: Arena) -> Served:
+        """Return the message that Arena.wait() has left to the caller, if there is one."""
+        event, self.struct.left = self.struct.left, lib.PG_RE_NONE
+        if event in (lib.PG_RE_NONE, lib.PG_RE_LOOK):
+            return NOTHING
+        return self._left(arena, self._rings[self.struct.client.socket], event, 0)
 
     def _left(self, arena: Arena, ring: Ring, event: int, applied: int) -> Served:
         struct = self.struct

@@ -26,9 +26,9 @@ from purgatoryd.daemon.listeners.admission_control import (
 )
 from purgatoryd.daemon.listeners.ring_server import Ring, RingServer, request_of
 from purgatoryd.daemon.listeners.time_shares import TimeShares
-from purgatoryd.daemon.listeners.transport import NOTHING, Answered, Peer, Request, Served
+from purgatoryd.daemon.listeners.transport import NOTHING, Peer, Request, Served
 from purgatoryd.daemon.log import log
-from purgatoryd.shm_layout._core import lib
+from purgatoryd.shm_layout._core import ffi, lib
 from purgatoryd.shm_layout.arena import Arena
 from purgatoryd.shm_layout.host import Host
 from purgatoryd.shm_layout.layout import RingRefusal
@@ -105,11 +105,9 @@ class Rings:
         self._admission = admission
         self._access = access
         self._host = host
-        self._server = RingServer(RING_BYTES_MAX)
+        self.server = RingServer(RING_BYTES_MAX)
         self._rings: dict[int, LocalRing] = {}
         """Rings by the descriptor of the connection."""
-        self._bells: dict[int, LocalRing] = {}
-        """Rings by eventfd."""
         self._used_bytes: Counter[int] = Counter()
         """Memory of the rings of each uid."""
         self._trusted = {0, os.geteuid()}
@@ -118,8 +116,11 @@ class Rings:
         self.on_closed: Callable[[Peer], object] = lambda _: None
         """Called with each closed connection."""
         self._events = select.epoll()
-        self.fd = self._events.fileno()
-        """Descriptor that becomes readable when a client connects, rings or ends."""
+        self._bells = select.epoll()
+        self.bells = self._bells.fileno()
+        """Descriptor that becomes readable when a client rings."""
+        self.fds = (self._events.fileno(), self.bells)
+        """The same descriptor, and one that becomes readable when a client connects or ends."""
         self._looks = True
         """True if receive() has to look for events first."""
         self._listener: socket.socket | None = None
@@ -152,15 +153,11 @@ class Rings:
 
         `ready`: the descriptors that ended the loop's sleep; None = there was no sleep.
         """
-        if self._looks and (ready is None or self.fd in ready):
+        if self._looks and (ready is None or not ready.isdisjoint(self.fds)):
             self._look()
-        served = self._server.serve(arena, shares, most, self._request)
+        served = self.server.serve(arena, shares, most, self._request)
         self._looks = served is NOTHING
         return served
-
-    def answered(self) -> list[Answered]:
-        """Return the answers of serve() that need a REPLIED record, each once."""
-        return self._server.answered()
 
     def _request(self, ring: Ring) -> Request | None:
         """Take the next request of a client. None = there is none, or pieces of it are missing."""
@@ -186,16 +183,15 @@ class Rings:
 
     def pending(self) -> bool:
         """Announce to all rings that the daemon is about to sleep. True = a request waits."""
-        return not self._server.may_sleep()
+        return not self.server.may_sleep()
 
     # ---- connections ---------------------------------------------------------------------------
 
     def _look(self) -> None:
-        """Take note of clients that connect, ring or end."""
+        """Take note of clients that ring, connect or end."""
+        lib.pg_bells_hear(self.bells, self.server.struct)
         for fd, events in self._events.poll(0, EVENTS_PER_ITERATION):
-            if fd in self._bells:
-                self._server.rouse(self._bells[fd])
-            elif fd in self._rings and events & _ENDED:
+            if fd in self._rings and events & _ENDED:
                 self._end(self._rings[fd])
             elif self._listener is not None:
                 self._accept(self._listener)
@@ -225,11 +221,15 @@ class Rings:
             ring = LocalRing(connection, (uid, gid, max(0, pid)), ring_bytes)
             on_error.callback(ring.close)
             self._events.register(ring.number, select.EPOLLRDHUP)  # EPOLLHUP and EPOLLERR always count
-            self._events.register(ring.bell, select.EPOLLIN | select.EPOLLET)
+            self._watch_bell(ring)
             on_error.pop_all()
-        self._rings[ring.number] = self._bells[ring.bell] = ring
+        self._rings[ring.number] = ring
         self._used_bytes[uid] += ring.memory_bytes
-        self._server.add(ring)
+        self.server.add(ring)
+
+    def _watch_bell(self, ring: LocalRing) -> None:
+        if lib.pg_bell_watch(self.bells, ring.bell, ring.struct):
+            raise OSError(ffi.errno, os.strerror(ffi.errno))
 
     def _admitted(self, uid: int, gid: int) -> bool:
         """False for users who may not connect, and for users of other user namespaces that have no
@@ -257,7 +257,7 @@ class Rings:
         if not ring.gone:
             ring.end()
             self._events.unregister(ring.number)
-            self._server.rouse(ring)
+            self.server.rouse(ring)
 
     def _cut_off(self, ring: Ring, detail: str) -> None:
         """Close the rings of a client that breaks the rules; what is in them is dropped."""
@@ -267,8 +267,10 @@ class Rings:
 
     def _forget(self, ring: LocalRing) -> None:
         self._used_bytes[ring.credentials[0]] -= ring.memory_bytes
-        self._server.remove(ring)
-        del self._rings[ring.number], self._bells[ring.bell]
+        self.server.remove(ring)
+        # The client has a descriptor of the eventfd, so closing ours would not end its events.
+        self._bells.unregister(ring.bell)
+        del self._rings[ring.number]
         self.on_closed(ring.peer)
         ring.close()
 
@@ -295,6 +297,7 @@ class Rings:
         for ring in [*self._rings.values()]:
             self._forget(ring)
         self._events.close()
+        self._bells.close()
         if self._listener is not None:
             self._listener.close()
             with contextlib.suppress(OSError):  # the next daemon replaces a path that is left

@@ -26,7 +26,6 @@ from purgatoryd.daemon.listeners.transport import (
     NOTHING,
     REPLY_HWM,
     REQUEST_HWM,
-    Answered,
     Peer,
     Request,
     Served,
@@ -190,32 +189,9 @@ class AllRequests:
         self._drained = request is None
         return request
 
-    def answered(self) -> list[Answered]:
-        """Return the answers of serve() that need a REPLIED record, each once."""
-        return self._rings.answered()
-
     def send(self, route: Hashable, body: Any) -> bool:
         """Send to a peer; False = the message is known to be lost."""
         return route.send(body) if isinstance(route, Ring) else self._socket.send(route, body)
-
-    def own(self, route: Hashable, session: int, share: Any) -> None:
-        """Let serve() apply the messages of `session` that come from `route`."""
-        if isinstance(route, Ring):
-            route.own(session, share)
-
-    def disown(self, route: Hashable, session: int) -> None:
-        """End own()."""
-        if isinstance(route, Ring):
-            route.disown(session)
-
-    def hold(self, route: Hashable, *, behind: bool) -> None:
-        """Leave the messages of `route` to the caller while `behind` is true."""
-        if isinstance(route, Ring):
-            route.hold(behind=behind)
-
-    def spoke(self, route: Hashable) -> bool:
-        """Return whether serve() has applied a message from `route` since the last call."""
-        return isinstance(route, Ring) and route.spoke()
 
 
 class AllPeers:
@@ -280,6 +256,8 @@ class Sockets:
         self._commands = RequestSocket(commands, self.admission, host, LARGE_BYTES)
         self.commands = AllRequests(self._commands, self._rings)
         self.peers = AllPeers(self.admission, self._rings)
+        self.ring_server = self._rings.server
+        self.bells = self._rings.bells
         self.admin = RequestSocket(admin, self.admission, host)
         self.notices = self._bind(zmq.XPUB, paths.pub, NOTICE_HWM, SUBSCRIPTION_MAX, access)
         self.notices_fd = int(self.notices.getsockopt(zmq.FD))
@@ -365,7 +343,7 @@ class Sockets:
 
     def fds(self) -> list[int]:
         """Descriptors that become readable when a socket has news (edge-triggered)."""
-        fds = [self._commands.fd, self.admin.fd, self.notices_fd, self._rings.fd]
+        fds = [self._commands.fd, self.admin.fd, self.notices_fd, *self._rings.fds]
         return [*fds, *self._watched]
 
     def pending(self, *, commands: bool) -> bool:

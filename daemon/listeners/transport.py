@@ -8,10 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Set
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from purgatoryd.daemon.listeners.time_shares import TimeShares
 from purgatoryd.shm_layout.arena import Arena, Handled, Outgoing
+
+if TYPE_CHECKING:
+    from purgatoryd.daemon.listeners.ring_server import RingServer
 
 Identity = int | str
 """The uid of an ipc peer, or the address of a tcp peer."""
@@ -130,34 +133,18 @@ class Requests(Protocol):
 
 
 class CommandRequests(Requests, Protocol):
-    """The requests of clients. Messages that come through rings need not be passed to the caller:
-    serve() applies messages of a session through the ring that owns the session."""
+    """The requests of clients. Most messages that come through rings are not passed to the
+    caller."""
 
     def serve(
         self, arena: Arena, shares: TimeShares, most: int, ready: Set[int] | None
     ) -> Served:
-        """Apply at most `most` messages, and return the first that is left to the caller.
+        """Apply at most `most` messages of rings, and return the first message that is left to the
+        caller.
 
         With `most` 0 each message is left to the caller. `ready`: the descriptors that ended the
         loop's sleep before this iteration; None = there was no sleep.
         """
-
-    def own(self, route: Hashable, session: int, share: Any) -> None:
-        """Let serve() apply the messages of `session` that come from `route`. Their time is charged
-        to `share`, a struct pg_time_share."""
-
-    def disown(self, route: Hashable, session: int) -> None:
-        """End own()."""
-
-    def hold(self, route: Hashable, *, behind: bool) -> None:
-        """Leave the messages of `route` to the caller while `behind` is true, because an earlier
-        message is unfinished."""
-
-    def spoke(self, route: Hashable) -> bool:
-        """Return whether serve() has applied a message from `route` since the last call."""
-
-    def answered(self) -> Iterable[Answered]:
-        """Return the answers of serve() that need a REPLIED record, each once."""
 
 
 class Transport(Protocol):
@@ -167,6 +154,10 @@ class Transport(Protocol):
     def commands(self) -> CommandRequests:
         """Requests of clients, such as batches and queries."""
 
+
+    @property
+    def ring_server(self) -> RingServer:
+        """The rings of clients on this host."""
 
     @property
     def admin(self) -> Requests:

@@ -1,0 +1,40 @@
+"""Sleep, and meanwhile serve the rings of clients (front/ring_loop.c)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from purgatoryd.daemon.commands import PER_ITERATION, Commands
+from purgatoryd.daemon.grace import LATE_NS, Grace
+from purgatoryd.daemon.listeners.ring_server import RingServer
+from purgatoryd.daemon.waiting import Waiter
+from purgatoryd.shm_layout._core import ffi
+from purgatoryd.shm_layout.arena import Arena
+
+
+class RingLoop:
+    """The iterations that only serve rings, without Python."""
+
+    def __init__(
+        self, arena: Arena, server: RingServer, commands: Commands, grace: Grace, budget: int
+    ) -> None:
+        """`budget`: as in Arena.advance."""
+        self._arena = arena
+        self._commands = commands
+        self._grace = grace
+        fields: dict[str, Any] = {
+            "server": server.struct, "shares": commands.shares.struct, "late_ns": LATE_NS,
+            "budget": budget, "most": PER_ITERATION,
+        }  # fmt: skip
+        self.struct = ffi.new("struct pg_loop *", fields)
+
+    def wait(self, waiter: Waiter, until_ns: int, spin_ns: int) -> frozenset[int]:
+        """Do what `waiter.wait` does, and meanwhile serve rings. `spin_ns`: the loop wants to be
+        awake this long before timers are due."""
+        struct = self.struct
+        struct.spin_ns = spin_ns
+        ready = waiter.wait_and_serve(self._arena, struct, until_ns)
+        if struct.begun_boot_ns:
+            self._grace.iterated(struct.begun_boot_ns, struct.planned_boot_ns)
+            self._commands.take_left()
+        return ready

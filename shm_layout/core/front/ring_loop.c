@@ -1,0 +1,163 @@
+/* ring_loop.c - the place where the loop sleeps, and the iterations that only serve rings.
+ *
+ * Such an iteration does what the caller's iteration does in the same order: note the time, then
+ * apply messages. It ends the sleep as soon as there is anything else to do. */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <sys/epoll.h>
+#include <sys/timerfd.h>
+#include <time.h>
+
+#include "core/base/common.h"
+#include "core/arena.h"
+
+#define SECOND_NS 1000000000
+#define WALL_ROUNDING_NS 1000     /* the offset of the wall clock is rounded down to this */
+#define POLL_NONE INT64_MIN
+
+/* ---- descriptors ----------------------------------------------------------------------------- */
+
+int pg_bell_watch(int bells, int eventfd, struct pg_ring_client *c)
+{
+    struct epoll_event event = {.events = EPOLLIN | EPOLLET, .data.ptr = c};
+    return epoll_ctl(bells, EPOLL_CTL_ADD, eventfd, &event);
+}
+
+void pg_bells_hear(int bells, struct pg_ring_server *s)
+{
+    struct epoll_event events[PG_READY_MAX];
+    const int count = epoll_wait(bells, events, PG_READY_MAX, 0);
+    for (int i = 0; i < count; i++)
+        pg_rings_rouse(s, events[i].data.ptr);
+}
+
+static int timer_set(struct pg_waiter *w, int64_t until_boot_ns)
+{
+    if (until_boot_ns < 1)
+        until_boot_ns = 1;        /* 0 disarms */
+    if (until_boot_ns == w->set_boot_ns)
+        return 0;
+    const struct itimerspec at = {.it_value = {until_boot_ns / SECOND_NS,
+                                               until_boot_ns % SECOND_NS}};
+    if (timerfd_settime(w->timer, TFD_TIMER_ABSTIME, &at, NULL) != 0)
+        return -1;
+    w->set_boot_ns = until_boot_ns;
+    return 0;
+}
+
+int pg_wait(struct pg_waiter *w, int64_t until_boot_ns)
+{
+    struct epoll_event events[PG_READY_MAX];
+    int count;
+    w->count = 0;
+    if (until_boot_ns != POLL_NONE && timer_set(w, until_boot_ns) != 0)
+        return -1;
+    do                            /* a signal also makes a descriptor readable */
+        count = epoll_wait(w->epoll, events, PG_READY_MAX, until_boot_ns == POLL_NONE ? 0 : -1);
+    while (count < 0 && errno == EINTR);
+    for (int i = 0; i < count; i++)
+        if (events[i].data.fd != w->timer)
+            w->ready[w->count++] = events[i].data.fd;
+    return count < 0 ? -1 : 0;
+}
+
+/* ---- the loop --------------------------------------------------------------------------------- */
+
+static int64_t loop_boot_ns(const struct pg_loop *l)
+{
+    const struct pg_loop_calls *calls = l->server->calls;
+    return calls != NULL ? calls->boot_ns(calls->context) : pg_boot_ns();
+}
+
+static int64_t wall_ns(const struct pg_loop *l)
+{
+    const struct pg_loop_calls *calls = l->server->calls;
+    struct timespec now;
+    if (calls != NULL)
+        return calls->wall_ns(calls->context);
+    clock_gettime(CLOCK_REALTIME, &now);
+    return now.tv_sec * (int64_t)SECOND_NS + now.tv_nsec;
+}
+
+/* Return wall time minus boot time, rounded down so that the pause between the two readings does not
+ * look like a step of the wall clock. */
+static int64_t wall_offset_ns(const struct pg_loop *l, int64_t now_ns)
+{
+    const int64_t offset_ns = wall_ns(l) - now_ns;
+    const int64_t rest_ns = offset_ns % WALL_ROUNDING_NS;
+    return offset_ns - rest_ns - (rest_ns < 0 ? WALL_ROUNDING_NS : 0);
+}
+
+/* Sleep, and rouse the rings whose clients rang. Returns 1 unless the caller has something to do. */
+static int sleep_or_poll(struct pg_loop *l, int64_t until_boot_ns)
+{
+    const struct pg_loop_calls *calls = l->server->calls;
+    struct pg_waiter *w = l->waiter;
+    if (calls != NULL)
+        return calls->wait(calls->context, l->server, until_boot_ns);
+    if (pg_wait(w, until_boot_ns) != 0)
+        return -1;
+    if (w->count == 0)
+        return until_boot_ns == POLL_NONE;
+    if (w->count != 1 || w->ready[0] != w->bells)
+        return 0;
+    w->count = 0;
+    pg_bells_hear(w->bells, l->server);
+    return 1;
+}
+
+/* Return whether something has to be sent that is no reply. */
+static bool has_news(const struct pg_arena *a)
+{
+    return a->state.inbox_news || a->header->published != a->header->replay_tail;
+}
+
+/* Do one iteration that begins at `now_ns`. Returns whether another may follow. */
+static bool iterate(struct pg_arena *a, struct pg_loop *l, int64_t now_ns)
+{
+    int more;
+    l->iterations++;
+    l->begun_boot_ns = l->planned_boot_ns = now_ns;
+    pg_time_shares_begin(l->shares, now_ns);
+    if (pg_advance(a, now_ns, wall_offset_ns(l, now_ns), now_ns, l->budget, &more) != 0 || more)
+        return false;
+    const uint32_t event = pg_rings_serve(a, l->server, l->shares, l->most);
+    if (event == PG_RE_NONE || event == PG_RE_ENOUGH)
+        return !has_news(a);
+    l->server->left = event;
+    l->server->applied = 0;
+    return false;
+}
+
+static int64_t earlier(int64_t a, int64_t b) { return a < b ? a : b; }
+
+/* Return 0 to the caller, who looks at the rings: they ended the sleep. */
+static int rings_are_ready(struct pg_loop *l)
+{
+    if (l->waiter != NULL) {
+        l->waiter->count = 1;
+        l->waiter->ready[0] = l->waiter->bells;
+    }
+    return 0;
+}
+
+int pg_loop_wait(struct pg_arena *a, struct pg_loop *l, int64_t until_boot_ns)
+{
+    bool sleeps = true;
+    l->iterations = l->wakeups = 0;
+    l->begun_boot_ns = 0;
+    for (;;) {
+        const int64_t until_ns = earlier(until_boot_ns, pg_next_ns(a) - l->spin_ns);
+        if (sleeps)
+            l->planned_boot_ns = until_ns;
+        const int how = sleep_or_poll(l, sleeps ? until_ns : POLL_NONE);
+        if (how != 1)
+            return how;
+        const int64_t now_ns = loop_boot_ns(l);
+        if (now_ns >= until_ns || now_ns - l->planned_boot_ns >= l->late_ns ||
+            !iterate(a, l, now_ns))
+            return rings_are_ready(l);
+        l->wakeups += sleeps;
+        sleeps = pg_rings_sleep(l->server);
+    }
+}
