@@ -276,9 +276,7 @@ class Commands:
         self.shares.charge(message.uid, begun_boot_ns, self._host.boot_ns())
         return state != Handled.AGAIN
 
-    def _go_after(
-        self, message: Request, state: Handled, reply: Any, built_boot_ns: int
-    ) -> None:
+    def _go_after(self, message: Request, state: Handled, reply: Any, built_boot_ns: int) -> None:
         """Do what the core asks for after a message."""
         if state == Handled.REPLY:
             self._answer(message, reply, built_boot_ns)

@@ -165,6 +165,13 @@ class Loop:
         self.wakeups += 1
         self.slept_until_ns = None if ready else self.until_ns
 
+    def iterated(self, iterations: int, wakeups: int, until_ns: int) -> None:
+        """Note iterations that were done within a sleep, which was then planned until
+        `until_ns`."""
+        self.iterations += iterations
+        self.wakeups += wakeups
+        self.until_ns = until_ns
+
     def woke_for(self, fd: int) -> bool:
         """False = the socket of `fd` is empty, because it was empty before the sleep and `fd` did
         not end the sleep."""

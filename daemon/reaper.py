@@ -348,8 +348,9 @@ class Reaper:
         if self._clock.virtual or self.wal.fds or self._draining or self._commands.catching_up:
             return waiter.wait(until_ns)
         ready = self._ring_loop.wait(waiter, until_ns, self._placement.plan.spin_ns)
-        self.loop.iterations += int(self._ring_loop.struct.iterations)
-        self.loop.wakeups += int(self._ring_loop.struct.wakeups)
+        done = self._ring_loop.struct
+        if done.iterations:
+            self.loop.iterated(done.iterations, done.wakeups, done.planned_boot_ns)
         return ready
 
     @property

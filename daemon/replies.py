@@ -49,7 +49,7 @@ class Replies:
         """Note successive answers of a session."""
         run = self._runs.get(answers.session)
         if run is not None and answers.first == run.first + run.count:
-            run.count += answers.count
+            run.count += answers.batches
             run.handed_boot_ns = answers.handed_boot_ns
             return
         if run is not None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from purgatoryd.daemon.commands import PER_ITERATION, Commands
+from purgatoryd.daemon import commands
+from purgatoryd.daemon.commands import Commands
 from purgatoryd.daemon.grace import LATE_NS, Grace
 from purgatoryd.daemon.listeners.ring_server import RingServer
 from purgatoryd.daemon.waiting import Waiter
@@ -16,15 +17,15 @@ class RingLoop:
     """The iterations that only serve rings, without Python."""
 
     def __init__(
-        self, arena: Arena, server: RingServer, commands: Commands, grace: Grace, budget: int
+        self, arena: Arena, server: RingServer, messages: Commands, grace: Grace, budget: int
     ) -> None:
         """`budget`: as in Arena.advance."""
         self._arena = arena
-        self._commands = commands
+        self._messages = messages
         self._grace = grace
         fields: dict[str, Any] = {
-            "server": server.struct, "shares": commands.shares.struct, "late_ns": LATE_NS,
-            "budget": budget, "most": PER_ITERATION,
+            "server": server.struct, "shares": messages.shares.struct, "late_ns": LATE_NS,
+            "budget": budget, "most": commands.PER_ITERATION,
         }  # fmt: skip
         self.struct = ffi.new("struct pg_loop *", fields)
 
@@ -36,5 +37,5 @@ class RingLoop:
         ready = waiter.wait_and_serve(self._arena, struct, until_ns)
         if struct.begun_boot_ns:
             self._grace.iterated(struct.begun_boot_ns, struct.planned_boot_ns)
-            self._commands.take_left()
+            self._messages.take_left()
         return ready

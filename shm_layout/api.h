@@ -687,6 +687,7 @@ struct pg_ring_end {              /* one side of a ring; private to its process 
                                      read and found sound */
     uint64_t length;              /* bytes of the message that is being put or taken; 0 = none */
     uint64_t done;                /* bytes of this message that were put or taken */
+    uint64_t wanted;              /* bytes that the last put lacked space for; 0 = none */
     uint32_t broken;              /* 1 = the other side stored something impossible */
     uint32_t recalled;            /* 1 = another thread of this process needs the end, and the taker
                                      must not sleep */

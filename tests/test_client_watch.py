@@ -11,6 +11,8 @@ import pytest
 
 from purgatoryd.daemon.client_watch import ENDS_PER_ITERATION, FOREVER_NS, ClientWatch
 from purgatoryd.daemon.commands import Commands
+from purgatoryd.daemon.listeners.ring_server import RingServer
+from purgatoryd.daemon.listeners.time_shares import TimeShares
 from purgatoryd.daemon.listeners.transport import Request
 from purgatoryd.shm_layout import layout, wire
 
@@ -77,6 +79,7 @@ def test_a_session_that_sends_over_another_connection_is_watched_there() -> None
     said: list[tuple[int, int, int]] = []
     commands: Any = object.__new__(Commands)
     commands._owners, commands._arena = {}, SimpleNamespace(inbox_to=lambda session: None)
+    commands._rings, commands.shares = RingServer(0), TimeShares()
     commands.clients = SimpleNamespace(speaks=lambda *arguments: said.append(arguments))
     for session, route, connection in (
         (7, b"a", 8), (6, b"a", 8), (7, b"a", 8), (7, b"b", CONNECTION), (6, b"a", 8)

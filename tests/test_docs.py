@@ -31,7 +31,7 @@ from real_daemon import PATIENCE_S, StartDaemon, clean_environment
 from purgatoryd.cli.app import app
 from purgatoryd.clients import Client
 from purgatoryd.daemon import commands as requests
-from purgatoryd.daemon.listeners import admission_control, sockets, transport
+from purgatoryd.daemon.listeners import admission_control, sockets, time_shares, transport
 
 pytestmark = pytest.mark.tier("check")
 
@@ -214,7 +214,7 @@ def test_the_limits_for_hostile_clients_are_those_of_the_code() -> None:
         f"over {control.CONNECTIONS_PER_UID} connections per uid",
         f"then {control.CONNECTS_PER_S} in a second",
         f"closed after {sockets.HANDSHAKE_MS // 1000} s",
-        f"{requests.SHARE_NS / 1e6:g} ms per uid and iteration; {requests.BEHIND_MAX} messages "
+        f"{time_shares.SHARE_NS / 1e6:g} ms per uid and iteration; {requests.BEHIND_MAX} messages "
         f"and {requests.WAITING_BYTES_MAX >> 20} MiB wait",
     ):
         assert text in page, text

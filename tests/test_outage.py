@@ -26,6 +26,7 @@ from tiers import wide
 from purgatoryd.clients import AllOf, Client, Operation, Purgatory, SessionExpired, connection
 from purgatoryd.daemon.commands import Commands
 from purgatoryd.daemon.grace import GRACE_NS, LATE_NS, LONG_NS, LONG_OUTAGES_MAX, Grace
+from purgatoryd.daemon.listeners.ring_server import RingServer
 from purgatoryd.daemon.listeners.transport import REQUEST_HWM, Request
 from purgatoryd.daemon.reaper import Reaper
 from purgatoryd.shm_layout._core import lib
@@ -376,7 +377,7 @@ def test_messages_behind_a_deferred_one_wait_in_their_order() -> None:
 
     commands._apply, commands._had_its_share = apply, lambda uid: False
     commands._deferred, commands._unfinished, commands._waiting_bytes = None, deque(), 0
-    commands._behind = {b"a": deque()}
+    commands._behind, commands._rings = {b"a": deque()}, RingServer(0)
     for message in messages[1:]:
         commands._wait_behind(message)
     commands._go_on(messages[0])

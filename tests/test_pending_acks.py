@@ -12,6 +12,7 @@ import pytest
 
 from purgatoryd.daemon import commands
 from purgatoryd.daemon.listeners import transport
+from purgatoryd.daemon.listeners.ring_server import RingServer
 from purgatoryd.daemon.pending_acks import PENDING_BYTES_MAX, PendingAcks
 from purgatoryd.daemon.reaper import Reaper
 from purgatoryd.shm_layout import wire
@@ -48,7 +49,10 @@ def serving(
     """Return (commands, WAL). One message arrives for each of `replies`. The record of each message
     has LSN 5, and the WAL on disk ends at LSN 4."""
     asked = [transport.Request(b"route", b"", 0, 0, 0, 0, -1) for _ in replies]
-    socket = SimpleNamespace(receive=lambda: asked.pop() if asked else None, send=send)
+    socket = SimpleNamespace(
+        serve=lambda *_: transport.Served(request=asked.pop()) if asked else transport.NOTHING,
+        send=send,
+    )
     handled = iter(replies)
     arena: Any = SimpleNamespace(
         handle=lambda *message: (Handled.REPLY, next(handled)), durable_lsn=5,
@@ -58,7 +62,9 @@ def serving(
     host: Any = SimpleNamespace(boot_ns=boot_ns)
     wal: Any = SimpleNamespace(committed_lsn=4, errno=0, replied=lambda *answer: None)
     access: Any = SimpleNamespace(may_connect=lambda uid, gid: True)
-    sockets: Any = SimpleNamespace(commands=socket, peers=SimpleNamespace())
+    sockets: Any = SimpleNamespace(
+        commands=socket, peers=SimpleNamespace(), ring_server=RingServer(0)
+    )
     processes: Any = SimpleNamespace()
     return commands.Commands(arena, sockets, access, wal, 0, host, processes), wal
 

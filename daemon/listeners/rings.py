@@ -146,9 +146,7 @@ class Rings:
 
     # ---- requests ------------------------------------------------------------------------------
 
-    def serve(
-        self, arena: Arena, shares: TimeShares, most: int, ready: Set[int] | None
-    ) -> Served:
+    def serve(self, arena: Arena, shares: TimeShares, most: int, ready: Set[int] | None) -> Served:
         """Apply at most `most` messages, and return the first that is left to the caller.
 
         `ready`: the descriptors that ended the loop's sleep; None = there was no sleep.
@@ -220,7 +218,8 @@ class Rings:
             take_no_descriptors(connection.fileno())
             ring = LocalRing(connection, (uid, gid, max(0, pid)), ring_bytes)
             on_error.callback(ring.close)
-            self._events.register(ring.number, select.EPOLLRDHUP)  # EPOLLHUP and EPOLLERR always count
+            # EPOLLHUP and EPOLLERR always count
+            self._events.register(ring.number, select.EPOLLRDHUP)
             self._watch_bell(ring)
             on_error.pop_all()
         self._rings[ring.number] = ring

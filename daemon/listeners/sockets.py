@@ -164,9 +164,7 @@ class AllRequests:
         """Return the next request of the socket; None if there is none."""
         return self._socket.receive()
 
-    def serve(
-        self, arena: Arena, shares: TimeShares, most: int, ready: Set[int] | None
-    ) -> Served:
+    def serve(self, arena: Arena, shares: TimeShares, most: int, ready: Set[int] | None) -> Served:
         """Apply at most `most` messages of rings, and return the first message that is left to the
         caller. If the socket has messages, the rings get one message between two of them."""
         self._ring_next = not self._ring_next

@@ -66,7 +66,7 @@ class Answered(NamedTuple):
     session: int
     first: int
     """Sequence of the first batch."""
-    count: int
+    batches: int
     built_boot_ns: int
     """Boot time at which the first answer was complete."""
     handed_boot_ns: int
@@ -136,9 +136,7 @@ class CommandRequests(Requests, Protocol):
     """The requests of clients. Most messages that come through rings are not passed to the
     caller."""
 
-    def serve(
-        self, arena: Arena, shares: TimeShares, most: int, ready: Set[int] | None
-    ) -> Served:
+    def serve(self, arena: Arena, shares: TimeShares, most: int, ready: Set[int] | None) -> Served:
         """Apply at most `most` messages of rings, and return the first message that is left to the
         caller.
 
@@ -153,7 +151,6 @@ class Transport(Protocol):
     @property
     def commands(self) -> CommandRequests:
         """Requests of clients, such as batches and queries."""
-
 
     @property
     def ring_server(self) -> RingServer:

@@ -147,6 +147,20 @@ static void test_the_side_that_sleeps_is_roused_once(void)
     free(b);
 }
 
+static void test_a_putter_sleeps_until_its_message_has_space(void)
+{
+    struct both *b = both_new();
+    uint8_t message[SIZE] = {0};
+    CHECK(pg_ring_put(&b->putter, message, 56));
+    CHECK(!pg_ring_put(&b->putter, message, SIZE - 64));
+    CHECK(pg_ring_sleep_putter(&b->putter, PG_RING_POLL));
+    CHECK(pg_ring_next(&b->taker) == 56 && pg_ring_take(&b->taker, message));
+    CHECK_EQUAL(pg_ring_rouse_putter(&b->taker), PG_RING_POLL);
+    CHECK(!pg_ring_sleep_putter(&b->putter, PG_RING_POLL));
+    CHECK(pg_ring_put(&b->putter, message, SIZE - 64));
+    free(b);
+}
+
 int main(void)
 {
     RUN(test_messages_of_all_sizes_arrive_in_order);
@@ -155,5 +169,6 @@ int main(void)
     RUN(test_impossible_lengths_break_the_ring);
     RUN(test_a_ring_survives_random_words);
     RUN(test_the_side_that_sleeps_is_roused_once);
+    RUN(test_a_putter_sleeps_until_its_message_has_space);
     return 0;
 }

@@ -24,13 +24,13 @@ from purgatoryd.daemon.store import Opening, open_arena, owned
 from purgatoryd.daemon.wal import Wal, locked
 from purgatoryd.shm_layout import shm
 from purgatoryd.shm_layout._core import lib
-from purgatoryd.shm_layout.arena import Reader
+from purgatoryd.shm_layout.arena import Arena, Reader
 from purgatoryd.shm_layout.errors import AlreadyRunning, PurgatorydError
 from purgatoryd.shm_layout.paths import paths_in
 from purgatoryd.shm_layout.shm import ArenaFile
 from purgatoryd.shm_layout.wal import GroupCommit, has_stopped
 from world.hosts import Machine, SimulatedHost
-from world.network import Network, SimulatedProcesses, SimulatedTransport
+from world.network import RINGS, Network, SimulatedProcesses, SimulatedTransport
 from world.oracle import Violation
 from world.script import CLIENTS
 from world.seam import Fuse, Killed, Seam
@@ -150,6 +150,17 @@ class SnapshotProcess:
             self.returncode = code
             with suppress(Killed, ValueError, OSError, PurgatorydError):
                 self._daemon.seam.run(self.fuse, self._steps.close)
+
+
+class _SimulatedWaiter:
+    """An implementation of Waiter that does not wait."""
+
+    def wait(self, _: int) -> frozenset[int]:
+        return frozenset()
+
+    def wait_and_serve(self, arena: Arena, loop: Any, until_ns: int) -> frozenset[int]:
+        arena.wait(loop, until_ns)
+        return frozenset()
 
 
 class SimulatedDaemon:
@@ -449,6 +460,8 @@ class SimulatedDaemon:
         assert self.transport is not None
         if self._wake_number > 1 and self._slept:
             ready = self.transport.ready() | self._news()
+            if ready == {RINGS} and self._serve_rings():
+                return self.transport.rings.sleeps_until_ns
             self.reaper.loop.woke(ready)
         self._slept = False
         until_ns = self.reaper.loop.iterate()
@@ -456,6 +469,17 @@ class SimulatedDaemon:
         return until_ns
 
     _slept = False
+
+    def _serve_rings(self) -> bool:
+        """Let the sleeping loop serve rings. Return whether it sleeps again."""
+        assert self.reaper is not None
+        assert self.transport is not None
+        assert self.reaper.loop.until_ns is not None
+        rings = self.transport.rings
+        rings.sleeps_until_ns = None
+        waiter: Any = _SimulatedWaiter()
+        self.reaper.wait(waiter, self.reaper.loop.until_ns)
+        return rings.sleeps_until_ns is not None
 
     def _news(self) -> frozenset[int]:
         """Return the descriptor of group commit if it is readable, otherwise an empty set."""

@@ -12,6 +12,7 @@ from types import ModuleType
 
 from purgatoryd.clients import core, packing, session
 from purgatoryd.daemon import client_watch, commands, pending_acks, reaper, wal
+from purgatoryd.daemon.listeners import time_shares
 
 SMALL: dict[str, tuple[tuple[ModuleType, str, int], ...]] = {
     "iteration": (
@@ -23,7 +24,7 @@ SMALL: dict[str, tuple[tuple[ModuleType, str, int], ...]] = {
         (commands, "PUSHES_PER_ITERATION", 1), (reaper, "STEPS_PER_ITERATION", 1),
         (reaper, "WINDOWS_PER_ITERATION", 1),
     ),
-    "share": ((commands, "SHARE_NS", 150), (commands, "TAKEN_PER_ITERATION", 2)),
+    "share": ((time_shares, "SHARE_NS", 150), (commands, "TAKEN_PER_ITERATION", 2)),
     "memory": (
         (commands, "BEHIND_MAX", 1), (commands, "NOTIFIED_BYTES_MAX", 200),
         (commands, "WAITING_BYTES_MAX", 7_000), (pending_acks, "PENDING_BYTES_MAX", 300),

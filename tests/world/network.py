@@ -13,9 +13,12 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from purgatoryd.daemon.listeners.transport import Peer, Request
+from purgatoryd.daemon.listeners.ring_server import Ring
+from purgatoryd.daemon.listeners.time_shares import TimeShares
+from purgatoryd.daemon.listeners.transport import NOTHING, Peer, Request, Served
 from purgatoryd.shm_layout import layout, wire
-from purgatoryd.shm_layout.arena import Outgoing
+from purgatoryd.shm_layout.arena import Arena, Outgoing
+from world.rings import SimulatedRings
 from world.seam import Seam
 
 if TYPE_CHECKING:
@@ -25,7 +28,7 @@ if TYPE_CHECKING:
 LATENCY_NS = 20_000
 RECONNECT_NS = 10_000_000
 FOREVER_NS = 2**63 - 1
-COMMANDS, ADMIN, NOTICES = 0, 1, 2
+COMMANDS, ADMIN, NOTICES, RINGS = 0, 1, 2, 3
 """Sockets of a daemon. The numbers are also used as the descriptors."""
 HWM = 64
 """Maximum number of answers that wait for one peer; further answers are dropped."""
@@ -61,6 +64,8 @@ class End:
     """Number of connections made since the owner last checked."""
     queued: list[bytes] = field(default_factory=list)
     """Frames that wait for the next connection."""
+    local: bool = False
+    """True for a client that takes rings."""
     hidden: bool = False
     """True if the daemon cannot see the pid, because the process is in another pid namespace."""
     unready: int = 0
@@ -219,6 +224,7 @@ class SimulatedChannel:
         self.end = end
         self._endpoint = endpoint
         self.connected = False
+        end.local = end.kind == COMMANDS
         network.connect(end, lambda: self._endpoint)
 
     def redirect(self, endpoint: str) -> None:
@@ -305,6 +311,7 @@ class SimulatedRequests:
         self._transport = transport
         self.fd = fd
         self.waiting: deque[Request] = deque()
+        self._ring_next = False
 
     def receive(self) -> Request | None:
         self._transport.network.seam.cross()
@@ -312,9 +319,25 @@ class SimulatedRequests:
             return None
         return self.waiting.popleft()
 
-    def send(self, route: bytes, body: Any) -> bool:
+    def serve(self, arena: Arena, shares: TimeShares, most: int, _: object) -> Served:
+        self._ring_next = not self._ring_next
+        if self._ring_next:
+            served = self._transport.rings.serve(arena, shares, most)
+            return self._served() if served is NOTHING else served
+        served = self._served()
+        return self._transport.rings.serve(arena, shares, most) if served is NOTHING else served
+
+    def _served(self) -> Served:
+        request = self.receive()
+        return NOTHING if request is None else Served(request=request)
+
+    def send(self, route: Any, body: Any) -> bool:
         seam = self._transport.network.seam
         seam.cross()
+        if isinstance(route, Ring):
+            sent = route.send(body)
+            seam.cross()
+            return sent
         connection = self._transport.connections.get(int.from_bytes(route, "big"))
         sent = connection is not None and connection.open and connection.under_way < HWM
         if connection is not None and sent:
@@ -333,6 +356,8 @@ class SimulatedTransport:
         self._host = host
         self.commands = SimulatedRequests(self, COMMANDS)
         self.admin = SimulatedRequests(self, ADMIN)
+        self.rings = SimulatedRings(self, host)
+        self.ring_server = self.rings.server
         self.connections: dict[int, Connection] = {}
         self.peers = self
         self.on_closed: Callable[[Peer], object] = lambda _: None
@@ -367,15 +392,29 @@ class SimulatedTransport:
                 lambda end=connection.end: self.network.break_connection(end),  # type: ignore[misc]
             )
         self.connections.clear()
+        self.rings.vanish()
 
     # ---- for the network -----------------------------------------------------------------------
 
     def accept(self, connection: Connection) -> None:
-        """Accept a connection from a peer."""
+        """Accept a connection from a peer. Every second connection of a client has rings."""
         self.connections[connection.number] = connection
+        if connection.end.local and connection.number % 2 == 0:
+            self.rings.open(connection)
 
     def lost(self, connection: Connection) -> None:
-        """Remove a closed connection."""
+        """Remove a closed connection. Rings stay until their frames have been taken."""
+        if self.rings.has(connection.number):
+            self.rings.end(connection.number)
+            self.wake()
+        else:
+            self.forget(connection.number)
+
+    def forget(self, number: int) -> None:
+        """Report the end of a connection to the daemon."""
+        connection = self.connections.get(number)
+        if connection is None:
+            return
         if self.connections.pop(connection.number, None) is not None and self.alive:
             self._closed.append(connection.peer)
             self.wake()
@@ -389,6 +428,12 @@ class SimulatedTransport:
         message = Request(
             connection.route, data, end.uid, end.uid, end.pid, now_ns, connection.number
         )
+        if not self.alive:
+            return
+        if self.rings.has(connection.number):
+            self.rings.put(connection, data)
+            self.wake()
+            return
         requests = self.admin if end.kind == ADMIN else self.commands
         if self.frozen or self._unread:
             self._unread.append(partial(requests.waiting.append, message))
@@ -434,15 +479,17 @@ class SimulatedTransport:
         return set(self.connections)
 
     def unread(self, fds: Set[int]) -> set[int]:
-        return self._unread_of & fds
+        return (self._unread_of & fds) | {fd for fd in fds if self.rings.unread(fd)}
 
     def ready(self) -> frozenset[int]:
         """Return the readable descriptors."""
         found = {r.fd for r in (self.commands, self.admin) if r.waiting}
-        return frozenset(found)
+        return frozenset(found | {RINGS}) if self.rings.rung else frozenset(found)
 
     def pending(self, *, commands: bool) -> bool:
-        return bool(self.admin.waiting or (commands and self.commands.waiting))
+        if self.admin.waiting or (commands and self.commands.waiting):
+            return True
+        return commands and (self.rings.hear() or not self.ring_server.may_sleep())
 
     def keep_watch(self, now_ns: int, ready: Set[int]) -> bool:
         while self._closed:

@@ -91,9 +91,12 @@ static bool large_put(struct pg_ring_end *end, const uint8_t *message, uint64_t 
 int pg_ring_put(struct pg_ring_end *end, const void *message, uint64_t bytes)
 {
     const uint64_t needed = RING_WORD + padded(bytes);
-    if (UNLIKELY(needed > end->size))
-        return large_put(end, message, bytes);
-    if (!has_space(end, needed))
+    if (UNLIKELY(needed > end->size)) {
+        end->wanted = large_put(end, message, bytes) ? 0 : PG_RING_UNIT;
+        return end->wanted == 0;
+    }
+    end->wanted = has_space(end, needed) ? 0 : needed;
+    if (end->wanted != 0)
         return false;
     copy_in(end, end->own, &bytes, RING_WORD);
     copy_in(end, end->own + RING_WORD, message, bytes);
@@ -186,12 +189,11 @@ void pg_ring_peek(const struct pg_ring_end *end, void *out, uint64_t bytes)
 
 static bool may_take(struct pg_ring_end *end) { return pg_ring_next(end) != 0 || end->broken; }
 
-/* A message that is larger than the ring waits for any space, another one for all of its bytes. The
- * putter that sleeps does not know the next message, so half a ring is enough for it. */
+/* A message that is larger than the ring waits for any space, another one for all of its bytes. A
+ * putter that has not tried to put its message waits for half a ring. */
 static bool may_put(struct pg_ring_end *end)
 {
-    const uint64_t enough = end->length != 0 ? PG_RING_UNIT : end->size / 2;
-    return has_space(end, enough) || end->broken;
+    return has_space(end, end->wanted != 0 ? end->wanted : end->size / 2) || end->broken;
 }
 
 static int sleep_unless(struct pg_ring_end *end, uint32_t *word, uint32_t how,
