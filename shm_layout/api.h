@@ -761,7 +761,7 @@ struct pg_ring_client {
     struct pg_ring_end *taker, *putter;
     struct pg_time_share *share;       /* NULL only if session = 0 */
     uint64_t session;             /* the session whose messages pg_rings_serve applies; 0 = none */
-    uint32_t pid;                 /* of the client, from the kernel; 0 = unknown */
+    uint32_t pid;                 /* pid of the client, from the kernel; 0 = unknown */
     int32_t  socket;              /* descriptor of the connection */
     uint8_t  gone;                /* 1 = the connection has ended */
     uint8_t  replies;             /* 1 = the caller has replies for which there is no space */
@@ -803,7 +803,8 @@ struct pg_ring_server {
     const struct pg_loop_calls *calls;                   /* NULL = the system calls themselves */
     uint8_t *message;             /* space for a message of a ring's size */
     void    *reply;               /* PG_MESSAGE_MAX bytes */
-    struct pg_ring_client *last;  /* of the circle of rings that are awake; NULL = none */
+    struct pg_ring_client *last;  /* the last in the circle of rings that are awake; NULL =
+                                     none is awake */
     struct pg_ring_client *answered;                     /* clients with answers, newest first */
     uint32_t awake;               /* number of rings that are awake */
     uint32_t unseen;              /* number of rings that had no message since they were all seen */
@@ -833,7 +834,7 @@ int pg_rings_sleep(struct pg_ring_server *s);
  * with errno. */
 int pg_bell_watch(int bells, int eventfd, struct pg_ring_client *c);
 /* Rouse the rings of the clients that have rung. */
-void pg_bells_hear(int bells, struct pg_ring_server *s);
+void pg_bells_take(int bells, struct pg_ring_server *s);
 
 /* ---- the place where the loop sleeps (front/ring_loop.c) ----------------------------------- */
 

@@ -187,7 +187,7 @@ class Rings:
 
     def _look(self) -> None:
         """Take note of clients that ring, connect or end."""
-        lib.pg_bells_hear(self.bells, self.server.struct)
+        lib.pg_bells_take(self.bells, self.server.struct)
         for fd, events in self._events.poll(0, EVENTS_PER_ITERATION):
             if fd in self._rings and events & _ENDED:
                 self._end(self._rings[fd])

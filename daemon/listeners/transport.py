@@ -50,7 +50,7 @@ class Served(NamedTuple):
     request: Request | None = None
     """The message that is left to the caller."""
     how: Handled | None = None
-    """What the core returned for this message; None = it is not applied yet."""
+    """Next action for this message; None = the core has not applied it yet."""
     reply: Any = b""
     built_boot_ns: int = 0
     """Boot time at which the reply was complete."""

@@ -14,7 +14,8 @@ static const struct scenario *const scenarios[] = {
     &topic_scenario, &operation_scenario, &outcome_scenario, &acknowledged_scenario,
     &snapshot_scenario, &watermark_scenario, &settings_scenario, &birth_scenario,
     &group_scenario, &reuse_scenario, &unasked_scenario, &stopped_scenario,
-    &ring_scenario, &ring_space_scenario, &ring_large_scenario, &ring_recall_scenario};
+    &ring_scenario, &ring_space_scenario, &ring_half_scenario, &ring_large_scenario,
+    &ring_recall_scenario};
 
 static const char *const weakenings[] = {[INTACT] = "intact", [NO_RELEASE] = "no release",
                                          [NO_ACQUIRE] = "no acquire", [NO_FENCE] = "no fence",

@@ -153,6 +153,16 @@ static void space_putter(void)
 const struct scenario ring_space_scenario = {
     "ring-space", space_setup, again, {space_putter, taker_run}, false, false, end};
 
+/* ---- a putter that waits for half a ring ------------------------------------------------------ */
+
+static void half_putter(void)
+{
+    putter_sleeps = pg_ring_sleep_putter(&putter, PG_RING_POLL);
+}
+
+const struct scenario ring_half_scenario = {
+    "ring-half", space_setup, again, {half_putter, taker_run}, false, false, end};
+
 /* ---- a message that is larger than the ring --------------------------------------------------- */
 
 static void large_setup(void) { ring_make(32, LARGE); again(); }

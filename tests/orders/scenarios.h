@@ -10,8 +10,8 @@ extern const struct scenario slot_scenario, check_scenario, parked_scenario, rep
     gap_scenario, topic_scenario, operation_scenario, outcome_scenario, acknowledged_scenario,
     snapshot_scenario, watermark_scenario, settings_scenario, birth_scenario;
 /* rings.c: a client and the daemon at the two sides of a ring. */
-extern const struct scenario ring_scenario, ring_space_scenario, ring_large_scenario,
-    ring_recall_scenario;
+extern const struct scenario ring_scenario, ring_space_scenario, ring_half_scenario,
+    ring_large_scenario, ring_recall_scenario;
 /* wal.c: the loop and the group-commit thread. */
 extern const struct scenario group_scenario, reuse_scenario, unasked_scenario, stopped_scenario;
 

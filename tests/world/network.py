@@ -489,7 +489,7 @@ class SimulatedTransport:
     def pending(self, *, commands: bool) -> bool:
         if self.admin.waiting or (commands and self.commands.waiting):
             return True
-        return commands and (self.rings.hear() or not self.ring_server.may_sleep())
+        return commands and (self.rings.rouse() or not self.ring_server.may_sleep())
 
     def keep_watch(self, now_ns: int, ready: Set[int]) -> bool:
         while self._closed:

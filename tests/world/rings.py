@@ -116,18 +116,18 @@ class SimulatedRings:
 
     # ---- requests ------------------------------------------------------------------------------
 
-    def hear(self) -> bool:
+    def rouse(self) -> bool:
         """Rouse the rings whose clients have rung. Return whether there is one."""
-        heard = bool(self.rung)
+        rung = bool(self.rung)
         while self.rung:
             ring = self.rung.popleft()
             if self.has(ring.number):
                 self.server.rouse(ring)
-        return heard
+        return rung
 
     def serve(self, arena: Arena, shares: TimeShares, most: int) -> Served:
         """Apply messages, as Rings.serve does."""
-        self.hear()
+        self.rouse()
         return self.server.serve(arena, shares, most, self._look)
 
     def _look(self, ring: Ring) -> Request | None:
@@ -151,7 +151,7 @@ class SimulatedRings:
         self._clients[number].woken()
 
     def _wait(self, _: Any, _server: Any, until_ns: int) -> int:
-        if self.hear():
+        if self.rouse():
             return 1
         self.sleeps_until_ns = None if until_ns == POLL_NS else until_ns
         return int(until_ns == POLL_NS)

@@ -15,7 +15,7 @@
 #define WALL_ROUNDING_NS 1000     /* the offset of the wall clock is rounded down to this */
 #define POLL_NONE INT64_MIN
 
-/* ---- descriptors ----------------------------------------------------------------------------- */
+/* ---- descriptors --------------------------------------------------------------------------- */
 
 int pg_bell_watch(int bells, int eventfd, struct pg_ring_client *c)
 {
@@ -23,7 +23,7 @@ int pg_bell_watch(int bells, int eventfd, struct pg_ring_client *c)
     return epoll_ctl(bells, EPOLL_CTL_ADD, eventfd, &event);
 }
 
-void pg_bells_hear(int bells, struct pg_ring_server *s)
+void pg_bells_take(int bells, struct pg_ring_server *s)
 {
     struct epoll_event events[PG_READY_MAX];
     const int count = epoll_wait(bells, events, PG_READY_MAX, 0);
@@ -61,7 +61,7 @@ int pg_wait(struct pg_waiter *w, int64_t until_boot_ns)
     return count < 0 ? -1 : 0;
 }
 
-/* ---- the loop --------------------------------------------------------------------------------- */
+/* ---- the loop ------------------------------------------------------------------------------ */
 
 static int64_t loop_boot_ns(const struct pg_loop *l)
 {
@@ -79,8 +79,8 @@ static int64_t wall_ns(const struct pg_loop *l)
     return now.tv_sec * (int64_t)SECOND_NS + now.tv_nsec;
 }
 
-/* Return wall time minus boot time, rounded down so that the pause between the two readings does not
- * look like a step of the wall clock. */
+/* Return wall time minus boot time, rounded down so that the pause between the two readings does
+ * not look like a step of the wall clock. */
 static int64_t wall_offset_ns(const struct pg_loop *l, int64_t now_ns)
 {
     const int64_t offset_ns = wall_ns(l) - now_ns;
@@ -88,7 +88,7 @@ static int64_t wall_offset_ns(const struct pg_loop *l, int64_t now_ns)
     return offset_ns - rest_ns - (rest_ns < 0 ? WALL_ROUNDING_NS : 0);
 }
 
-/* Sleep, and rouse the rings whose clients rang. Returns 1 unless the caller has something to do. */
+/* Sleep, and rouse the rings whose clients rang. Returns 1 unless the caller has work to do. */
 static int sleep_or_poll(struct pg_loop *l, int64_t until_boot_ns)
 {
     const struct pg_loop_calls *calls = l->server->calls;
@@ -102,7 +102,7 @@ static int sleep_or_poll(struct pg_loop *l, int64_t until_boot_ns)
     if (w->count != 1 || w->ready[0] != w->bells)
         return 0;
     w->count = 0;
-    pg_bells_hear(w->bells, l->server);
+    pg_bells_take(w->bells, l->server);
     return 1;
 }
 

@@ -152,8 +152,8 @@ static uint32_t apply(struct pg_arena *a, struct pg_ring_server *s,
     return how == PG_H_AGAIN ? PG_RE_AGAIN : PG_RE_REPLY;
 }
 
-/* Take the next message of a client, and apply it if that is possible. shares = NULL leaves it to the
- * caller. */
+/* Take the next message of a client, and apply it if that is possible. With shares = NULL the
+ * caller applies it. */
 static uint32_t visit(struct pg_arena *a, struct pg_ring_server *s,
                       struct pg_time_shares *shares, struct pg_ring_client *c)
 {

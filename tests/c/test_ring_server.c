@@ -1,0 +1,426 @@
+/* Test the server of rings and its loop, with a clock and a doorbell of the test's own. */
+#include "check.h"
+#include "core/core.h"
+
+enum { CLIENTS = 3, SIZE = 1024, MESSAGE = 2 * SIZE, MS = 1000000, SHARE_NS = 1000, STEP_NS = 100,
+       BOOT_NS = 1000000000 };
+
+static const struct pg_config config = {
+    .layout_id = 1, .payload_bytes = 65536, .replay_bytes_max = 4096, .tick_ns = MS,
+    .stream_id = 1, .secret = {1, 2}, .capacity = 64, .replay_capacity = 16, .fanout = 64,
+    .namespaces = 2, .topics = 2, .sessions = CLIENTS, .watches = 8, .watermarks = 8,
+    .watermark_ttl_ns = 1000000000000, .inbox_max = 8, .accounts = 2, .now_ns = BOOT_NS,
+    .clock_kind = PG_CLOCK_BOOT};
+
+struct client {
+    struct pg_ring_pair words;
+    uint8_t submissions[SIZE], completions[SIZE];
+    struct pg_ring_end taker, putter;                    /* the daemon's side */
+    struct pg_ring_end taken, put;                       /* the client's side */
+    struct pg_ring_client served;
+    struct pg_time_share share;
+    uint64_t session;
+};
+
+static struct test {
+    struct pg_arena *a;
+    void *arena, *secret;
+    struct client clients[CLIENTS];
+    struct pg_ring_server server;
+    struct pg_time_shares shares;
+    struct pg_loop_calls calls;
+    struct pg_loop loop;
+    uint8_t message[MESSAGE], *reply;
+    int64_t now_ns;
+    uint32_t wakes, waits, waits_max;
+    int64_t waited_until_ns;
+    void (*on_wait)(struct test *t);
+} test;
+
+static int64_t boot_ns(void *context)
+{
+    struct test *t = context;
+    return t->now_ns += STEP_NS;
+}
+
+static int64_t wall_ns(void *context) { return ((struct test *)context)->now_ns - 1; }
+
+static void wake(void *context, uint32_t how, uint32_t *word, int socket)
+{
+    struct test *t = context;
+    CHECK(how == PG_RING_POLL && word != NULL && socket >= 0 && socket < CLIENTS);
+    t->wakes++;
+}
+
+static int wait_for_rings(void *context, struct pg_ring_server *s, int64_t until_boot_ns)
+{
+    struct test *t = context;
+    CHECK(s == &t->server);
+    if (until_boot_ns == INT64_MIN)
+        return 1;
+    t->waited_until_ns = until_boot_ns;
+    if (t->waits++ == t->waits_max)
+        return 0;
+    t->on_wait(t);
+    for (uint32_t i = 0; i < CLIENTS; i++)
+        pg_rings_rouse(s, &t->clients[i].served);
+    return 1;
+}
+
+static void *zeroed(uint64_t bytes)
+{
+    void *memory = aligned_alloc(4096, (bytes + 4095) / 4096 * 4096);
+    CHECK(memory != NULL);
+    return memset(memory, 0, bytes);
+}
+
+static void client_open(struct client *c, uint32_t number)
+{
+    *c = (struct client){.share = {.uid = 10 + number}};
+    pg_ring_open(&c->taker, &c->words.submissions, c->submissions, SIZE);
+    pg_ring_open(&c->put, &c->words.submissions, c->submissions, SIZE);
+    pg_ring_open(&c->putter, &c->words.completions, c->completions, SIZE);
+    pg_ring_open(&c->taken, &c->words.completions, c->completions, SIZE);
+    c->served = (struct pg_ring_client){.taker = &c->taker, .putter = &c->putter,
+                                        .share = &c->share, .socket = (int32_t)number};
+}
+
+static void greet(struct test *t, uint32_t number)
+{
+    struct client *c = &t->clients[number];
+    struct {
+        struct pg_frame frame;
+        struct pg_hello hello;
+    } m = {.frame = {.magic = PG_WIRE_MAGIC, .version = PG_WIRE_VERSION, .message = PG_M_HELLO},
+           .hello = {.nonce = {(uint8_t)(number + 1)}}};
+    uint64_t used;
+    int64_t wait_ns;
+    CHECK_EQUAL(pg_handle(t->a, &m, sizeof m, c->share.uid, 1, t->now_ns, t->now_ns, t->reply,
+                          &used, &wait_ns), PG_H_REPLY);
+    struct pg_frame reply;
+    memcpy(&reply, t->reply, sizeof reply);
+    CHECK_EQUAL(reply.error, PG_ERR_NONE);
+    c->session = c->served.session = reply.session;
+}
+
+static struct test *opened(void)
+{
+    struct test *t = &test;
+    free(t->arena);
+    free(t->secret);
+    free(t->a);
+    free(t->reply);
+    *t = (struct test){.now_ns = BOOT_NS};
+    t->arena = zeroed(pg_arena_bytes(&config));
+    t->secret = zeroed(pg_private_bytes(&config));
+    t->a = malloc(pg_handle_bytes());
+    t->reply = malloc(PG_MESSAGE_MAX);
+    CHECK(t->a != NULL && t->reply != NULL && pg_create(t->a, t->arena, t->secret, &config));
+    t->calls = (struct pg_loop_calls){t, boot_ns, wall_ns, wake, wait_for_rings};
+    t->shares = (struct pg_time_shares){.most_ns = SHARE_NS, .lasts_ns = 1000 * MS};
+    t->server = (struct pg_ring_server){.calls = &t->calls, .message = t->message,
+                                        .reply = t->reply};
+    t->loop = (struct pg_loop){.server = &t->server, .shares = &t->shares, .late_ns = 10 * MS,
+                               .budget = 64, .most = 16};
+    for (uint32_t i = 0; i < CLIENTS; i++) {
+        client_open(&t->clients[i], i);
+        greet(t, i);
+        pg_rings_rouse(&t->server, &t->clients[i].served);
+    }
+    return t;
+}
+
+static struct pg_frame frame_of(const struct client *c, unsigned message, uint64_t sequence)
+{
+    return (struct pg_frame){.magic = PG_WIRE_MAGIC, .version = PG_WIRE_VERSION,
+                             .message = (uint16_t)message, .session = c->session,
+                             .sequence = sequence};
+}
+
+static void ping(struct client *c, uint64_t sequence)
+{
+    const struct pg_frame f = frame_of(c, PG_M_PING, sequence);
+    CHECK(pg_ring_put(&c->put, &f, sizeof f));
+}
+
+/* Take an answer at the client. Returns its sequence; 0 = there is none. */
+static uint64_t answered(struct client *c)
+{
+    uint8_t bytes[SIZE];
+    struct pg_frame f;
+    if (pg_ring_next(&c->taken) == 0)
+        return 0;
+    CHECK(pg_ring_take(&c->taken, bytes));
+    memcpy(&f, bytes, sizeof f);
+    CHECK_EQUAL(f.error, PG_ERR_NONE);
+    return f.sequence;
+}
+
+static uint32_t serve(struct test *t, uint32_t most)
+{
+    return pg_rings_serve(t->a, &t->server, &t->shares, most);
+}
+
+static void test_clients_take_turns(void)
+{
+    struct test *t = opened();
+    for (uint32_t n = 1; n <= 4; n++)
+        ping(&t->clients[0], n);
+    ping(&t->clients[1], 1);
+    ping(&t->clients[2], 1);
+    CHECK_EQUAL(serve(t, 3), PG_RE_ENOUGH);
+    CHECK_EQUAL(t->server.applied, 3);
+    for (uint32_t i = 0; i < CLIENTS; i++)
+        CHECK_EQUAL(answered(&t->clients[i]), 1);
+    CHECK_EQUAL(serve(t, 16), PG_RE_NONE);
+    CHECK_EQUAL(t->server.applied, 3);
+    for (uint32_t n = 2; n <= 4; n++)
+        CHECK_EQUAL(answered(&t->clients[0]), n);
+    CHECK(t->clients[0].served.spoke && answered(&t->clients[0]) == 0);
+}
+
+static void test_a_client_that_sleeps_is_woken_once(void)
+{
+    struct test *t = opened();
+    CHECK(pg_ring_sleep_taker(&t->clients[0].taken, PG_RING_POLL));
+    ping(&t->clients[0], 1);
+    ping(&t->clients[0], 2);
+    CHECK_EQUAL(serve(t, 16), PG_RE_NONE);
+    CHECK_EQUAL(t->wakes, 1);
+}
+
+static void test_messages_of_other_sessions_are_left_to_the_caller(void)
+{
+    struct test *t = opened();
+    struct client *c = &t->clients[0];
+    struct pg_frame other = frame_of(&t->clients[1], PG_M_PING, 9), bye = frame_of(c, PG_M_BYE, 0);
+    CHECK(pg_ring_put(&c->put, &other, sizeof other) && pg_ring_put(&c->put, &bye, sizeof bye));
+    CHECK(pg_ring_put(&c->put, "short", 5));
+    const uint64_t lengths[] = {sizeof other, sizeof bye, 5};
+    for (uint32_t i = 0; i < 3; i++) {
+        CHECK_EQUAL(serve(t, 16), PG_RE_MESSAGE);
+        CHECK(t->server.client == &c->served && t->server.applied == 0);
+        CHECK_EQUAL(t->server.message_bytes, lengths[i]);
+    }
+    CHECK(memcmp(t->message, "short", 5) == 0);
+    c->served.session = 0;
+    ping(c, 1);
+    CHECK_EQUAL(serve(t, 16), PG_RE_MESSAGE);
+    c->served.session = c->session;
+    ping(c, 2);
+    CHECK_EQUAL(serve(t, 0), PG_RE_MESSAGE);
+}
+
+static void test_refusals_are_left_to_the_caller(void)
+{
+    struct test *t = opened();
+    struct client *c = &t->clients[0];
+    struct pg_frame batch = frame_of(c, PG_M_BATCH, 7), reply;
+    CHECK(pg_ring_put(&c->put, &batch, sizeof batch));
+    CHECK_EQUAL(serve(t, 16), PG_RE_REPLY);
+    CHECK_EQUAL(t->server.applied, 1);
+    memcpy(&reply, t->reply, sizeof reply);
+    CHECK(reply.error != PG_ERR_NONE && t->server.reply_bytes == sizeof reply);
+    CHECK_EQUAL(answered(c), 0);
+}
+
+static void test_a_reply_without_space_is_left_to_the_caller(void)
+{
+    struct test *t = opened();
+    struct client *c = &t->clients[0];
+    uint64_t sequence = 0;
+    uint32_t event;
+    do {
+        ping(c, ++sequence);
+        event = serve(t, 16);
+    } while (event == PG_RE_NONE && sequence < SIZE);
+    CHECK_EQUAL(event, PG_RE_REPLY);
+    c->served.replies = true;
+    ping(c, sequence + 1);
+    CHECK_EQUAL(serve(t, 16), PG_RE_LOOK);
+    CHECK(t->server.client == &c->served && pg_ring_next(&c->taker) == sizeof(struct pg_frame));
+    for (uint64_t n = 1; n < sequence; n++)
+        CHECK_EQUAL(answered(c), n);
+}
+
+static void test_the_caller_looks_at_rings_that_are_not_plain(void)
+{
+    struct test *t = opened();
+    struct client *const large = &t->clients[0], *const gone = &t->clients[1];
+    struct client *const broken = &t->clients[2];
+    uint8_t message[MESSAGE] = {1};
+    uint32_t seen = 0;
+    pg_ring_put(&large->put, message, sizeof message);
+    gone->served.gone = true;
+    broken->words.submissions.tail = 3;
+    for (uint32_t i = 0; i < CLIENTS; i++) {
+        CHECK_EQUAL(serve(t, 16), PG_RE_LOOK);
+        seen |= 1u << t->server.client->socket;
+    }
+    CHECK_EQUAL(seen, 7);
+    CHECK_EQUAL(serve(t, 16), PG_RE_NONE);
+    CHECK(broken->taker.broken && !large->taker.broken);
+    CHECK(!pg_rings_sleep(&t->server));
+}
+
+static void test_a_uid_waits_once_it_has_had_its_share(void)
+{
+    struct test *t = opened();
+    struct client *c = &t->clients[0];
+    pg_time_shares_begin(&t->shares, t->now_ns);
+    pg_time_share_charge(&t->shares, &t->clients[1].share, t->now_ns, t->now_ns);
+    for (uint32_t n = 1; n <= 10; n++)
+        ping(c, n);
+    CHECK_EQUAL(serve(t, 1), PG_RE_ENOUGH);              /* only now is another uid seen */
+    pg_time_shares_begin(&t->shares, t->now_ns);
+    CHECK_EQUAL(serve(t, 16), PG_RE_NONE);
+    const uint32_t first = t->server.applied;
+    CHECK(first > 0 && first < 9 && c->share.spent_ns >= SHARE_NS);
+    ping(&t->clients[1], 1);
+    CHECK_EQUAL(serve(t, 16), PG_RE_NONE);
+    CHECK_EQUAL(answered(&t->clients[1]), 1);
+    CHECK(pg_time_share_used(&t->shares, &c->share));
+    pg_time_shares_begin(&t->shares, t->now_ns + 2000ll * MS);
+    CHECK(!pg_time_share_used(&t->shares, &c->share));
+    CHECK_EQUAL(serve(t, 16), PG_RE_NONE);
+    CHECK_EQUAL(t->server.applied, 9 - first);
+}
+
+static void test_rings_that_sleep_are_not_visited(void)
+{
+    struct test *t = opened();
+    CHECK(pg_rings_sleep(&t->server) && t->server.awake == 0 && t->server.last == NULL);
+    ping(&t->clients[1], 1);
+    CHECK_EQUAL(pg_ring_rouse_taker(&t->clients[1].put), PG_RING_POLL);
+    CHECK_EQUAL(serve(t, 16), PG_RE_NONE);
+    CHECK_EQUAL(t->server.applied, 0);
+    pg_rings_rouse(&t->server, &t->clients[1].served);
+    pg_rings_rouse(&t->server, &t->clients[1].served);
+    CHECK_EQUAL(t->server.awake, 1);
+    CHECK(!pg_rings_sleep(&t->server));
+    CHECK_EQUAL(serve(t, 16), PG_RE_NONE);
+    CHECK_EQUAL(t->server.applied, 1);
+    for (uint32_t i = 0; i < CLIENTS; i++)
+        pg_rings_remove(&t->server, &t->clients[i].served);
+    CHECK(t->server.awake == 0 && t->server.last == NULL && t->server.unseen == 0);
+    CHECK_EQUAL(serve(t, 16), PG_RE_NONE);
+}
+
+/* ---- the loop --------------------------------------------------------------------------------- */
+
+static void each_pings(struct test *t)
+{
+    for (uint32_t i = 0; i < CLIENTS; i++)
+        ping(&t->clients[i], t->waits);
+}
+
+static void no_one_pings(struct test *t) { (void)t; }
+
+static int loop_wait(struct test *t, int64_t for_ns, uint32_t waits_max)
+{
+    t->waits = 0;
+    t->waits_max = waits_max;
+    CHECK(pg_rings_sleep(&t->server));
+    return pg_loop_wait(t->a, &t->loop, t->now_ns + for_ns);
+}
+
+static void timer_put(struct test *t, int64_t delay_ns)
+{
+    const struct pg_put put = {.namespace_name = "n", .topic_name = "t", .namespace_len = 1,
+                               .topic_len = 1, .key = (const uint8_t *)"k", .key_len = 1,
+                               .time_kind = PG_T_DELAY, .time_ns = delay_ns};
+    struct pg_result result;
+    pg_put(t->a, &put, &result);
+    CHECK_EQUAL(result.ticket & 0xff, PG_ST_ADDED);
+}
+
+static void test_the_loop_serves_rings_until_its_time(void)
+{
+    struct test *t = opened();
+    const int64_t until_ns = t->now_ns + 500ll * MS;
+    t->on_wait = each_pings;
+    CHECK_EQUAL(loop_wait(t, 500ll * MS, 3), 0);
+    CHECK_EQUAL(t->loop.iterations, 3);
+    CHECK_EQUAL(t->loop.wakeups, 3);
+    CHECK_EQUAL(t->waited_until_ns, until_ns);
+    CHECK(t->loop.begun_boot_ns > BOOT_NS && t->a->state.now_ns == t->loop.begun_boot_ns);
+    CHECK_EQUAL(t->a->header->wall_offset_ns, -1000);    /* rounded down, so never too late */
+    for (uint64_t n = 1; n <= 3; n++)
+        for (uint32_t i = 0; i < CLIENTS; i++)
+            CHECK_EQUAL(answered(&t->clients[i]), n);
+    CHECK_EQUAL(t->server.left, PG_RE_NONE);
+}
+
+static void test_the_loop_sleeps_no_longer_than_the_next_timer(void)
+{
+    struct test *t = opened();
+    t->on_wait = no_one_pings;
+    timer_put(t, 50ll * MS);
+    const int64_t due_ns = pg_next_ns(t->a);
+    t->loop.spin_ns = MS;
+    CHECK_EQUAL(loop_wait(t, 500ll * MS, 1), 0);
+    CHECK_EQUAL(t->waited_until_ns, due_ns - MS);
+}
+
+static void time_passes(struct test *t) { t->now_ns += 60ll * MS; }
+
+static void test_timers_are_left_to_the_caller(void)
+{
+    struct test *t = opened();
+    t->on_wait = time_passes;
+    timer_put(t, 50ll * MS);
+    ping(&t->clients[0], 1);
+    t->waits_max = 9;
+    CHECK_EQUAL(pg_loop_wait(t->a, &t->loop, t->now_ns + 500ll * MS), 0);
+    CHECK(t->loop.iterations == 0 && t->loop.begun_boot_ns == 0 && t->waits == 1);
+    CHECK_EQUAL(answered(&t->clients[0]), 0);
+    CHECK_EQUAL(t->a->header->published, t->a->header->replay_tail);
+}
+
+static void test_an_iteration_after_an_outage_is_left_to_the_caller(void)
+{
+    struct test *t = opened();
+    t->on_wait = time_passes;
+    t->loop.late_ns = 10ll * MS;
+    CHECK_EQUAL(loop_wait(t, 20ll * MS, 9), 0);
+    CHECK_EQUAL(t->loop.iterations, 0);
+    CHECK_EQUAL(t->waits, 1);
+}
+
+static void one_says_bye(struct test *t)
+{
+    const struct pg_frame bye = frame_of(&t->clients[1], PG_M_BYE, 0);
+    each_pings(t);
+    CHECK(pg_ring_put(&t->clients[1].put, &bye, sizeof bye));
+}
+
+static void test_a_message_for_the_caller_ends_the_sleep(void)
+{
+    struct test *t = opened();
+    t->on_wait = one_says_bye;
+    CHECK_EQUAL(loop_wait(t, 500ll * MS, 9), 0);
+    CHECK_EQUAL(t->loop.iterations, 1);
+    CHECK_EQUAL(t->server.left, PG_RE_MESSAGE);
+    CHECK(t->server.client == &t->clients[1].served);
+    CHECK_EQUAL(t->server.message_bytes, sizeof(struct pg_frame));
+    CHECK(t->loop.planned_boot_ns == t->loop.begun_boot_ns);
+}
+
+int main(void)
+{
+    RUN(test_clients_take_turns);
+    RUN(test_a_client_that_sleeps_is_woken_once);
+    RUN(test_messages_of_other_sessions_are_left_to_the_caller);
+    RUN(test_refusals_are_left_to_the_caller);
+    RUN(test_a_reply_without_space_is_left_to_the_caller);
+    RUN(test_the_caller_looks_at_rings_that_are_not_plain);
+    RUN(test_a_uid_waits_once_it_has_had_its_share);
+    RUN(test_rings_that_sleep_are_not_visited);
+    RUN(test_the_loop_serves_rings_until_its_time);
+    RUN(test_the_loop_sleeps_no_longer_than_the_next_timer);
+    RUN(test_timers_are_left_to_the_caller);
+    RUN(test_an_iteration_after_an_outage_is_left_to_the_caller);
+    RUN(test_a_message_for_the_caller_ends_the_sleep);
+    opened();
+    return 0;
+}
