@@ -184,13 +184,13 @@ class ClientWatch:
 
     # ---- an iteration --------------------------------------------------------------------------
 
-    def serve(self, now_ns: int) -> bool:
+    def serve(self, now_ns: int, *, look: bool = True) -> bool:
         """End the sessions whose clients are gone, at `now_ns`, CLOCK_BOOTTIME.
 
-        True = more work is left.
+        `look`: a process may have ended. True = more work is left.
         """
         self._now_ns = now_ns
-        for pidfd in self._watcher.ended(EVENTS_PER_ITERATION):
+        for pidfd in self._watcher.ended(EVENTS_PER_ITERATION) if look else ():
             self._process_ended(self._by_pidfd[pidfd])
         for _ in range(min(EVENTS_PER_ITERATION, len(self._closed))):
             self._connection_closed(self._closed.popleft())

@@ -103,7 +103,6 @@ class Grace:
         """Note that the loop has no work before `until_ns`."""
         self._planned_ns = until_ns
 
-    def iterated(self, begun_ns: int, planned_ns: int) -> None:
-        """Note iterations of which the last began at `begun_ns`. The next one was planned to begin
-        at `planned_ns` at the latest."""
-        self._served_ns, self._planned_ns = begun_ns, planned_ns
+    def iterated(self, begun_ns: int) -> None:
+        """Note iterations that were done within a sleep. The last of them began at `begun_ns`."""
+        self._served_ns = begun_ns

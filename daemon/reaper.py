@@ -72,6 +72,7 @@ class Reaper:
         self._commands = Commands(
             arena, transport, access, wal, config.session_grace_ns, host, processes
         )
+        self._processes_fd = processes.fd
         self._lifecycle = lifecycle
         lifecycle.publish_by(self._announce)
         self._place_again = place_again
@@ -155,7 +156,7 @@ class Reaper:
             self._grace.begin_iteration(now_ns)
         left = self._fire(now_ns)
         busy = loop.woke_for(self._transport.admin.fd) and self._serve_admin()
-        busy |= self._commands.clients.serve(now_ns)
+        busy |= self._commands.clients.serve(now_ns, look=loop.woke_for(self._processes_fd))
         busy |= self._serve_commands() | self._commands.push()
         return left or busy
 
@@ -346,7 +347,10 @@ class Reaper:
         """Sleep until `until_ns`, or until a descriptor is ready. Serve rings meanwhile, if their
         messages need nothing else from an iteration."""
         if self._clock.virtual or self.wal.fds or self._draining or self._commands.catching_up:
-            return waiter.wait(until_ns)
+            if not self.takes_commands or self._transport.ring_server.may_sleep():
+                return waiter.wait(until_ns)
+            self._grace.sleep(self._host.boot_ns())
+            return waiter.poll()
         ready = self._ring_loop.wait(waiter, until_ns, self._placement.plan.spin_ns)
         done = self._ring_loop.struct
         if done.iterations:

@@ -35,7 +35,8 @@ class RingLoop:
         struct = self.struct
         struct.spin_ns = spin_ns
         ready = waiter.wait_and_serve(self._arena, struct, until_ns)
-        if struct.begun_boot_ns:
-            self._grace.iterated(struct.begun_boot_ns, struct.planned_boot_ns)
+        self._grace.sleep(struct.planned_boot_ns)
+        if struct.iterations:
+            self._grace.iterated(struct.begun_boot_ns)
             self._messages.take_left()
         return ready

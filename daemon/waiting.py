@@ -19,6 +19,7 @@ from purgatoryd.shm_layout._core import ffi, lib
 from purgatoryd.shm_layout.arena import Arena
 
 _TFD_CLOEXEC = os.O_CLOEXEC
+_AT_ONCE = -(2**63)
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
 
@@ -61,6 +62,10 @@ class Waiter:
         if lib.pg_wait(self.struct, until_boot_ns):
             raise _error(ffi.errno)
         return self.ready()
+
+    def poll(self) -> frozenset[int]:
+        """Return the readable descriptors, and that of the rings."""
+        return self.wait(_AT_ONCE) | {self.struct.bells}
 
     def wait_and_serve(self, arena: Arena, loop: Any, until_boot_ns: int) -> frozenset[int]:
         """Do what wait() does, and meanwhile serve the rings of `loop`, a struct pg_loop."""

@@ -865,7 +865,7 @@ struct pg_loop {
     int64_t  planned_boot_ns;     /* latest time at which the next iteration was planned to begin */
     uint64_t iterations, wakeups;
 };
-/* Sleep as pg_wait does. Meanwhile do the iterations for messages of rings, as long as nothing else
- * has to be done: no timer is due, and no message needs the caller. Only for an arena without a WAL
+/* Sleep as pg_wait does. Before and meanwhile do the iterations for messages of rings, as long as
+ * nothing else has to be done: no timer is due, and no message needs the caller. Only for an arena without a WAL
  * on the real clock. Returns 0, or -1 with errno. */
 int pg_loop_wait(struct pg_arena *a, struct pg_loop *l, int64_t until_boot_ns);

@@ -179,10 +179,6 @@ class Rings:
             self._cut_off(ring, "impossible words in a ring")
         return body
 
-    def pending(self) -> bool:
-        """Announce to all rings that the daemon is about to sleep. True = a request waits."""
-        return not self.server.may_sleep()
-
     # ---- connections ---------------------------------------------------------------------------
 
     def _look(self) -> None:

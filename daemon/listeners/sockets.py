@@ -106,6 +106,9 @@ class RequestSocket:
         self._sheds_over = sheds_over
         self.fd = int(socket.getsockopt(zmq.FD))
         self._route = bytearray(ROUTE_MAX)
+        self._quiet = False
+        """True if the socket had no message at the last call. Its descriptor is then readable once
+        it has one."""
         self._overlong = False
         """True if frames of the current message are left, which have to be dropped before the next
         message."""
@@ -120,7 +123,9 @@ class RequestSocket:
             # a route of more than ROUTE_MAX bytes is cut; `size` then shows that
             size = self.zmq_socket.recv_into(self._route, flags=zmq.NOBLOCK)
         except zmq.Again:
+            self._quiet = True
             return None
+        self._quiet = False
         body = self.zmq_socket.recv(copy=False)
         self._overlong = body.more and not self._take_off()
         if self._overlong or size > ROUTE_MAX:
@@ -134,11 +139,22 @@ class RequestSocket:
         """Send to a peer; False = the message is known to be lost."""
         if len(body) > self._sheds_over and self._admission.memory_is_short():
             return False
+        self._quiet = False
         try:
             self.zmq_socket.send_multipart([cast(bytes, route), body], zmq.NOBLOCK)
         except zmq.Again:
             return False
         return True
+
+    def pending(self) -> bool:
+        """Return whether a request waits."""
+        if not self._quiet:
+            self._quiet = not int(self.zmq_socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN
+        return not self._quiet
+
+    def rebound(self) -> None:
+        """Note that the socket was bound again, so that its descriptor may have lost an event."""
+        self._quiet = False
 
     def _take_off(self) -> bool:
         """Drop the remaining frames of a message, at most PARTS_MAX. True = no frame is left."""
@@ -258,6 +274,8 @@ class Sockets:
         self.bells = self._rings.bells
         self.admin = RequestSocket(admin, self.admission, host)
         self.notices = self._bind(zmq.XPUB, paths.pub, NOTICE_HWM, SUBSCRIPTION_MAX, access)
+        self._notices_quiet = False
+        """As RequestSocket._quiet."""
         self.notices_fd = int(self.notices.getsockopt(zmq.FD))
         self._sockets = (commands, admin, self.notices)
         if remotes is not None:
@@ -330,6 +348,9 @@ class Sockets:
                 log.warning(f"{path} was removed; the daemon has bound it again")
         if gone:
             self.admission.rebound()
+            self._commands.rebound()
+            self.admin.rebound()
+            self._notices_quiet = False
 
     def _report_unbound(self, path: Path, error: OSError | zmq.ZMQError) -> None:
         if path not in self._unbound:
@@ -345,12 +366,17 @@ class Sockets:
         return [*fds, *self._watched]
 
     def pending(self, *, commands: bool) -> bool:
-        """True if a message waits; the command socket counts only if `commands` is true. Call this
-        before every sleep, because the descriptors are edge-triggered."""
-        if commands and self._rings.pending():
+        """True if a message waits in a socket; the command socket counts only if `commands` is
+        true. Call this before every sleep, because the descriptors are edge-triggered."""
+        if commands and self._commands.pending():
             return True
-        asked = self._sockets if commands else self._sockets[1:]
-        return any(int(s.getsockopt(zmq.EVENTS)) & zmq.POLLIN for s in asked)
+        return self.admin.pending() or self._reported()
+
+    def _reported(self) -> bool:
+        """Return whether the XPUB socket has a report of a subscription."""
+        if not self._notices_quiet:
+            self._notices_quiet = not int(self.notices.getsockopt(zmq.EVENTS)) & zmq.POLLIN
+        return not self._notices_quiet
 
     def keep_watch(self, now_ns: int, ready: Set[int]) -> bool:
         """Admit new connections and close harmful connections.
@@ -377,7 +403,8 @@ class Sockets:
     def take_subscriptions(self) -> None:
         """Take reports of subscriptions from the XPUB socket, which keeps the subscriptions."""
         for _ in range(REPORTS_PER_ITERATION):
-            if not int(self.notices.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
+            self._notices_quiet = False
+            if not self._reported():
                 return
             self.admission.subscribed(self.notices.recv(zmq.NOBLOCK, copy=False))
 
@@ -386,6 +413,7 @@ class Sockets:
         notices."""
         sent = 0
         for message in messages:
+            self._notices_quiet = False
             self.notices.send(message.subject, zmq.SNDMORE | zmq.NOBLOCK)
             self.notices.send(message.body, zmq.NOBLOCK)
             sent += 1

@@ -179,8 +179,8 @@ class Transport(Protocol):
         """Boot time at which keep_watch() is due although no descriptor is ready."""
 
     def pending(self, *, commands: bool) -> bool:
-        """True if a message waits; the command socket counts only if `commands` is true. Call this
-        before every sleep, because the descriptors are edge-triggered."""
+        """True if a message waits in a socket; the command socket counts only if `commands` is
+        true. Call this before every sleep, because the descriptors are edge-triggered."""
 
     def keep_watch(self, now_ns: int, ready: Set[int]) -> bool:
         """Admit new connections and close harmful connections.

@@ -362,16 +362,18 @@ static void test_the_loop_sleeps_no_longer_than_the_next_timer(void)
     CHECK_EQUAL(t->waited_until_ns, due_ns - MS);
 }
 
-static void time_passes(struct test *t) { t->now_ns += 60ll * MS; }
+static void time_passes(struct test *t)
+{
+    t->now_ns += 60ll * MS;
+    ping(&t->clients[0], 1);
+}
 
 static void test_timers_are_left_to_the_caller(void)
 {
     struct test *t = opened();
     t->on_wait = time_passes;
     timer_put(t, 50ll * MS);
-    ping(&t->clients[0], 1);
-    t->waits_max = 9;
-    CHECK_EQUAL(pg_loop_wait(t->a, &t->loop, t->now_ns + 500ll * MS), 0);
+    CHECK_EQUAL(loop_wait(t, 500ll * MS, 9), 0);
     CHECK(t->loop.iterations == 0 && t->loop.begun_boot_ns == 0 && t->waits == 1);
     CHECK_EQUAL(answered(&t->clients[0]), 0);
     CHECK_EQUAL(t->a->header->published, t->a->header->replay_tail);
@@ -385,6 +387,20 @@ static void test_an_iteration_after_an_outage_is_left_to_the_caller(void)
     CHECK_EQUAL(loop_wait(t, 20ll * MS, 9), 0);
     CHECK_EQUAL(t->loop.iterations, 0);
     CHECK_EQUAL(t->waits, 1);
+}
+
+static void test_messages_are_applied_before_the_sleep(void)
+{
+    struct test *t = opened();
+    t->on_wait = no_one_pings;
+    for (uint64_t n = 1; n <= 8; n++)
+        ping(&t->clients[0], n);
+    t->loop.most = 2;
+    CHECK_EQUAL(pg_loop_wait(t->a, &t->loop, t->now_ns + 500ll * MS), 0);
+    CHECK_EQUAL(t->loop.iterations, 4);
+    CHECK_EQUAL(t->loop.wakeups, 0);
+    CHECK_EQUAL(t->waits, 1);
+    CHECK_EQUAL(t->loop.planned_boot_ns, t->waited_until_ns);
 }
 
 static void one_says_bye(struct test *t)
@@ -417,6 +433,7 @@ int main(void)
     RUN(test_a_uid_waits_once_it_has_had_its_share);
     RUN(test_rings_that_sleep_are_not_visited);
     RUN(test_the_loop_serves_rings_until_its_time);
+    RUN(test_messages_are_applied_before_the_sleep);
     RUN(test_the_loop_sleeps_no_longer_than_the_next_timer);
     RUN(test_timers_are_left_to_the_caller);
     RUN(test_an_iteration_after_an_outage_is_left_to_the_caller);

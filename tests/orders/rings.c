@@ -153,7 +153,7 @@ static void space_putter(void)
 const struct scenario ring_space_scenario = {
     "ring-space", space_setup, again, {space_putter, taker_run}, false, false, end};
 
-/* ---- a putter that waits for half a ring ------------------------------------------------------ */
+/* ---- a putter that waits for half a ring ------------------------------------------------------- */
 
 static void half_putter(void)
 {

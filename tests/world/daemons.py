@@ -158,6 +158,9 @@ class _SimulatedWaiter:
     def wait(self, _: int) -> frozenset[int]:
         return frozenset()
 
+    def poll(self) -> frozenset[int]:
+        return frozenset()
+
     def wait_and_serve(self, arena: Arena, loop: Any, until_ns: int) -> frozenset[int]:
         arena.wait(loop, until_ns)
         return frozenset()
@@ -459,7 +462,7 @@ class SimulatedDaemon:
         assert self.reaper is not None
         assert self.transport is not None
         if self._wake_number > 1 and self._slept:
-            ready = self.transport.ready() | self._news()
+            ready = self.transport.ready() | self._news() | self._ends()
             if ready == {RINGS} and self._serve_rings():
                 return self.transport.rings.sleeps_until_ns
             self.reaper.loop.woke(ready)
@@ -480,6 +483,11 @@ class SimulatedDaemon:
         waiter: Any = _SimulatedWaiter()
         self.reaper.wait(waiter, self.reaper.loop.until_ns)
         return rings.sleeps_until_ns is not None
+
+    def _ends(self) -> frozenset[int]:
+        """Return the descriptor of the processes if one has ended."""
+        assert self.processes is not None
+        return frozenset({self.processes.fd}) if self.processes.ended(1) else frozenset()
 
     def _news(self) -> frozenset[int]:
         """Return the descriptor of group commit if it is readable, otherwise an empty set."""

@@ -143,9 +143,10 @@ static int rings_are_ready(struct pg_loop *l)
 
 int pg_loop_wait(struct pg_arena *a, struct pg_loop *l, int64_t until_boot_ns)
 {
-    bool sleeps = true;
+    bool sleeps = pg_rings_sleep(l->server);
     l->iterations = l->wakeups = 0;
     l->begun_boot_ns = 0;
+    l->planned_boot_ns = loop_boot_ns(l);
     for (;;) {
         const int64_t until_ns = earlier(until_boot_ns, pg_next_ns(a) - l->spin_ns);
         if (sleeps)
