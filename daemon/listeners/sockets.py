@@ -275,7 +275,7 @@ class Sockets:
         self.admin = RequestSocket(admin, self.admission, host)
         self.notices = self._bind(zmq.XPUB, paths.pub, NOTICE_HWM, SUBSCRIPTION_MAX, access)
         self._notices_quiet = False
-        """As RequestSocket._quiet."""
+        """True if the XPUB socket had no report at the last call, as RequestSocket._quiet."""
         self.notices_fd = int(self.notices.getsockopt(zmq.FD))
         self._sockets = (commands, admin, self.notices)
         if remotes is not None:

@@ -161,7 +161,7 @@ static uint32_t serve(struct test *t, uint32_t most)
     return pg_rings_serve(t->a, &t->server, &t->shares, most);
 }
 
-static void test_clients_take_turns(void)
+static void test_clients_are_served_in_rotation(void)
 {
     struct test *t = opened();
     for (uint32_t n = 1; n <= 4; n++)
@@ -424,7 +424,7 @@ static void test_a_message_for_the_caller_ends_the_sleep(void)
 
 int main(void)
 {
-    RUN(test_clients_take_turns);
+    RUN(test_clients_are_served_in_rotation);
     RUN(test_a_client_that_sleeps_is_woken_once);
     RUN(test_messages_of_other_sessions_are_left_to_the_caller);
     RUN(test_refusals_are_left_to_the_caller);
