@@ -352,10 +352,11 @@ class Commands:
         elif owner is not None and owner.session == session and owner.route == message.route:
             owner.notified_bytes = 0
         elif session != 0:
+            share = self.shares.of(message.uid)  # before disown(), which may drop it
             if owner is not None:
                 self._rings.disown(owner.route, owner.session)
             self._owners[session & ROW] = _Owner(session, message.route)
-            self._rings.own(message.route, session, self.shares.of(message.uid))
+            self._rings.own(message.route, session, share)
             self.clients.speaks(session, message.pid, message.connection)
             self._arena.inbox_to(session)
 

@@ -487,6 +487,33 @@ def test_bells_without_messages_stall_nobody(daemon: StartDaemon) -> None:
             assert second.hello().error == 0
 
 
+def test_a_client_that_was_cut_off_may_ring_its_bell(daemon: StartDaemon) -> None:
+    real = daemon("demo")
+    with Client("demo", transport="ring") as client, RawRing(real.paths.ring) as raw:
+        junk_positions(raw)
+        assert raw.closed_by_daemon()
+        for n in range(20):
+            os.eventfd_write(raw.bell, 1)
+            client.add(f"k{n}", 60)
+        assert client.get("k19") is not None
+        assert real.running
+
+
+def test_a_session_moves_between_rings_and_is_served_by_the_last(daemon: StartDaemon) -> None:
+    real = daemon("demo")
+    with RawRing(real.paths.ring) as first, RawRing(real.paths.ring) as second:
+        first.hello()
+        for sequence, raw in enumerate((first, first, second, second, first, first), 1):
+            message = batch(first.session, sequence, [put(b"k%d" % sequence, 60_000_000_000)])
+            raw.send(message)
+            assert raw.receive().error == 0
+        second.hello()
+        second.send(batch(second.session, 1, [put(b"other", 60_000_000_000)]))
+        assert second.receive().error == 0
+        assert armed(real, "k6")
+        assert armed(real, "other")
+
+
 def test_a_client_cannot_resize_the_memory(daemon: StartDaemon) -> None:
     real = daemon("demo")
     with RawRing(real.paths.ring) as raw:
