@@ -422,6 +422,19 @@ static void test_a_message_for_the_caller_ends_the_sleep(void)
     CHECK(t->loop.planned_boot_ns == t->loop.begun_boot_ns);
 }
 
+static void test_a_ring_for_the_caller_ends_the_sleep_and_is_seen_again(void)
+{
+    struct test *t = opened();
+    uint8_t message[MESSAGE] = {1};
+    for (uint32_t i = 0; i < CLIENTS; i += 2)
+        pg_rings_remove(&t->server, &t->clients[i].served);
+    pg_ring_put(&t->clients[1].put, message, sizeof message);
+    CHECK_EQUAL(pg_loop_wait(t->a, &t->loop, t->now_ns + 500ll * MS), 0);
+    CHECK_EQUAL(t->server.left, PG_RE_LOOK);
+    CHECK_EQUAL(serve(t, 16), PG_RE_LOOK);
+    CHECK(t->server.client == &t->clients[1].served);
+}
+
 int main(void)
 {
     RUN(test_clients_are_served_in_rotation);
@@ -438,6 +451,7 @@ int main(void)
     RUN(test_timers_are_left_to_the_caller);
     RUN(test_an_iteration_after_an_outage_is_left_to_the_caller);
     RUN(test_a_message_for_the_caller_ends_the_sleep);
+    RUN(test_a_ring_for_the_caller_ends_the_sleep_and_is_seen_again);
     opened();
     return 0;
 }

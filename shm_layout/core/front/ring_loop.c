@@ -126,6 +126,7 @@ static bool iterate(struct pg_arena *a, struct pg_loop *l, int64_t now_ns)
         return !has_news(a);
     l->server->left = event;
     l->server->applied = 0;
+    l->server->unseen = l->server->awake;                /* the caller sees this ring again */
     return false;
 }
 
