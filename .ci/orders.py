@@ -1,4 +1,4 @@
-"""Check that the table of published words in docs/architecture.md agrees with the code.
+"""Check that the table of docs/reference/words.md agrees with the code.
 
 A published word is a word that one thread or process stores and another thread or process loads
 without a lock, or that a recovery relies on. Each place of the C core that loads or stores a
@@ -17,8 +17,8 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
 LAYOUT = ROOT / "shm_layout"
-PAGE = ROOT / "docs" / "architecture.md"
-HEADING = "## Published words"
+PAGE = ROOT / "docs" / "reference" / "words.md"
+HEADING = "# Published words"
 COMMENT = re.compile(r"/\*.*?\*/", re.DOTALL)
 MACRO = re.compile(r"\b(LOAD|STORE|EXCHANGE)_(ACQUIRE|RELEASE|RELAXED)\(")
 ATOMIC = re.compile(r"\batomic_(load|store|exchange|fetch_add)\(")

@@ -27,7 +27,8 @@ TEXTS = {
     for path in (ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted(DOCS.rglob("*.md")))
 }
 REFERENCES = ("api", "cli", "settings", "errors", "metrics", "tables")
-WHOLLY_GENERATED = {DOCS / "reference" / f"{name}.md" for name in REFERENCES[:4]}
+NOT_COUNTED = {DOCS / "reference" / f"{name}.md" for name in (*REFERENCES[:4], "words")}
+"""Pages that are generated as a whole, and the table that `make lint` compares with the code."""
 WORDS_MAX, GUIDE_WORDS_MAX = 23_500, 3_000
 WORDS_OF = {ROOT / "README.md": 900, ROOT / "CHANGELOG.md": 500}
 NO_GUIDES = {DOCS / "protocol.md", DOCS / "architecture.md"}
@@ -42,7 +43,7 @@ _FILE = re.compile(r"`((?:[\w.-]+/)*[\w-]+\.(?:py|c|h|toml|yml))(?:::(\w+))?`")
 
 def words(path: Path) -> int:
     """Return the number of words of a page, without code blocks and generated parts."""
-    if path in WHOLLY_GENERATED:
+    if path in NOT_COUNTED:
         return 0
     text = TEXTS[path]
     for generated in _GENERATED:
