@@ -30,8 +30,9 @@ from purgatoryd.shm_layout.paths import paths_in
 from purgatoryd.shm_layout.shm import ArenaFile
 from purgatoryd.shm_layout.wal import GroupCommit, has_stopped
 from world.hosts import Machine, SimulatedHost
-from world.network import RINGS, Network, SimulatedProcesses, SimulatedTransport
+from world.network import Network, SimulatedProcesses, SimulatedTransport
 from world.oracle import Violation
+from world.rings import FD, SimulatedRings
 from world.script import CLIENTS
 from world.seam import Fuse, Killed, Seam
 
@@ -155,14 +156,22 @@ class SnapshotProcess:
 class _SimulatedWaiter:
     """An implementation of Waiter that does not wait."""
 
-    def wait(self, _: int) -> frozenset[int]:
+    def __init__(self, rings: SimulatedRings) -> None:
+        self._rings = rings
+        self.until_ns: int | None = None
+        """Boot time until which the loop sleeps; None = it does not sleep."""
+
+    def wait(self, until_ns: int) -> frozenset[int]:
+        self.until_ns = None if self._rings.rung else until_ns
         return frozenset()
 
     def poll(self) -> frozenset[int]:
         return frozenset()
 
     def wait_and_serve(self, arena: Arena, loop: Any, until_ns: int) -> frozenset[int]:
+        self._rings.sleeps_until_ns = None
         arena.wait(loop, until_ns)
+        self.until_ns = self._rings.sleeps_until_ns
         return frozenset()
 
 
@@ -463,26 +472,29 @@ class SimulatedDaemon:
         assert self.transport is not None
         if self._wake_number > 1 and self._slept:
             ready = self.transport.ready() | self._news() | self._ends()
-            if ready == {RINGS} and self._serve_rings():
-                return self.transport.rings.sleeps_until_ns
+            if ready == {FD}:
+                return self._wait()
             self.reaper.loop.woke(ready)
         self._slept = False
-        until_ns = self.reaper.loop.iterate()
-        self._slept = until_ns is not None
-        return until_ns
+        return None if self.reaper.loop.iterate() is None else self._wait()
 
     _slept = False
 
-    def _serve_rings(self) -> bool:
-        """Let the sleeping loop serve rings. Return whether it sleeps again."""
+    def _wait(self) -> int | None:
+        """Let the loop begin or continue its sleep, in which it serves rings. Return the boot time
+        until which it sleeps; None = another iteration follows."""
         assert self.reaper is not None
         assert self.transport is not None
-        assert self.reaper.loop.until_ns is not None
-        rings = self.transport.rings
-        rings.sleeps_until_ns = None
-        waiter: Any = _SimulatedWaiter()
-        self.reaper.wait(waiter, self.reaper.loop.until_ns)
-        return rings.sleeps_until_ns is not None
+        loop = self.reaper.loop
+        assert loop.until_ns is not None
+        simulated = _SimulatedWaiter(self.transport.rings)
+        waiter: Any = simulated
+        if not loop.over:
+            self.reaper.wait(waiter, loop.until_ns)
+        self._slept = simulated.until_ns is not None
+        if not self._slept:
+            loop.woke(frozenset({FD}))
+        return simulated.until_ns
 
     def _ends(self) -> frozenset[int]:
         """Return the descriptor of the processes if one has ended."""
@@ -516,7 +528,8 @@ class SimulatedDaemon:
         assert self.reaper is not None
         assert self.transport is not None
         commands = self.reaper.takes_commands
-        return self._committed or self.transport.pending(commands=commands)
+        rung = commands and bool(self.transport.rings.rung)
+        return rung or self._committed or self.transport.pending(commands=commands)
 
     def _timed_out(self, number: int) -> None:
         if number == self._wake_number and self._asleep and not self.frozen:

@@ -18,7 +18,7 @@ from purgatoryd.daemon.listeners.time_shares import TimeShares
 from purgatoryd.daemon.listeners.transport import NOTHING, Peer, Request, Served
 from purgatoryd.shm_layout import layout, wire
 from purgatoryd.shm_layout.arena import Arena, Outgoing
-from world.rings import SimulatedRings
+from world import rings
 from world.seam import Seam
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 LATENCY_NS = 20_000
 RECONNECT_NS = 10_000_000
 FOREVER_NS = 2**63 - 1
-COMMANDS, ADMIN, NOTICES, RINGS = 0, 1, 2, 3
+COMMANDS, ADMIN, NOTICES = 0, 1, 2
 """Sockets of a daemon. The numbers are also used as the descriptors."""
 HWM = 64
 """Maximum number of answers that wait for one peer; further answers are dropped."""
@@ -356,7 +356,7 @@ class SimulatedTransport:
         self._host = host
         self.commands = SimulatedRequests(self, COMMANDS)
         self.admin = SimulatedRequests(self, ADMIN)
-        self.rings = SimulatedRings(self, host)
+        self.rings = rings.SimulatedRings(self, host)
         self.ring_server = self.rings.server
         self.connections: dict[int, Connection] = {}
         self.peers = self
@@ -484,12 +484,10 @@ class SimulatedTransport:
     def ready(self) -> frozenset[int]:
         """Return the readable descriptors."""
         found = {r.fd for r in (self.commands, self.admin) if r.waiting}
-        return frozenset(found | {RINGS}) if self.rings.rung else frozenset(found)
+        return frozenset(found | {rings.FD}) if self.rings.rung else frozenset(found)
 
     def pending(self, *, commands: bool) -> bool:
-        if self.admin.waiting or (commands and self.commands.waiting):
-            return True
-        return commands and (self.rings.rouse() or not self.ring_server.may_sleep())
+        return bool(self.admin.waiting or (commands and self.commands.waiting))
 
     def keep_watch(self, now_ns: int, ready: Set[int]) -> bool:
         while self._closed:

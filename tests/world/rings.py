@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 SMALL_BYTES, LARGE_BYTES = 512, 2**14
 """Sizes of rings. Most batches are larger than a small ring."""
+FD = 3
+"""Descriptor that is readable when a client has rung."""
 POLL_NS = -(2**63)
 
 
@@ -151,7 +153,9 @@ class SimulatedRings:
         self._clients[number].woken()
 
     def _wait(self, _: Any, _server: Any, until_ns: int) -> int:
+        if until_ns == POLL_NS:
+            return int(not self.transport.ready() - {FD})
         if self.rouse():
             return 1
-        self.sleeps_until_ns = None if until_ns == POLL_NS else until_ns
-        return int(until_ns == POLL_NS)
+        self.sleeps_until_ns = until_ns
+        return 0
