@@ -15,6 +15,7 @@ from typing import Any
 
 from purgatoryd.daemon.client_watch import ClientWatch
 from purgatoryd.daemon.listeners.access import Access
+from purgatoryd.daemon.listeners.ring_server import Ring
 from purgatoryd.daemon.listeners.time_shares import TimeShares
 from purgatoryd.daemon.listeners.transport import REQUEST_HWM, Request, Served, Transport
 from purgatoryd.daemon.pending_acks import PendingAcks
@@ -104,10 +105,11 @@ class Commands:
         self.shares = TimeShares()
         self._deferred: Request | None = None
         self._unread: set[int] = set()
-        """Connections that may have bytes from before note_wakeup() that libzmq has not read."""
+        """Connections that may have bytes from before note_wakeup() that libzmq has not read, or
+        that are in a ring."""
         self._taken_of: Counter[Hashable] | None = None
-        """Number of messages taken from each peer since libzmq has read all bytes from before
-        note_wakeup(); None = all messages from before note_wakeup() have been taken."""
+        """Number of messages taken from each peer of the socket since libzmq has read all bytes
+        from before note_wakeup(); None = all messages from before note_wakeup() have been taken."""
         self._dropped = False
         self._owners: dict[int, _Owner] = {}
         """Owners of sessions, by the session's row in the arena."""
@@ -140,8 +142,7 @@ class Commands:
         return True
 
     def _serve_some(self, most: int, ready: Set[int] | None) -> Served:
-        """Let the transport apply messages. After an outage every message is counted here."""
-        most = 0 if self.catching_up else most
+        """Let the transport apply messages of rings."""
         served = self._socket.serve(self._arena, self.shares, most, ready)
         for answered in self._rings.answered():
             self._wal.answered(answered)
@@ -153,17 +154,12 @@ class Commands:
         if served.request is not None:
             self._take(served.request, served)
 
-    @property
-    def catching_up(self) -> bool:
-        """True while messages that waited during an outage are counted."""
-        return bool(self._unread) or self._taken_of is not None
-
     def _take(self, message: Request, served: Served) -> bool:
         """Apply a message, or let it wait. Return whether it was applied here."""
         if served.how is not None:
             self._go_after(message, served.how, served.reply, served.built_boot_ns)
             return False
-        if self._taken_of is not None:
+        if self._taken_of is not None and not isinstance(message.route, Ring):
             self._count_taken(message.route)
         if message.route in self._behind:
             self._wait_behind(message)

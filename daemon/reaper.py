@@ -346,7 +346,7 @@ class Reaper:
     def wait(self, waiter: Waiter, until_ns: int) -> frozenset[int]:
         """Sleep until `until_ns`, or until a descriptor is ready. Serve rings meanwhile, if their
         messages need nothing else from an iteration."""
-        if self._clock.virtual or self.wal.fds or self._draining or self._commands.catching_up:
+        if self._clock.virtual or self.wal.fds or self._draining:
             if not self.takes_commands or self._transport.ring_server.may_sleep():
                 return waiter.wait(until_ns)
             self._grace.sleep(self._host.boot_ns())

@@ -819,9 +819,8 @@ struct pg_ring_server {
 };
 
 /* Apply at most `most` messages of rings, and put their replies. The rings take turns, one message
- * each. Returns enum pg_ring_event at the first message that needs the caller. With most = 0 no
- * message is applied: each is left to the caller. Only messages of the client's own session are
- * applied that need neither a session's begin or end nor the disk. */
+ * each. Returns enum pg_ring_event at the first message that needs the caller. Only messages of the
+ * client's own session are applied that neither begin nor end it. */
 uint32_t pg_rings_serve(struct pg_arena *a, struct pg_ring_server *s,
                         struct pg_time_shares *shares, uint32_t most);
 /* Look at a client's rings from now on, until pg_rings_sleep. */

@@ -142,7 +142,7 @@ class RingServer:
         request of the ring; None = there is none.
         """
         struct, applied = self.struct, 0
-        while not most or applied < most:
+        while applied < most:
             event = arena.serve_rings(struct, shares.struct, most - applied)
             applied += int(struct.applied)
             if event == lib.PG_RE_NONE:

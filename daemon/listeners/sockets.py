@@ -188,7 +188,7 @@ class AllRequests:
             request = self._from_socket(ready)
             if request is not None:
                 return Served(request=request)
-        served = self._rings.serve(arena, shares, most if self._drained else min(1, most), ready)
+        served = self._rings.serve(arena, shares, most if self._drained else 1, ready)
         if self._ring_next and served is NOTHING:
             request = self._from_socket(ready)
             return NOTHING if request is None else Served(request=request)

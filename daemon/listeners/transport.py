@@ -140,8 +140,8 @@ class CommandRequests(Requests, Protocol):
         """Apply at most `most` messages of rings, and return the first message that is left to the
         caller.
 
-        With `most` 0 each message is left to the caller. `ready`: the descriptors that ended the
-        loop's sleep before this iteration; None = there was no sleep.
+        `most` is at least 1. `ready`: the descriptors that ended the loop's sleep before this
+        iteration; None = there was no sleep.
         """
 
 

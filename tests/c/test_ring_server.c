@@ -206,9 +206,6 @@ static void test_messages_of_other_sessions_are_left_to_the_caller(void)
     c->served.session = 0;
     ping(c, 1);
     CHECK_EQUAL(serve(t, 16), PG_RE_MESSAGE);
-    c->served.session = c->session;
-    ping(c, 2);
-    CHECK_EQUAL(serve(t, 0), PG_RE_MESSAGE);
 }
 
 static void test_refusals_are_left_to_the_caller(void)

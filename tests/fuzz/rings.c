@@ -246,7 +246,7 @@ static void step(struct world *w, struct input *in)
     case S_PUT: put(in, c); break;
     case S_JUNK: c->submissions[take_short(in) % SIZE] = take_byte(in); break;
     case S_WORD: store_word(in, c); break;
-    case S_SERVE: serve(w, take_byte(in) % 5); break;
+    case S_SERVE: serve(w, 1 + take_byte(in) % 4); break;
     case S_TAKE: take_answers(c); break;
     case S_ROUSE: pg_rings_rouse(&w->server, &c->served); break;
     case S_SLEEP: pg_rings_sleep(&w->server); break;

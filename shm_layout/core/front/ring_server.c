@@ -152,14 +152,13 @@ static uint32_t apply(struct pg_arena *a, struct pg_ring_server *s,
     return how == PG_H_AGAIN ? PG_RE_AGAIN : PG_RE_REPLY;
 }
 
-/* Take the next message of a client, and apply it if that is possible. With shares = NULL the
- * caller applies it. */
+/* Take the next message of a client, and apply it if that is possible. */
 static uint32_t visit(struct pg_arena *a, struct pg_ring_server *s,
                       struct pg_time_shares *shares, struct pg_ring_client *c)
 {
     if (UNLIKELY(c->gone || c->replies || c->behind))
         return PG_RE_LOOK;
-    if (UNLIKELY(shares != NULL && c->session != 0 && pg_time_share_used(shares, c->share)))
+    if (UNLIKELY(c->session != 0 && pg_time_share_used(shares, c->share)))
         return PG_RE_NONE;
     s->message_bytes = pg_ring_next(c->taker);
     if (UNLIKELY(c->taker->broken || is_large(c->taker, s->message_bytes)))
@@ -170,7 +169,7 @@ static uint32_t visit(struct pg_arena *a, struct pg_ring_server *s,
     wake(s, pg_ring_rouse_putter(c->taker), &c->taker->words->putter_sleeps, c->socket);
     s->received_boot_ns = boot_ns(s);
     s->unseen = s->awake;
-    return shares != NULL && plain(s, c) ? apply(a, s, shares, c) : PG_RE_MESSAGE;
+    return plain(s, c) ? apply(a, s, shares, c) : PG_RE_MESSAGE;
 }
 
 uint32_t pg_rings_serve(struct pg_arena *a, struct pg_ring_server *s,
@@ -178,11 +177,11 @@ uint32_t pg_rings_serve(struct pg_arena *a, struct pg_ring_server *s,
 {
     s->applied = 0;
     while (s->unseen != 0) {
-        if (most != 0 && s->applied == most)
+        if (s->applied == most)
             return PG_RE_ENOUGH;
         s->client = s->last = s->last->next;
         s->unseen--;
-        const uint32_t event = visit(a, s, most != 0 ? shares : NULL, s->client);
+        const uint32_t event = visit(a, s, shares, s->client);
         if (event != PG_RE_NONE)
             return event;
     }
