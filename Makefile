@@ -24,7 +24,7 @@ CRASH_C := $(sort $(wildcard tests/crash/*.c))
 STEPS_C := $(filter-out %/stores.c,$(CRASH_C))
 STORES_C := $(filter-out %/step.c,$(CRASH_C))
 ORDERS_C := $(sort $(wildcard tests/orders/*.c))
-ORDERS_SEEN := tests/orders/readers.c tests/orders/rings.c tests/orders/wal.c
+ORDERS_SEEN := tests/orders/futex.c tests/orders/readers.c tests/orders/rings.c tests/orders/wal.c
 ORDERS_H := $(sort $(wildcard tests/orders/*.h))
 CRASH_H := $(sort $(wildcard tests/crash/*.h))
 BENCH_C := $(sort $(wildcard benchmarks/*/*.c))
@@ -343,7 +343,7 @@ build/orders/%.o: tests/orders/%.c $(ORDERS_H) $(TESTS_H) $(CORE_H)
 	@mkdir -p $(@D)
 	$(CC) $(ORDERS_FLAGS) -c -o $@ $<
 
-ORDERS_WRAP := memcpy memmove memset memcmp eventfd_read eventfd_write pthread_create assertion_failed
+ORDERS_WRAP := memcpy memmove memset memcmp eventfd_read eventfd_write pthread_create syscall assertion_failed
 build/orders/explore: $(filter-out $(ORDERS_SEEN),$(ORDERS_C)) $(ORDERS_SEEN:tests/orders/%.c=build/orders/%.o) $(CORE_C:shm_layout/core/%.c=build/orders/core/%.o) $(ORDERS_H) $(TESTS_H) $(CORE_H)
 	$(CC) $(STRICT) -g -O2 -no-pie -Ishm_layout -Itests/c -o $@ $(filter %.c %.o,$^) $(ORDERS_WRAP:%=-Wl,--wrap=%)
 

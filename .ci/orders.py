@@ -36,11 +36,14 @@ POINTERS = {
     ("front/batch.c", "intent[0]"): "pg_session.intent",
     ("state/bulk_loads.c", "word"): "bulk_load_bits",
     ("ring/ring.c", "word"): "pg_ring.taker_sleeps",
+    ("base/futex.c", "word"): "pg_header.wake",
+    ("base/futex.c", "words[i]"): "pg_header.wake",
 }
 """Published words that the code names through a pointer: by (file, pointer)."""
 READERS = {
     "front/scan.c": ".*",
     "front/notices.c": "notices_head",
+    "state/replay_buffer.c": "replay_(copy|newest)",
     "state/timers.c": "slot_copy_bounded",
     "recover/snapshot.c": ".*",
     "recover/arena.c": "live_.*|pg_check_live",

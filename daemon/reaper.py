@@ -210,6 +210,12 @@ class Reaper:
         return self.arena.next_ns <= time_ns and self.arena.next_ns != NONE_NS
 
     def _publish(self) -> bool:
+        """Show fired timers to readers of the arena, and send their notices if a socket has
+        subscribed to any. True = notices are left."""
+        self.arena.show()
+        if not self._transport.subscribed:
+            self.arena.send_none(self._host.boot_ns())
+            return False
         for _ in range(WINDOWS_PER_ITERATION):
             messages, upto = self.arena.notices()
             if not messages:

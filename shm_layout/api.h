@@ -248,6 +248,12 @@ uint64_t pg_get(struct pg_arena *a, const struct pg_put *key, void *out, uint64_
 
 /* ---- notices (notices.c) ----------------------------------------------------------- */
 
+/* Make all fired timers visible to readers, and wake the readers that sleep on the words of their
+ * topics and namespaces. Each word is woken at most once. */
+void pg_show(struct pg_arena *a);
+/* Return the position up to which notices may be marked as sent if no socket wants them. */
+uint64_t pg_sendable(const struct pg_arena *a);
+
 struct pg_part {                  /* one message inside an output buffer */
     uint64_t subject;             /* offset of the message's first frame */
     uint64_t body;                /* offset of the message's second frame */
@@ -323,6 +329,20 @@ void pg_slots_in_use(const struct pg_arena *a, uint64_t *timers, uint64_t *opera
 /* Return the time at which the operation in a slot ended, on the arena's clock; INT64_MIN = the
  * slot holds no ended operation. */
 int64_t pg_outcome_ended_ns(const struct pg_arena *a, uint32_t slot);
+/* Return the sequence of the topic's newest visible notice; 0 = it has none. */
+uint64_t pg_newest(const struct pg_arena *a, uint32_t topic);
+struct pg_known_topic {
+    uint64_t incarnation;
+    uint64_t sequence;            /* newest known sequence; UINT64_MAX = later ones do not matter */
+    uint32_t row;
+    uint32_t pad;
+};
+/* Compare topics of a namespace with `known`, which has an element for each row of the topic table:
+ * the topics in `rows`, or if that is NULL, all. Write the topics with another incarnation or a
+ * newer visible notice to `found`, and return their number. */
+uint32_t pg_changed_topics(const struct pg_arena *a, uint32_t namespace_row, const uint32_t *rows,
+                           uint32_t row_count, const struct pg_known_topic *known,
+                           struct pg_known_topic *found);
 /* Write the notices with sequence numbers `first` to `last` of a topic as the body of one message,
  * oldest first, as many as fit. `positions` has space for last - first + 1 elements. *lost =
  * highest sequence number of the range that has left the replay buffer (first - 1 = none), *got =
@@ -868,3 +888,14 @@ struct pg_loop {
  * nothing else has to be done: no timer is due, and no message needs the caller. Only for an arena without a WAL
  * on the real clock. Returns 0, or -1 with errno. */
 int pg_loop_wait(struct pg_arena *a, struct pg_loop *l, int64_t until_boot_ns);
+
+/* ---- sleeping readers (futex.c): system calls on words of a mapping ------------------------ */
+
+#define PG_SLEEP_WORDS 64
+/* Read the words, in order, before reading what they announce. */
+void pg_look_at(uint32_t *const *words, uint32_t *values, uint32_t count);
+/* Sleep until a word has another value than the given one or is woken, at most `limit_ns`. Returns 0,
+ * or the errno: ETIMEDOUT, EINTR, or ENOSYS if the kernel is older than Linux 5.16. */
+int pg_sleep(uint32_t *const *words, const uint32_t *values, uint32_t count, int64_t limit_ns);
+/* Change a word and wake its sleepers. */
+void pg_wake_all(uint32_t *word);

@@ -266,27 +266,38 @@ class Handle:
         """Return a pointer to the elements of a region (PG_R_...) in the mapped arena file."""
         return ffi.cast(f"struct {struct} *", self._base + self.header.regions[region].offset)
 
-    def _topic_row(self, namespace: str, topic: str) -> int:
+    def topic_row(self, namespace: str, topic: str) -> int:
+        """Return the row of a topic; PG_NIL if it does not exist."""
         name = topic.encode()
-        row = lib.pg_find_topic(self._a, self._namespace_row(namespace), name, len(name))
+        row = lib.pg_find_topic(self._a, self.namespace_row(namespace), name, len(name))
         return int(row)
 
-    def _namespace_row(self, namespace: str) -> int:
+    def namespace_row(self, namespace: str) -> int:
+        """Return the row of a namespace; PG_NIL if it does not exist."""
         name = namespace.encode()
         return int(lib.pg_find_namespace(self._a, name, len(name)))
 
     def topics(self) -> Iterator[Topic]:
         """Yield the rows of the topic table that are in use."""
-        region = self.header.regions[lib.PG_R_TOPICS]
-        rows = self.rows(lib.PG_R_TOPICS, "pg_topic")
-        for i in range(region.count):
-            t = rows[i]
-            if length := t.name_len:
-                birth, name = t.incarnation, bytes(ffi.buffer(t.name, length - 1))
-                topic = (t.namespace_row, birth, t.sequence, t.live, t.slack_ns)
-                # If they differ, another topic has taken the row during the read.
-                if (t.name_len, t.incarnation) == (length, birth):
-                    yield Topic(name.decode(), *topic)
+        for row in range(self.topic_rows):
+            if (topic := self.topic_at(row)) is not None:
+                yield topic
+
+    @property
+    def topic_rows(self) -> int:
+        """Number of rows of the topic table."""
+        return int(self.header.regions[lib.PG_R_TOPICS].count)
+
+    def topic_at(self, row: int) -> Topic | None:
+        """Return the topic in a row of the topic table; None if the row is not in use, or if
+        another topic took it during the read."""
+        t = self.rows(lib.PG_R_TOPICS, "pg_topic")[row]
+        if not (length := t.name_len):
+            return None
+        birth, name = t.incarnation, bytes(ffi.buffer(t.name, length - 1))
+        topic = (t.namespace_row, birth, t.sequence, t.live, t.slack_ns)
+        same = (t.name_len, t.incarnation) == (length, birth)
+        return Topic(name.decode(), *topic) if same else None
 
     def namespaces(self) -> dict[int, Namespace]:
         """Return the namespaces that exist, by row number."""
@@ -884,6 +895,15 @@ class Arena(_Owned):
 
     # ---- notices ----
 
+    def show(self) -> None:
+        """Let readers take the notices of all fired timers, and wake the readers that sleep until
+        their topics have notices."""
+        lib.pg_show(self._a)
+
+    def send_none(self, now_boot_ns: int) -> None:
+        """Record that no socket wants the visible notices."""
+        lib.pg_published(self._a, lib.pg_sendable(self._a), now_boot_ns, now_boot_ns)
+
     def _outgoing(self, count: int) -> list[Outgoing]:
         view = memoryview(self._out)
         parts = (self._parts[i] for i in range(count))
@@ -972,13 +992,14 @@ class Reader(Handle):
     # ---- topics ----
 
     def newest_sequences(self, namespace: str) -> dict[str, tuple[int, int]]:
-        """Return (incarnation, newest sequence) by name of topic, for all topics of the
+        """Return (incarnation, newest visible sequence) by name of topic, for all topics of the
         namespace."""
-        row = self._namespace_row(namespace)
+        wanted = self.namespace_row(namespace)
+        rows = ((row, self.topic_at(row)) for row in range(self.topic_rows))
         return {
-            topic.name: (topic.incarnation, topic.sequence)
-            for topic in self.topics()
-            if topic.namespace_row == row
+            topic.name: (topic.incarnation, int(lib.pg_newest(self._a, row)))
+            for row, topic in rows
+            if topic is not None and topic.namespace_row == wanted
         }
 
     def replay(self, namespace: str, topic: str, first: int, last: int) -> tuple[int, list[bytes]]:
@@ -988,7 +1009,7 @@ class Reader(Handle):
         the replay buffer has dropped; `first` - 1 if none was dropped. Each body has the form of
         the second frame of a notice message.
         """
-        row = self._topic_row(namespace, topic)
+        row = self.topic_row(namespace, topic)
         if row == _NIL:
             return last, []
         positions = ffi.new("uint64_t[]", last - first + 1)
@@ -1169,7 +1190,9 @@ def retire(name: str) -> None:
     arena = ArenaFile.open(name, read_only=False)
     if arena.bytes >= size_of("pg_header"):
         with ffi.from_buffer(arena.memory, require_writable=True) as base:
-            ffi.cast("struct pg_header *", base).state = ArenaState.RETIRED
+            header = ffi.cast("struct pg_header *", base)
+            header.state = ArenaState.RETIRED
+            lib.pg_wake_all(ffi.addressof(header, "wake"))
     arena.close()
 
 

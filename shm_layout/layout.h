@@ -195,6 +195,12 @@ struct pg_header {
                                      has not been withdrawn */
     uint64_t published;           /* authoritative: all replay buffer entries below this position
                                      were handed to the socket */
+    uint64_t visible;             /* authoritative, store-release: readers take only replay buffer
+                                     entries below this position; published <= visible <=
+                                     replay_tail */
+    uint32_t wake;                /* moving, store-release: futex; changes when a namespace is
+                                     created, and with `state` */
+    uint32_t pad_wake;
     uint64_t replay_bytes;        /* derived: number of blob bytes that replay buffer entries
                                      keep */
     uint64_t next_incarnation;    /* authoritative: incarnation that the next new topic gets */
@@ -658,7 +664,8 @@ struct pg_namespace {
     uint64_t park_beyond_ns;      /* timers with a longer delay than this are parked; 0 = no timer
                                      is parked */
     uint32_t created_uid;         /* uid whose record or message created it; PG_NIL = unknown */
-    uint32_t pad;
+    uint32_t wake;                /* moving, store-release: futex; low half of `visible` when
+                                     notices of the namespace last became visible */
     char     name[64];
 };
 
@@ -679,7 +686,8 @@ struct pg_topic {
     int64_t  slack_ns;            /* slack of new timers whose PUT gives none, ns; the row of a
                                      topic with a slack is not reused */
     uint32_t created_uid;         /* as in pg_namespace */
-    uint32_t pad;
+    uint32_t wake;                /* moving, store-release: futex; changes when notices of the
+                                     topic become visible, and when another topic gets the row */
     char     name[128];
 };
 

@@ -68,6 +68,8 @@ class ArenaFile:
         self.memory = memory
         self.bytes = len(memory)
         self.fd = fd
+        self._opened: os.stat_result | None = None
+        """Identity of a file that was opened for reading; its descriptor is closed."""
 
     @property
     def has_name(self) -> bool:
@@ -78,7 +80,7 @@ class ArenaFile:
             found = path.lstat()
         except FileNotFoundError:
             return False
-        if not os.path.samestat(found, os.fstat(self.fd)):
+        if not os.path.samestat(found, self._opened or os.fstat(self.fd)):
             raise BadPath(str(path), "is not the daemon's arena file, but has its name: remove it")
         return True
 
@@ -147,12 +149,15 @@ class ArenaFile:
         try:
             if shm.size == 0:
                 raise ArenaMissing(name)
-            owner = os.fstat(shm.fd).st_uid
+            opened = os.fstat(shm.fd)
+            owner = opened.st_uid
             if not read_only and owner != os.geteuid():
                 raise BadPath(str(MOUNT / name[1:]), f"is foreign: it belongs to uid {owner}")
             access_kind = mmap.ACCESS_READ if read_only else mmap.ACCESS_WRITE
             memory = mmap.mmap(shm.fd, 0, access=access_kind)
-            return cls(name, memory, -1 if read_only else os.dup(shm.fd))
+            self = cls(name, memory, -1 if read_only else os.dup(shm.fd))
+            self._opened = opened if read_only else None
+            return self
         finally:
             shm.close_fd()
 

@@ -79,15 +79,26 @@ def explorations() -> tuple[Exploration, ...]:
     )
 
 
-@pytest.mark.costly("all executions of 17 scenarios, and of each with one order weakened")
+@pytest.mark.costly("all executions of 23 scenarios, and of each with one order weakened")
 def test_no_execution_of_the_core_has_a_fault() -> None:
     intact = {e.scenario: e for e in explorations() if e.weakening == "intact"}
-    assert len(intact) >= 17
+    assert len(intact) >= 23
     assert {name: e.fault for name, e in intact.items() if e.fault and name not in HAS_FAULT} == {}
     assert all(intact[name].fault for name in HAS_FAULT)
     assert all(e.executions < EXECUTIONS_MAX for e in intact.values()), (
         "the program stopped too early"
     )
+
+
+def test_a_reader_oversleeps_without_the_barriers_of_the_kernel() -> None:
+    barriers = {
+        (e.scenario, e.place.function): e.fault
+        for e in explorations()
+        if e.place and e.place.file == "orders/futex.c" and e.weakening == "no fence"
+    }
+    sleeps = {scenario for scenario, function in barriers if function == "enter"}
+    assert sleeps == {"sleep-topic", "sleep-namespace", "sleep-name"}
+    assert all(barriers[scenario, "enter"] and barriers[scenario, "wake"] for scenario in sleeps)
 
 
 def test_each_weakened_order_is_found_or_redundant_for_a_reason() -> None:

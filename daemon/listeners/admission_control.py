@@ -325,6 +325,11 @@ class AdmissionControl:
         elif report[:1] == b"\0" and subject in self._subjects:
             self._subjects_of[self._subjects.pop(subject)] -= 1
 
+    @property
+    def subscribed_to(self) -> int:
+        """Number of prefixes that some socket is subscribed to."""
+        return len(self._subjects)
+
     def _may_subscribe(self, identity: Identity) -> bool:
         most, now_ns = SUBJECTS_PER_UID, self._now_ns
         allowance = self._subscribes.setdefault(identity, Allowance(most, now_ns))

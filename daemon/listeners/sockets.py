@@ -400,6 +400,11 @@ class Sockets:
         """Boot time at which keep_watch() is due although no descriptor is ready."""
         return self.admission.due_ns
 
+    @property
+    def subscribed(self) -> bool:
+        """False while no socket is subscribed to any notice."""
+        return self.admission.subscribed_to > 0
+
     def take_subscriptions(self) -> None:
         """Take reports of subscriptions from the XPUB socket, which keeps the subscriptions."""
         for _ in range(REPORTS_PER_ITERATION):

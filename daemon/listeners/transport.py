@@ -189,6 +189,10 @@ class Transport(Protocol):
         next iteration has to begin at once.
         """
 
+    @property
+    def subscribed(self) -> bool:
+        """False while no socket is subscribed to any notice."""
+
     def take_subscriptions(self) -> None:
         """Process reports of new and ended subscriptions."""
 

@@ -103,6 +103,7 @@ struct arena_state {
     int64_t hold_upto_ns;         /* end of the outage on the arena's clock */
     int64_t now_ns;               /* time of the last advance, on the arena's clock */
     int64_t started_ns;           /* arena clock at the last rebuild */
+    uint64_t woken;               /* sleepers were woken for all entries below this position */
     uint64_t first_number;        /* first ticket number after the last rebuild */
     uint64_t wal_buffer_end;      /* position after the frame being written */
     int64_t wall_placed_by_ns;    /* wall offset that the last placement of wall timers used */

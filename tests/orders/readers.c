@@ -6,7 +6,7 @@
 #include "core/core.h"
 
 enum { LAYOUT = 4711, OUT = 1 << 16, KEY = 8, PAYLOAD = 8, RING = 16, FAR_NS = 1000000,
-       DUE_NS = 3000 };
+       DUE_NS = 3000, LIMIT_NS = 1000000000 };
 
 static struct pg_arena *daemon_side, *reader_side, *daemon_before;
 static uint8_t *arena, *secret, *out;
@@ -282,6 +282,76 @@ static void gap_daemon(void) { advance(DUE_NS); }
 const struct scenario gap_scenario = {
     "gap", gap_setup, again, {gap_daemon, replay_reader}, true, true, replay_end};
 
+/* ---- a reader that sleeps until there is a notice --------------------------------------------- */
+
+static uint32_t *sleep_words[2], sleep_values[2];
+static struct pg_known_topic known[2], changed[2];
+static uint32_t changed_topics;
+
+static void sleep_again(void)
+{
+    again();
+    changed_topics = 0;
+}
+
+static void sleep_end(void)
+{
+    if (changed_topics == 0)
+        model_fault("a notice is visible and its reader sleeps");
+}
+
+static void sleep_make(void)
+{
+    arena_make(false);
+    notices_make(1);
+    pg_show(daemon_side);
+    arm(2, DUE_NS);
+    made();
+    known[0] = (struct pg_known_topic){topic_at(reader_side, 0)->incarnation, 1, 0, 0};
+}
+
+static void sleep_on(uint32_t *word)
+{
+    sleep_words[0] = &reader_side->header->wake;
+    sleep_words[1] = word;
+    futex_watch(sleep_words, 2);
+}
+
+static void sleep_topic_setup(void)
+{
+    sleep_make();
+    sleep_on(&topic_at(reader_side, 0)->wake);
+}
+
+static void sleep_namespace_setup(void)
+{
+    sleep_make();
+    sleep_on(&namespace_at(reader_side, 0)->wake);
+}
+
+static void sleep_daemon(void)
+{
+    advance(DUE_NS);
+    pg_show(daemon_side);
+}
+
+static void sleep_reader(void)
+{
+    while (changed_topics == 0) {
+        pg_look_at(sleep_words, sleep_values, 2);
+        changed_topics = pg_changed_topics(reader_side, 0, NULL, 0, known, changed);
+        if (changed_topics == 0)
+            pg_sleep(sleep_words, sleep_values, 2, LIMIT_NS);
+    }
+}
+
+const struct scenario sleep_topic_scenario = {
+    "sleep-topic", sleep_topic_setup, sleep_again, {sleep_daemon, sleep_reader}, false, true,
+    sleep_end};
+const struct scenario sleep_namespace_scenario = {
+    "sleep-namespace", sleep_namespace_setup, sleep_again, {sleep_daemon, sleep_reader}, false, true,
+    sleep_end};
+
 /* ---- a snapshot of a live arena -------------------------------------------------------------- */
 
 static struct pg_snapshot snapshot;
@@ -499,6 +569,50 @@ static void birth_end(void)
 
 const struct scenario birth_scenario = {
     "birth", birth_setup, again, {birth_daemon, snapshot_reader}, true, true, birth_end};
+
+/* ---- a reader that sleeps until its namespace exists ------------------------------------------ */
+
+static uint32_t named_row;
+
+static void sleep_name_setup(void)
+{
+    arena_make(false);
+    made();
+    sleep_words[0] = &reader_side->header->wake;
+    futex_watch(sleep_words, 1);
+}
+
+static void sleep_name_again(void)
+{
+    again();
+    named_row = PG_NIL;
+}
+
+static void sleep_name_daemon(void)
+{
+    namespace_set("n");
+    pg_show(daemon_side);
+}
+
+static void sleep_name_reader(void)
+{
+    while (named_row == PG_NIL) {
+        pg_look_at(sleep_words, sleep_values, 1);
+        named_row = pg_find_namespace(reader_side, "n", 1);
+        if (named_row == PG_NIL)
+            pg_sleep(sleep_words, sleep_values, 1, LIMIT_NS);
+    }
+}
+
+static void sleep_name_end(void)
+{
+    if (named_row == PG_NIL)
+        model_fault("a namespace exists and its reader sleeps");
+}
+
+const struct scenario sleep_name_scenario = {
+    "sleep-name", sleep_name_setup, sleep_name_again, {sleep_name_daemon, sleep_name_reader}, false,
+    true, sleep_name_end};
 
 /* ---- an operation that ends, and another operation that takes its watch records -------------- */
 

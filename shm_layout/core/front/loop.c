@@ -4,6 +4,7 @@
 #include "core/base/wheel.h"
 #include "core/arena.h"
 #include "core/wal/wal_buffer.h"
+#include "core/state/replay_buffer.h"
 #include "core/state/inbox.h"
 #include "core/state/operations.h"
 #include "core/state/prefetch.h"
@@ -53,6 +54,7 @@ uint32_t pg_advance(struct pg_arena *a, int64_t now_ns, int64_t wall_offset_ns,
     a->metrics->iteration_budget += done != 0 ? budget : 0;
     *more = left || stepping || freeing || waiting;
     a->header->next_deadline_ns = wheel_next_deadline_ns(&a->wheel);
+    replay_show(a);
     return done;
 }
 

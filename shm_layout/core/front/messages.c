@@ -13,6 +13,7 @@
 #include "core/state/operations.h"
 #include "core/state/prefetch.h"
 #include "core/state/quotas.h"
+#include "core/state/replay_buffer.h"
 #include "core/state/session.h"
 #include "core/state/timers.h"
 #include "core/front/request.h"
@@ -514,6 +515,7 @@ int pg_handle(struct pg_arena *a, const void *message, uint64_t message_bytes, u
         reply_refusal(&q, &out, &why);
         a->metrics->batches_refused++;
     }
+    replay_show(a);
     wal_buffer_settle(a);
     a->call.uid = PG_NIL;
     a->call.batch_timestamps = (struct pg_timestamps){0};

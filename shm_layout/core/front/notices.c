@@ -21,7 +21,7 @@ struct pg_notices notices_head(const struct pg_arena *a, uint32_t topic, uint64_
     return (struct pg_notices){.magic = PG_NOTICE_MAGIC, .version = PG_WIRE_VERSION,
                                .stream_id = a->header->stream_id,
                                .incarnation = LOAD_RELAXED(&t->incarnation), .first = first,
-                               .tail = LOAD_ACQUIRE(&t->sequence),
+                               .tail = replay_newest(a, topic),
                                .built_ns = LOAD_RELAXED(&a->header->now_ns),
                                .wall_offset_ns = LOAD_RELAXED(&a->header->wall_offset_ns),
                                .count = count};
@@ -44,6 +44,32 @@ static void subject_write(const struct pg_arena *a, uint32_t topic, struct sink 
     sink_put(out, "", 1);
     sink_put(out, name.bytes, name.len);
     sink_put(out, "", 1);
+}
+
+/* ---- wake-ups ------------------------------------------------------------------------ */
+
+/* This function alone decides which sleepers are woken. Each word is woken at most once: an entry
+ * whose predecessor in the topic was visible before is the first of its topic. */
+static void sleepers_wake(struct pg_arena *a)
+{
+    const uint64_t from = a->state.woken, visible = a->header->visible;
+    for (uint64_t p = from; p < visible; p++) {
+        const struct pg_entry *e = replay_at(a, p);
+        if (e->previous <= from)
+            names_wake(a, e->topic, (uint32_t)visible);
+    }
+    a->state.woken = visible;
+}
+
+void pg_show(struct pg_arena *a)
+{
+    replay_show(a);
+    sleepers_wake(a);
+}
+
+uint64_t pg_sendable(const struct pg_arena *a)
+{
+    return wal_buffer_full(a) ? a->header->published : a->header->visible;
 }
 
 /* ---- grouping ------------------------------------------------------------------------ */
@@ -81,10 +107,10 @@ static void group_add(struct pg_arena *a, struct pg_group *g, uint16_t offset, u
 static uint32_t window_group(struct pg_arena *a, uint64_t bytes_max, uint32_t parts_max,
                              uint32_t *groups)
 {
-    const uint64_t from = a->header->published, tail = a->header->replay_tail;
+    const uint64_t from = a->header->published, visible = a->header->visible;
     uint64_t used = 0;
     uint32_t n = 0;
-    for (*groups = 0; n < PG_NOTICE_WINDOW && from + n < tail && *groups < parts_max; n++) {
+    for (*groups = 0; n < PG_NOTICE_WINDOW && from + n < visible && *groups < parts_max; n++) {
         const struct pg_entry *e = replay_at(a, from + n);
         /* Reserve space for a message head and a subject, in case this entry begins a new
          * message. */
@@ -167,7 +193,7 @@ uint32_t pg_tail_heartbeats(struct pg_arena *a, int64_t since_boot_ns, uint32_t 
         if (out.size - out.used < sizeof(struct pg_notices) + 256)
             break;
         struct pg_part part = part_begin(a, *cursor, &out);
-        const struct pg_notices head = notices_head(a, *cursor, t->sequence + 1, 0);
+        const struct pg_notices head = notices_head(a, *cursor, replay_newest(a, *cursor) + 1, 0);
         sink_put(&out, &head, sizeof head);
         part.body_bytes = sizeof head;
         parts[count++] = part;

@@ -118,6 +118,7 @@ int pg_publish(struct pg_arena *a, const void *body, uint64_t bytes, uint32_t ui
         const unsigned status = publish(a, &p, result);
         if (status != PG_ST_DONE)
             refuse(a, status, result);
+        replay_show(a);
         wal_buffer_settle(a);
         a->call.uid = PG_NIL;
     }

@@ -131,15 +131,6 @@ void pg_slots_in_use(const struct pg_arena *a, uint64_t *timers, uint64_t *opera
 
 /* ---- notices of the past ------------------------------------------------------------------- */
 
-static bool entry_copy(const struct pg_arena *a, uint64_t position, struct pg_entry *copy)
-{
-    const struct pg_entry *e = replay_at(a, position);
-    const uint64_t commit = LOAD_ACQUIRE(&e->commit);
-    *copy = *e;
-    atomic_thread_fence(memory_order_acquire);
-    return commit == position + 1 && LOAD_ACQUIRE(&e->commit) == commit;
-}
-
 /* Follow the topic's chain from its newest entry back to the entry with sequence `first`. Return
  * the number of entries found with sequences from `first` to `last`. `positions` receives their
  * positions, newest first. */
@@ -148,7 +139,7 @@ static uint64_t chain_walk(const struct pg_arena *a, uint32_t topic, uint64_t fi
 {
     uint64_t at = LOAD_ACQUIRE(&topic_at(a, topic)->last_position), found = 0;
     struct pg_entry e;
-    while (at != 0 && entry_copy(a, at - 1, &e) && e.topic == topic && e.sequence >= first) {
+    while (at != 0 && replay_copy(a, at - 1, &e) && e.topic == topic && e.sequence >= first) {
         if (e.sequence <= last && found <= last - first)
             positions[found++] = at - 1;
         if (e.previous >= at)
@@ -166,9 +157,9 @@ static uint64_t replay_fit(const struct pg_arena *a, const uint64_t *positions, 
 {
     struct pg_entry e;
     uint64_t count = 0, used = sizeof(struct pg_notices);
-    for (*skip = 0; *skip < found && !entry_copy(a, positions[found - 1 - *skip], &e);)
+    for (*skip = 0; *skip < found && !replay_copy(a, positions[found - 1 - *skip], &e);)
         ++*skip;
-    for (uint64_t i = *skip; i < found && entry_copy(a, positions[found - 1 - i], &e); i++) {
+    for (uint64_t i = *skip; i < found && replay_copy(a, positions[found - 1 - i], &e); i++) {
         used += sizeof(struct pg_notice) + e.key_len + e.payload_len;
         if (used > size)
             break;
@@ -181,7 +172,7 @@ static bool replay_one(const struct pg_arena *a, uint64_t position, struct pg_no
                        struct sink *out)
 {
     struct pg_entry e;
-    if (!entry_copy(a, position, &e))
+    if (!replay_copy(a, position, &e))
         return false;
     const uint64_t bytes = (uint64_t)e.key_len + e.payload_len;
     if (!blob_inside(&a->blobs, e.blob, bytes))
@@ -208,13 +199,36 @@ static bool replay_write(const struct pg_arena *a, uint32_t topic, uint64_t firs
     return true;
 }
 
+uint64_t pg_newest(const struct pg_arena *a, uint32_t topic) { return replay_newest(a, topic); }
+
+uint32_t pg_changed_topics(const struct pg_arena *a, uint32_t namespace_row, const uint32_t *rows,
+                           uint32_t row_count, const struct pg_known_topic *known,
+                           struct pg_known_topic *found)
+{
+    uint32_t count = 0;
+    for (uint32_t i = 0; i < (rows != NULL ? row_count : a->topic_rows); i++) {
+        const uint32_t row = rows != NULL ? rows[i] : i;
+        const struct pg_topic *t = topic_at(a, row);
+        if (LOAD_ACQUIRE(&t->name_len) == 0 || t->namespace_row != namespace_row)
+            continue;
+        const uint64_t incarnation = LOAD_ACQUIRE(&t->incarnation);
+        const bool same = known[row].incarnation == incarnation;
+        if (same && known[row].sequence == UINT64_MAX)
+            continue;
+        const uint64_t sequence = replay_newest(a, row);
+        if (!same || sequence > known[row].sequence)
+            found[count++] = (struct pg_known_topic){incarnation, sequence, row, 0};
+    }
+    return count;
+}
+
 uint64_t pg_replay(const struct pg_arena *a, uint32_t topic, uint64_t first, uint64_t last,
                    uint64_t *positions, void *bytes, uint64_t size, uint64_t *lost, uint64_t *got)
 {
-    const uint64_t sequence = LOAD_ACQUIRE(&topic_at(a, topic)->sequence);
+    const uint64_t newest = replay_newest(a, topic);
     *lost = *got = first - 1;
-    if (last > sequence)
-        last = sequence;
+    if (last > newest)
+        last = newest;
     if (last < first)
         return 0;
     /* The loop repeats only if an entry was withdrawn during the previous try. */

@@ -646,6 +646,7 @@ void pg_set_state(struct pg_arena *a, uint32_t state, uint32_t pid)
 {
     a->header->daemon_pid = pid;
     STORE_RELEASE(&a->header->state, state);
+    pg_wake_all(&a->header->wake);
 }
 
 void pg_set_placement(struct pg_arena *a, const struct pg_placement *placement)

@@ -9,6 +9,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "core/base/futex.h"
 #include "core/ring/ring.h"
 
 int64_t pg_boot_ns(void)
@@ -27,7 +28,7 @@ void pg_ring_signal(int eventfd)
 void pg_ring_wake(uint32_t how, uint32_t *word, int socket)
 {
     if (how == PG_RING_FUTEX)
-        syscall(SYS_futex, word, FUTEX_WAKE, 1, NULL, NULL, 0);
+        futex_wake(word);
     else if (how != PG_RING_AWAKE)
         (void)!send(socket, "", 1, MSG_DONTWAIT | MSG_NOSIGNAL);
 }

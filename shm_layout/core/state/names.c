@@ -8,6 +8,7 @@
 #include "core/base/answer.h"
 #include "core/base/check.h"
 #include "core/base/common.h"
+#include "core/base/futex.h"
 #include "core/base/hash.h"
 #include "core/arena.h"
 #include "core/wal/wal_buffer.h"
@@ -139,6 +140,7 @@ static uint32_t namespace_born(struct pg_arena *a, struct name name, uint32_t ce
         if (has_wal(a))
             wal_append_namespace(a, i, row, name);
         STORE_RELEASE(&row->name_len, name.len);
+        pg_wake_all(&a->header->wake);
         *name_cell(a, cell) = i + 1;
         return i;
     }
@@ -240,13 +242,21 @@ static uint32_t topic_row_for(struct pg_arena *a)
     return row;
 }
 
+static void topic_wake(struct pg_topic *t)
+{
+    STORE_RELEASE(&t->wake, t->wake + 1);
+    futex_wake(&t->wake);
+}
+
 static uint32_t topic_born(struct pg_arena *a, uint32_t ns, struct name name)
 {
     const uint32_t row = topic_row_for(a);
     if (row == PG_NIL)
         return PG_NIL;
     struct pg_topic *t = topic_at(a, row);
-    memset(t, 0, sizeof *t);
+    /* Readers of the row's previous topic may sleep on `wake`. */
+    memset(t, 0, offsetof(struct pg_topic, wake));
+    memset(t->name, 0, sizeof t->name);
     t->namespace_row = ns;
     t->created_uid = a->call.uid;
     STORE_RELAXED(&t->incarnation, a->header->next_incarnation++);
@@ -254,6 +264,7 @@ static uint32_t topic_born(struct pg_arena *a, uint32_t ns, struct name name)
     if (has_wal(a))
         wal_append_topic(a, row, t, name);
     STORE_RELEASE(&t->name_len, name.len + 1);
+    topic_wake(t);
     name_link(a, a->namespace_rows + row, ns, name);
     return row;
 }
@@ -355,6 +366,19 @@ void names_release(struct pg_arena *a, uint32_t topic)
 {
     if (--topic_at(a, topic)->live == 0)
         a->state.topics_stuck_at = a->state.topics_refused_at = UINT64_MAX;
+}
+
+/* ---- words of sleepers -------------------------------------------------------------------- */
+
+void names_wake(struct pg_arena *a, uint32_t topic, uint32_t visible)
+{
+    struct pg_topic *t = topic_at(a, topic);
+    struct pg_namespace *n = namespace_at(a, t->namespace_row);
+    topic_wake(t);
+    if (n->wake == visible)
+        return;                   /* woken for another topic of the namespace */
+    STORE_RELEASE(&n->wake, visible);
+    futex_wake(&n->wake);
 }
 
 /* ---- readers ------------------------------------------------------------------------------ */

@@ -23,6 +23,9 @@ bool name_reserved(struct name name);
 /* Until names_release is called, the topic's row is not reused, as if the topic had a timer. */
 void names_hold(struct pg_arena *a, uint32_t topic);
 void names_release(struct pg_arena *a, uint32_t topic);
+/* Wake the readers that sleep until notices of the topic, or of its namespace, become visible.
+ * `visible` is the low half of that word; with the same value the namespace is woken once. */
+void names_wake(struct pg_arena *a, uint32_t topic, uint32_t visible);
 /* Set those settings of a namespace that set->fields selects. */
 void names_configure(struct pg_arena *a, uint32_t row, const struct pg_namespace_set *set);
 /* Set the slack of new timers of a topic. */

@@ -14,6 +14,8 @@
 #include "core/state/operation_bytes.h"
 #include "core/state/records.h"
 
+#define NEWEST_TRIES 8            /* more are needed only in a damaged arena */
+
 /* ---- withdrawing ------------------------------------------------------------------------ */
 
 static void entry_forget_key(struct pg_arena *a, uint64_t position, const struct pg_entry *e)
@@ -92,6 +94,12 @@ uint64_t replay_append(struct pg_arena *a, const struct pg_entry *fields)
     return position;
 }
 
+void replay_show(struct pg_arena *a)
+{
+    if (a->header->visible < a->header->replay_tail)
+        STORE_RELEASE(&a->header->visible, a->header->replay_tail);
+}
+
 void replay_supersede(struct pg_arena *a, uint32_t id)
 {
     replay_of_id(a, id)->meta |= PG_E_SUPERSEDED << 4;
@@ -115,7 +123,7 @@ static void queue_measure(struct pg_arena *a, uint64_t upto, int64_t built_boot_
 
 void pg_published(struct pg_arena *a, uint64_t upto, int64_t built_boot_ns, int64_t handed_boot_ns)
 {
-    if (upto <= a->header->published || upto > a->header->replay_tail)
+    if (upto <= a->header->published || upto > a->header->visible)
         return;
     queue_measure(a, upto, built_boot_ns);
     measure(a, PG_HG_SEND, handed_boot_ns - built_boot_ns, upto - a->header->published);
@@ -123,6 +131,36 @@ void pg_published(struct pg_arena *a, uint64_t upto, int64_t built_boot_ns, int6
         wal_append_sent(a, upto, built_boot_ns, handed_boot_ns);
     STORE_RELEASE(&a->header->published, upto);
     wal_buffer_settle(a);
+}
+
+/* ---- readers ------------------------------------------------------------------------------ */
+
+bool replay_copy(const struct pg_arena *a, uint64_t position, struct pg_entry *copy)
+{
+    const struct pg_entry *e = replay_at(a, position);
+    const uint64_t commit = LOAD_ACQUIRE(&e->commit);
+    *copy = *e;
+    atomic_thread_fence(memory_order_acquire);
+    return commit == position + 1 && LOAD_ACQUIRE(&e->commit) == commit;
+}
+
+/* Entries that are not visible yet stay in the buffer. If the walk fails, such an entry has become
+ * visible and was withdrawn meanwhile, so the next walk begins at a visible entry. */
+uint64_t replay_newest(const struct pg_arena *a, uint32_t topic)
+{
+    const struct pg_topic *t = topic_at(a, topic);
+    for (uint32_t tries = 0; tries < NEWEST_TRIES; tries++) {
+        const uint64_t visible = LOAD_ACQUIRE(&a->header->visible);
+        uint64_t sequence = LOAD_ACQUIRE(&t->sequence), at = LOAD_ACQUIRE(&t->last_position);
+        struct pg_entry e;
+        while (at > visible && replay_copy(a, at - 1, &e) && e.topic == topic && e.previous < at) {
+            sequence = e.sequence - 1;
+            at = e.previous;
+        }
+        if (at <= visible)
+            return sequence;
+    }
+    return 0;
 }
 
 /* ---- rebuild ------------------------------------------------------------------------------ */
@@ -204,9 +242,12 @@ bool replay_settle(struct pg_arena *a, struct pg_fault *why)
                          h->replay_tail, a->topic_rows, replay_at(a, h->replay_tail)->topic);
     if (half_done)
         entry_settle(a, h->replay_tail);
-    if (h->replay_head > h->published || h->published > h->replay_tail ||
+    replay_show(a);               /* the arena may have been made from another one */
+    a->state.woken = h->published;
+    if (h->replay_head > h->published || h->published > h->visible ||
+        h->visible > h->replay_tail ||
         h->replay_tail - h->replay_head > h->replay_capacity)
-        return fault_set(why, "replay buffer", "head, published and tail are out of order", 0,
+        return fault_set(why, "replay buffer", "head, published, visible and tail are out of order", 0,
                          h->replay_tail, h->replay_head);
     while (h->replay_head < h->published &&
            replay_at(a, h->replay_head)->commit != h->replay_head + 1)

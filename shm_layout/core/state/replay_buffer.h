@@ -33,6 +33,12 @@ bool replay_make_space(struct pg_arena *a, uint64_t bytes);
 /* Append an entry. It takes over the blob, which begins with the key. Return the entry's
  * position. */
 uint64_t replay_append(struct pg_arena *a, const struct pg_entry *fields);
+/* Let readers take all entries, because their firings are complete. */
+void replay_show(struct pg_arena *a);
+/* For readers: copy the entry at `position`. Return false if it is not there. */
+bool replay_copy(const struct pg_arena *a, uint64_t position, struct pg_entry *copy);
+/* For readers: return the sequence of the topic's newest visible notice; 0 = it has none. */
+uint64_t replay_newest(const struct pg_arena *a, uint32_t topic);
 /* Mark an entry whose key has been armed again, so that a CANCEL is not answered FIRED. */
 void replay_supersede(struct pg_arena *a, uint32_t id);
 /* Complete an interrupted append, and skip withdrawn entries at the head. */

@@ -480,6 +480,10 @@ void cancel_fired(struct pg_arena *a, uint32_t id, uint64_t ticket, struct pg_re
         answer(r, 0, PG_ST_UNKNOWN, 0);
         return;
     }
+    if (e->commit > a->header->visible) {        /* a firing that no reader may know of yet */
+        answer(r, 0, PG_ST_BUSY, 0);
+        return;
+    }
     a->metrics->cancels_fired++;
     answer(r, e->ticket >> 8, PG_ST_FIRED, e->deadline_ns);
 }
