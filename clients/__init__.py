@@ -62,6 +62,7 @@ if TYPE_CHECKING:
     from purgatoryd.clients.ledger import Ledger
     from purgatoryd.clients.local import DelayedOperation, DelayedOperationPurgatory
     from purgatoryd.clients.model import CancelResult, Notice, TimerInfo
+    from purgatoryd.clients.notices import Notices
     from purgatoryd.clients.operation_columns import AsyncOperations, Operations
     from purgatoryd.clients.purgatory import Operation, Outcome, Purgatory, Watch
     from purgatoryd.clients.remote import Remote
@@ -121,6 +122,7 @@ __all__ = [
     "NoWal",
     "NotDurable",
     "Notice",
+    "Notices",
     "Operation",
     "OperationInfo",
     "Operations",
@@ -167,6 +169,7 @@ _NAMES = {
     "clients.ledger": ("Ledger",),
     "clients.local": ("DelayedOperation", "DelayedOperationPurgatory"),
     "clients.model": ("CancelResult", "Notice", "TimerInfo"),
+    "clients.notices": ("Notices",),
     "clients.operation_columns": ("AsyncOperations", "Operations"),
     "clients.purgatory": ("Operation", "Outcome", "Purgatory", "Watch"),
     "clients.remote": ("Remote",),

@@ -1,4 +1,6 @@
-"""The asyncio client and subscriber. They run in the caller's event loop, without a thread.
+"""The asyncio client and subscriber. They run in the caller's event loop.
+
+A subscriber that reads the arena also has a thread, which only sleeps until there are notices.
 
 The descriptor of a ZeroMQ socket becomes readable only when the state of the socket changes. So the
 socket is read until it is empty, after every callback and every send. Otherwise the loop would miss
@@ -9,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection, Coroutine, Generator, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import suppress
 from datetime import timedelta
 from functools import partial
@@ -37,10 +40,21 @@ from purgatoryd.clients.jobs import Job, Jobs, Started, in_doubt
 from purgatoryd.clients.ledger import Ledger
 from purgatoryd.clients.local_channel import Transport
 from purgatoryd.clients.model import CancelResult, Notice, TimerInfo
+from purgatoryd.clients.notices import Batch, Notices, Taker
 from purgatoryd.clients.packing import Entry, Pending
 from purgatoryd.clients.remote import Remote
 from purgatoryd.clients.resume import Resume
-from purgatoryd.clients.subscriber import RECEIVE_HWM, Inbox, Merged, Next, Opener, unreachable
+from purgatoryd.clients.subscriber import (
+    GET_MOST,
+    HWM_MAX,
+    RECEIVE_HWM,
+    Inbox,
+    Item,
+    Merged,
+    Next,
+    Opener,
+    unreachable,
+)
 from purgatoryd.shm_layout.errors import (
     ArenaMissing,
     ArenaNotReady,
@@ -606,15 +620,18 @@ class AsyncSubscriber(AsyncClosing):
         remote: Remote | None = None,
         ledger: Ledger | None = None,
         numa_local: bool = False,
+        transport: str = "auto",
     ) -> None:
         self._open_inbox = Opener(
-            name, namespace, topics, high_water_mark, remote, ledger, numa_local
+            name, namespace, topics, high_water_mark, remote, ledger, numa_local, transport
         )
         self._timeout = check_limit_s(timeout)
         self._inbox: Inbox | Merged | None = None
         self._watched: tuple[zmq.Socket[bytes], ...] = ()
         self._fds: list[int] = []
         self._news = asyncio.Event()
+        self._sleeper: ThreadPoolExecutor | None = None
+        self._batch: Batch | None = None
 
     async def connect(self) -> Self:
         """Subscribe. Once this call has returned, the notice of every timer that fires arrives."""
@@ -638,10 +655,11 @@ class AsyncSubscriber(AsyncClosing):
     async def _opened(self, deadline_s: float) -> Inbox | Merged:
         try:
             while True:
+                left_s = deadline_s - HOST.monotonic_s()
                 try:
-                    return self._open_inbox()
+                    return self._open_inbox(late=self._timeout > 0 and left_s < self._timeout / 2)
                 except (DaemonUnreachable, ArenaMissing, ArenaNotReady) as error:
-                    if HOST.monotonic_s() >= deadline_s:
+                    if left_s <= 0:
                         raise unreachable(self._open_inbox.name, error, self._timeout) from None
                 await asyncio.sleep(OPEN_RETRY_S)
         except BaseException:
@@ -666,26 +684,39 @@ class AsyncSubscriber(AsyncClosing):
 
         If get() is cancelled, the next get() returns the notice.
         """
-        found = await self._await(None if timeout is None else check_limit_s(timeout))
+        found = await self._await(lambda inbox: inbox.peek(), timeout)
         if found is None:
             return None
         source, item = found
-        if isinstance(item, Lagged):
-            source.taken = item; raise item  # noqa: E702  # fmt: skip
         # No signal handler runs between the two statements, so an item counts as taken only if it
         # is returned.
         source.taken = item; return item  # noqa: E702  # fmt: skip
 
-    async def _await(self, limit_s: float | None) -> Next | None:
-        """Return (stream, item): the next item, and the stream that stores it as taken."""
+    async def get_many(self, most: int = GET_MOST, timeout: float | None = None) -> Notices | None:
+        """Return the next notices as columns, as Subscriber.get_many does.
+
+        If get_many() is cancelled, the next call returns the notices.
+        """
+        most = check_whole("most", most, 1, HWM_MAX)
+        found = await self._await(lambda inbox: inbox.peek_many(most), timeout)
+        if found is None:
+            return None
+        source, item = found
+        source.taken = item; return item  # noqa: E702  # fmt: skip
+
+    async def _await(
+        self, look: Callable[[Inbox | Merged], Next[Item] | None], timeout: float | None
+    ) -> tuple[Taker, Item] | None:
+        """Return (source, next item that `look` finds), or raise its Lagged."""
+        limit_s = None if timeout is None else check_limit_s(timeout)
         if self._inbox is None:
             await self.connect()
         assert self._inbox is not None
         deadline_s = None if limit_s is None else HOST.monotonic_s() + limit_s
         while True:
             self._news.clear()
-            if (found := self._inbox.peek()) is not None:
-                return found
+            if (found := look(self._inbox)) is not None:
+                break
             if (sockets := self._inbox.sockets) != self._watched:
                 self._watch(sockets)
                 continue
@@ -695,9 +726,29 @@ class AsyncSubscriber(AsyncClosing):
             if wait_s < 0:
                 return None
             await self._sleep(wait_s)
+        source, item = found
+        if isinstance(item, Lagged):
+            source.taken = item; raise item  # noqa: E702  # fmt: skip
+        return source, item
 
     async def _sleep(self, limit_s: float) -> None:
-        """Wait until a socket is readable, at most `limit_s` seconds."""
+        """Wait until peek() may find something, at most `limit_s` seconds."""
+        assert self._inbox is not None
+        follower = self._inbox.follower
+        if follower is None or self._inbox.stuck:
+            await self._sleep_on_sockets(limit_s)
+            return
+        if self._sleeper is None:
+            self._sleeper = ThreadPoolExecutor(1, "purgatoryd-sleeper")
+        sleep = follower.sleep
+        slept = self._sleeper.submit(self._inbox.wait, limit_s)
+        try:
+            await asyncio.wrap_future(slept)
+        finally:
+            sleep.end()
+            wait([slept])  # the thread uses the words until then
+
+    async def _sleep_on_sockets(self, limit_s: float) -> None:
         try:
             async with asyncio.timeout(limit_s):
                 await self._news.wait()
@@ -709,17 +760,29 @@ class AsyncSubscriber(AsyncClosing):
 
     async def __anext__(self) -> Notice:
         """Return the next notice, however long it takes. Raises the same errors as get()."""
-        while (found := await self._await(None)) is None:
+        batch = self._batch
+        if batch is None or not batch.left:
+            batch = self._batch = await self._next_batch()
+        elif self._inbox is not None:
+            self._inbox.check()
+        notice = batch.notices[batch.handed]
+        batch.handed += 1; return notice  # noqa: E702  # fmt: skip
+
+    async def _next_batch(self) -> Batch:
+        most = self._open_inbox.iterated
+        while (found := await self._await(lambda inbox: inbox.peek_many(most), None)) is None:
             pass
-        source, item = found
-        if isinstance(item, Lagged):
-            source.taken = item; raise item  # noqa: E702  # fmt: skip
-        source.taken = item; return item  # noqa: E702  # fmt: skip
+        source, notices = found
+        source.taken = batch = Batch(source, notices)
+        return batch
 
     async def close(self) -> None:
         """End the subscription."""
         if self._inbox is not None and self._inbox.open:
             self._watch(())
+            if self._sleeper is not None and self._inbox.follower is not None:
+                self._inbox.follower.sleep.end()  # another task may be in get()
+                self._sleeper.shutdown()
             self._inbox.close()
 
     async def __aenter__(self) -> Self:

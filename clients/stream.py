@@ -21,18 +21,20 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Collection
+from contextlib import suppress
 from dataclasses import dataclass
 
 from purgatoryd.clients.model import Notice
+from purgatoryd.clients.notices import Batch, Notices, Part, Run, Taken
 from purgatoryd.shm_layout import wire
 from purgatoryd.shm_layout.arena import Reader
 from purgatoryd.shm_layout.errors import Lagged, PurgatorydError
-from purgatoryd.shm_layout.layout import NOTICE_OF_OPERATION, ArenaState, Cause, ClockKind
+from purgatoryd.shm_layout.follower import Follower
+from purgatoryd.shm_layout.layout import ArenaState, ClockKind
 from purgatoryd.shm_layout.wire import NoticeHead
 
+_READY = int(ArenaState.READY)
 REPLAY_CHUNK = 65_536  # largest number of notices read from the arena at once
-
-_CAUSES = {int(cause): cause for cause in Cause}
 
 
 @dataclass(slots=True)
@@ -90,7 +92,11 @@ class Stream:
         clock: Callable[[], int],
         *,
         whole: bool = False,
+        local: bool = False,
     ) -> None:
+        """`local`: look() finds the notices in the arena; no messages are needed."""
+        self._local = local
+        self._follower: Follower | None = None
         self._namespace = namespace
         self._topics = topics
         self._attach = attach
@@ -98,8 +104,8 @@ class Stream:
         self._reader = attach()
         self._positions: dict[str, Position] = {}
         self._todo: deque[Gap | Arrival] = deque()
-        self._ready: deque[tuple[Position, Notice | Lagged]] = deque()
-        self.taken: Notice | Lagged | None = None
+        self._ready: deque[tuple[Position, Run | Lagged]] = deque()
+        self.taken: Taken | None = None
         """The item that was handed out last."""
         self.stream_id = self._reader.stream_id if self._reader else 0
         """Id of the current stream. The last item that pop() returned belongs to it."""
@@ -108,6 +114,7 @@ class Stream:
             self._positions[topic] = Position(topic, incarnation, first)
         for topic in topics or ():
             self._position(topic)
+        self._follow_reader()
 
     @property
     def daemon(self) -> bytes:
@@ -120,6 +127,30 @@ class Stream:
         """True if there is work that needs the arena, and the arena cannot be read at present;
         pop() tries again."""
         return bool(self._todo)
+
+    @property
+    def mapped(self) -> bool:
+        """True if an arena can be read."""
+        return self._reader is not None
+
+    @property
+    def follower(self) -> Follower | None:
+        """Finds new notices in the arena; None if the stream needs messages."""
+        return self._follower
+
+    @property
+    def ready(self) -> bool:
+        """False while the mapped arena is not ready, or if it has another stream."""
+        return self._current(self.stream_id)
+
+    @property
+    def moved(self) -> bool:
+        """True if the mapped arena is not ready, or another file has its name."""
+        if self._reader is None:
+            return False
+        with suppress(PurgatorydError):
+            return not self.ready or not self._reader.file.has_name
+        return True
 
     def broken(self) -> list[Lagged]:
         """Return for each topic a Lagged that reports the loss of continuity after the items that
@@ -145,16 +176,33 @@ class Stream:
         head = wire.decode_notice_head(frames[1])
         self._todo.append(Arrival(self._position(topic), head, frames[1], self._received_ns()))
 
+    def look(self) -> bool:
+        """Look in the arena for notices that became visible since the last look. Returns whether
+        there are some."""
+        if not self._current(self.stream_id) and not self._follow():
+            return False
+        if (follower := self._follower) is None:
+            return False
+        changed = follower.look()
+        for one in changed:
+            self._expect(one.topic, one.incarnation, one.sequence)
+            follower.know(one.row, one.incarnation, one.sequence)
+        return bool(changed)
+
     def compare(self) -> None:
         """Look in the arena for notices that no message has announced."""
         if not self._current(self.stream_id):
             self._follow()
         for topic, (incarnation, sequence) in self._newest_sequences().items():
-            position = self._position(topic)
-            self._adopt(position, incarnation, sequence)
-            self._report(position)
-            if sequence >= position.next:
-                self._todo.append(self._gap(position, sequence))
+            self._expect(topic, incarnation, sequence)
+
+    def _expect(self, topic: str, incarnation: int, sequence: int) -> None:
+        """Let the notices of a topic up to `sequence` be read from the arena."""
+        position = self._position(topic)
+        self._adopt(position, incarnation, sequence)
+        self._report(position)
+        if sequence >= position.next:
+            self._todo.append(self._gap(position, sequence))
 
     def reconnected(self) -> None:
         """Attach again, because the daemon may have another arena, and look there for notices that
@@ -167,16 +215,69 @@ class Stream:
     def peek(self) -> Notice | Lagged | None:
         """Return the next notice, or a Lagged with the range lost before it; None if there is no
         such item."""
+        item = self._next()
+        if not isinstance(item, Run):
+            return item
+        sequence = max(self._positions[item.topic].handed, item.first)
+        return item.notices(sequence, sequence + 1)[0]
+
+    def peek_many(self, most: int) -> Notices | Lagged | None:
+        """Return the next notices, at most `most`, up to the next loss; if a loss is next, its
+        Lagged; None if there is no item."""
+        item = self._next()
+        if not isinstance(item, Run):
+            return item
+        while sum(len(run) for _, run in self._ready if isinstance(run, Run)) < most:
+            if not self._todo or not self._work(self._todo[0]):
+                break
+        return Notices(self._parts(most))
+
+    def _next(self) -> Run | Lagged | None:
+        """Return the first item of `_ready` that is not handed out yet; None if there is none."""
+        self._settle()
         while True:
             while self._ready:
                 position, item = self._ready[0]
-                if item is self.taken:
-                    position.handed = _end_of(item)
-                elif _end_of(item) > position.handed or _end_of(item) == 1:
+                if isinstance(item, Run):
+                    if max(position.handed, item.first) < item.end:
+                        return item
+                elif _pending(item, position):
                     return item
                 self._ready.popleft()
             if not self._todo or not self._work(self._todo[0]):
                 return None
+
+    def _parts(self, most: int) -> list[Part]:
+        parts: list[Part] = []
+        handed: dict[str, int] = {}
+        for position, run in self._ready:
+            if most == 0 or isinstance(run, Lagged):
+                break
+            start = max(handed.get(run.topic, position.handed), run.first)
+            stop = min(run.end, start + most)
+            if start < stop:
+                parts.append(Part(run, start, stop))
+                handed[run.topic] = stop
+                most -= stop - start
+        return parts
+
+    def _settle(self) -> None:
+        """Note the items that were handed out since the last call. This can be repeated until
+        `taken` is None."""
+        taken = self.taken
+        if isinstance(taken, Notices | Batch):
+            for run, _, stop in taken.parts:
+                self._positions[run.topic].handed = stop
+        elif isinstance(taken, Notice):
+            self._positions[taken.topic].handed = taken.seq + 1
+        elif taken is not None:
+            self._lost_one(taken)
+        self.taken = None
+
+    def _lost_one(self, taken: Lagged) -> None:
+        self._positions[taken.topic].handed = _end_of(taken)
+        if self._ready and self._ready[0][1] is taken:
+            self._ready.popleft()
 
     def pop(self) -> Notice | None:
         """Take the next notice; None if there is none. Raises Lagged for lost notices."""
@@ -246,20 +347,9 @@ class Stream:
         if skip >= head.records:
             return
         self._report(position)
-        raw = wire.decode_notices(body, head.records)
-        notices: list[tuple[Position, Notice | Lagged]] = []
-        for i in range(skip, head.records):
-            ticket, deadline_ns, fired_ns, cause, flags, key, payload = raw[i]
-            verdict = None
-            if flags & NOTICE_OF_OPERATION:
-                verdict, payload = wire.decode_verdict(payload)
-            notice = Notice(
-                key, payload, position.topic, self._namespace, head.first + i, ticket,
-                _CAUSES.get(cause, Cause.EXPIRED), deadline_ns, fired_ns,
-                head.wall_offset_ns, received_ns, flags, verdict,
-            )  # fmt: skip
-            notices.append((position, notice))
-        self._ready.extend(notices)
+        run = Run(self._namespace, position.topic, head, body, received_ns)
+        run.first = position.next
+        self._ready.append((position, run))
         position.next = head.first + head.records
 
     def _lose(self, position: Position, until: int) -> None:
@@ -294,7 +384,8 @@ class Stream:
         """True if the mapped arena is READY and has this stream, or if no arena can be read."""
         if self._reader is None:
             return True
-        return self._reader.state == ArenaState.READY and self._reader.stream_id == stream_id
+        header = self._reader.header
+        return bool(header.state == _READY and header.stream_id == stream_id)
 
     def _follow(self) -> bool:
         """Map the daemon's present arena. Returns False while no arena is ready."""
@@ -303,11 +394,18 @@ class Stream:
         except PurgatorydError:
             return False
         before, self._reader = self._reader, reader
+        self._follow_reader()
         if before is not None:
             before.close()
         if reader is not None and reader.stream_id != self.stream_id:
             self._break(reader.stream_id)
         return True
+
+    def _follow_reader(self) -> None:
+        if self._local and self._reader is not None:
+            self._follower = Follower(self._reader, self._namespace, self._topics)
+        else:
+            self._follower = None
 
     def _same_stream(self, head: NoticeHead) -> bool:
         """Return False for a message of an earlier stream."""
@@ -350,6 +448,10 @@ class Stream:
             position.broken = None
 
 
-def _end_of(item: Notice | Lagged) -> int:
-    """Return the sequence after `item`; 1 after a loss of continuity."""
-    return (item.last_lost if isinstance(item, Lagged) else item.seq) + 1
+def _end_of(lagged: Lagged) -> int:
+    """Return the sequence after a loss; 1 after a loss of continuity."""
+    return lagged.last_lost + 1
+
+
+def _pending(lagged: Lagged, position: Position) -> bool:
+    return _end_of(lagged) > position.handed or _end_of(lagged) == 1

@@ -1,10 +1,13 @@
 """The blocking subscriber, and the code that it shares with the asyncio subscriber.
 
-PUB sockets drop messages silently, but a subscriber does not lose their notices. Every message
-contains its position in its topic, and the arena's topic table has the newest position of each
-topic. The subscriber compares the two positions often in the first second after each connect,
-because a subscription takes effect some time after it was made. After that it compares them every
-CHECK_S.
+A subscriber on the daemon's host reads notices from the arena, and sleeps on its words. It checks
+every second whether another arena has replaced this one.
+
+Other notices come through a SUB socket. PUB sockets drop messages silently, but a subscriber does
+not lose their notices. Every message contains its position in its topic, and the arena's topic
+table has the newest position of each topic. The subscriber compares the two positions often in the
+first second after each connect, because a subscription takes effect some time after it was made.
+After that it compares them every CHECK_S.
 """
 
 from __future__ import annotations
@@ -13,7 +16,8 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection
 from contextlib import ExitStack, suppress
-from typing import Protocol, Self
+from functools import partial
+from typing import Self, TypeVar
 
 import zmq
 
@@ -23,6 +27,7 @@ from purgatoryd.clients.closing import Closing
 from purgatoryd.clients.fork_guard import ForkGuard
 from purgatoryd.clients.ledger import Ledger, Source
 from purgatoryd.clients.model import Notice
+from purgatoryd.clients.notices import Batch, Notices, Taken, Taker
 from purgatoryd.clients.numa_local import pin_numa_local, refuse_remote
 from purgatoryd.clients.remote import Remote
 from purgatoryd.clients.route import Route
@@ -38,6 +43,7 @@ from purgatoryd.shm_layout.errors import (
     OtherAbi,
     PurgatorydError,
 )
+from purgatoryd.shm_layout.follower import IDLE_S, Follower, can_sleep
 from purgatoryd.shm_layout.host import HOST, Host
 from purgatoryd.shm_layout.paths import check_name
 
@@ -48,15 +54,13 @@ FIRST_CHECK_S = 0.002
 PROBATION_S = 1.0
 STUCK_S = 0.02
 OPEN_RETRY_S = 0.01
+GET_MOST = 65_536
+ITERATE_MOST = 1024
+"""Number of notices that an iteration takes from the stream at once."""
 
 
-class Taker(Protocol):
-    """An object that stores the item that was handed out last."""
-
-    taken: Notice | Lagged | None
-
-
-Next = tuple[Taker, Notice | Lagged]
+Item = TypeVar("Item", Notice, Notices)
+Next = tuple[Taker, Item | Lagged]
 """(object that stores the item as taken, item)."""
 
 
@@ -76,8 +80,12 @@ class Inbox:
         whole: bool = False,
         host: Host = HOST,
         subscribe: Subscribe = Subscription,
+        local: bool = False,
+        unmapped: bool = False,
     ) -> None:
-        """`whole`: begin with all notices that the arena has, instead of those from now on."""
+        """`whole`: begin with all notices that the arena has, instead of those from now on.
+        `local`: read notices from the arena without a socket, if it can be read. `unmapped`: use
+        messages alone while there is no arena file."""
         self._host = host
         self.name = check_name(name)
         check_type("remote", remote, Remote)
@@ -87,29 +95,64 @@ class Inbox:
         self._remote = remote
         self._route = route or Route(name, namespace, host=host)
         self._ledger = ledger
-        self._noted: Notice | Lagged | None = None
+        self._noted: tuple[Notice | Lagged, ...] = ()
+        """The items of the last peek(), which are in the ledger."""
         self._receiving = False
         """True while a message is received, and after an interrupt that left it half received."""
         self._number = 0 if ledger is None else ledger.subscriber()
         subjects = _subjects(namespace, topics)
         self.endpoint = remote.place.notices if remote else self._route.find()[0].pub_endpoint
-        self.live = remote is None
-        """False until a remote daemon has accepted the connection. True at once for a local daemon,
-        because its arena has all notices."""
+        self._unmapped = unmapped
         self._fork_guard = ForkGuard("subscriber")
-        self._subscription = subscribe(self.endpoint, subjects, high_water_mark, remote)
-        try:
-            chosen = None if topics is None else frozenset(topics)
-            self._stream = Stream(namespace, chosen, self._attach, host.boot_ns, whole=whole)
-        except BaseException:
-            self._subscription.close()
-            raise
+        self._subscribe: Callable[[], Subscription] = lambda: subscribe(
+            self.endpoint, subjects, high_water_mark, remote
+        )
+        self._subscription: Subscription | None = None
         self.poller = zmq.Poller()
-        for source in self.sockets:
-            self.poller.register(source, zmq.POLLIN)
+        chosen = None if topics is None else frozenset(topics)
+        local = local and remote is None and can_sleep()
+        if not local:
+            self._open_socket()
+        try:
+            self._stream = Stream(
+                namespace, chosen, self._attach, host.boot_ns, whole=whole, local=local
+            )
+        except BaseException:
+            if self._subscription is not None:
+                self._subscription.close()
+            raise
+        if local and self.follower is None:
+            self._open_socket()
+        self.live = remote is None and (self._stream.mapped or not unmapped)
+        """False until a daemon whose arena cannot be read has accepted the connection. True at once
+        if it can, because the arena has all notices."""
         self._probation()
         if numa_local:
             self._pin_numa_local()
+
+    def _open_socket(self) -> None:
+        self._subscription = subscription = self._subscribe()
+        for source in subscription.sockets:
+            self.poller.register(source, zmq.POLLIN)
+
+    @property
+    def follower(self) -> Follower | None:
+        """Finds new notices in the arena; None if they come through a socket."""
+        return self._stream.follower if self._subscription is None else None
+
+    @property
+    def stuck(self) -> bool:
+        """True while the arena cannot be read; nothing reports the end of this state."""
+        return self._stream.stuck or not self._stream.ready
+
+    def wait(self, limit_s: float) -> None:
+        """Sleep until peek() may find something, at most `limit_s` seconds."""
+        if (follower := self.follower) is None:
+            self.poller.poll(round(limit_s * 1000 + 0.5))
+        elif self.stuck:
+            time.sleep(limit_s)
+        else:
+            follower.slept(woken=follower.sleep.wait(limit_s))
 
     def _pin_numa_local(self) -> None:
         if (reader := self._attach()) is not None:
@@ -118,9 +161,10 @@ class Inbox:
             pin_numa_local(placed.home, placed.reaper_cpu)
 
     @property
-    def sockets(self) -> tuple[zmq.Socket[bytes], zmq.Socket[bytes]]:
-        """The sockets that become readable when peek() may find something."""
-        return self._subscription.sockets
+    def sockets(self) -> tuple[zmq.Socket[bytes], ...]:
+        """The sockets that become readable when peek() may find something; none if notices are read
+        from the arena."""
+        return () if self._subscription is None else self._subscription.sockets
 
     def let_in(self) -> bool:
         """True once a connection to the daemon was made; always true for a local daemon."""
@@ -128,20 +172,38 @@ class Inbox:
             self._compare()
         return self.live
 
-    def peek(self) -> Next | None:
+    def peek(self) -> Next[Notice] | None:
         """Return (stream, item): the next notice or Lagged, and the stream that stores it as taken.
         Return None if there is no item."""
+        return self._peek(self._stream.peek)
+
+    def peek_many(self, most: int) -> Next[Notices] | None:
+        """Return the next notices, at most `most`, as peek() returns one."""
+        return self._peek(partial(self._stream.peek_many, most))
+
+    def check(self) -> None:
+        """Raise Closed or ForkedProcess if the inbox may not be used."""
         self._fork_guard.check()
-        while (item := self._stream.peek()) is None:
+
+    def _peek(self, look: Callable[[], Item | Lagged | None]) -> Next[Item] | None:
+        self.check()
+        while (item := look()) is None:
             if self._stream.stuck or not (self._receive() or self._compare()):
                 return None
-        if self._ledger is not None and item is not self._noted:
-            if isinstance(item, Lagged):
-                self._ledger.lost(self._source, item)
-            else:
-                self._ledger.received(self._source, item)
-            self._noted = item
+        if self._ledger is not None:
+            self._note(self._ledger, tuple(item) if isinstance(item, Notices) else (item,))
         return self._stream, item
+
+    def _note(self, ledger: Ledger, items: tuple[Notice | Lagged, ...]) -> None:
+        before = {id(item) for item in self._noted}
+        for item in items:
+            if id(item) in before:
+                continue
+            if isinstance(item, Lagged):
+                ledger.lost(self._source, item)
+            else:
+                ledger.received(self._source, item)
+        self._noted = items
 
     @property
     def _source(self) -> Source:
@@ -150,9 +212,11 @@ class Inbox:
     @property
     def patience_s(self) -> float:
         """The longest sleep on the sockets before the next peek(), in seconds."""
-        if self._stream.stuck:
+        if self._stream.stuck or (self.follower is not None and not self._stream.ready):
             return STUCK_S
-        return max(self._check_s - self._host.monotonic_s(), 0.0)
+        limit_s = max(self._check_s - self._host.monotonic_s(), 0.0)
+        follower = self.follower
+        return limit_s if follower is None else min(limit_s, follower.limit_s)
 
     @property
     def open(self) -> bool:
@@ -175,20 +239,28 @@ class Inbox:
             self._fork_guard.closed = True
             self._route.close()
             self._stream.close()
-            self._subscription.close()
+            if self._subscription is not None:
+                self._subscription.close()
 
     def _attach(self) -> Reader | None:
-        """Attach to the arena. Return None if the daemon is on another host or has another ABI."""
+        """Attach to the arena. Return None if it cannot be read: the daemon is on another host, has
+        another ABI, or has its arena in a /dev/shm of its own."""
         if self._remote is not None:
             return None
         try:
             return Reader.attach(self._route.find()[0])
         except OtherAbi:
             return None
+        except ArenaMissing:
+            if self._unmapped:
+                return None
+            raise
 
     def _receive(self) -> bool:
         """Receive a message. After an interrupt the message is dropped, and its notices are read
         from the arena."""
+        if self._subscription is None:
+            return self._stream.look()
         if self._receiving:
             self._check_s = 0.0
         self._receiving = True
@@ -201,6 +273,8 @@ class Inbox:
 
     def _compare(self) -> bool:
         """Compare the stream with the arena if a comparison is due. Returns whether it was due."""
+        if self._subscription is None:
+            return self._look_after()
         if self._subscription.reconnected():
             self.live = True
             self._stream.reconnected()
@@ -213,8 +287,28 @@ class Inbox:
         if now_s < self._check_s:
             return False
         self._follow()
-        self._stream.compare()
+        if self._unmapped and not self._stream.mapped:
+            self._stream.reconnected()
+        else:
+            self._stream.compare()
         self._schedule(now_s)
+        return True
+
+    def _look_after(self) -> bool:
+        """Attach to another arena if it has replaced ours. If that one cannot be read here, its
+        notices come through a socket."""
+        now_s = self._host.monotonic_s()
+        if now_s < self._check_s:
+            return False
+        self._check_s = now_s + IDLE_S
+        with suppress(PurgatorydError):
+            endpoint = self._route.find()[0].pub_endpoint
+            if endpoint != self.endpoint or self._stream.moved:
+                self.endpoint = endpoint
+                self._stream.reconnected()
+        if self._stream.follower is None:
+            self._open_socket()
+            self._probation()
         return True
 
     def _follow(self) -> None:
@@ -224,7 +318,7 @@ class Inbox:
             return
         with suppress(PurgatorydError):
             endpoint = self._route.find()[0].pub_endpoint
-            if endpoint != self.endpoint:
+            if self._subscription is not None and endpoint != self.endpoint:
                 self.endpoint = endpoint
                 self._subscription.redirect(endpoint)
 
@@ -258,7 +352,9 @@ class Merged:
         self._inboxes: list[Inbox] = []
         self._reported: deque[Lagged] = deque()
         """Losses in the previous shard generation that are still to be raised."""
-        self.taken: Notice | Lagged | None = None
+        self.taken: Taken | None = None
+        self.follower = None
+        self.stuck = False
         self._check_s = 0.0
         self._shard_generation = 0
         self._next_inbox = 0
@@ -291,27 +387,42 @@ class Merged:
         """True until close(), but only in the process that created the inboxes."""
         return all(inbox.open for inbox in self._inboxes)
 
+    def check(self) -> None:
+        """Raise Closed or ForkedProcess if the inboxes may not be used."""
+        self._inboxes[0].check()
+
     def let_in(self) -> bool:
         """True once every shard has let this subscriber in."""
         return all(inbox.let_in() for inbox in self._inboxes)
 
-    def peek(self) -> Next | None:
+    def peek(self) -> Next[Notice] | None:
         """Return the next notice of any shard, or Lagged; None if there is none."""
+        return self._peek(Inbox.peek)
+
+    def peek_many(self, most: int) -> Next[Notices] | None:
+        """Return the next notices of any one shard, at most `most`, as peek() returns one."""
+        return self._peek(lambda inbox: inbox.peek_many(most))
+
+    def wait(self, limit_s: float) -> None:
+        """Sleep until peek() may find something, at most `limit_s` seconds."""
+        self.poller.poll(round(limit_s * 1000 + 0.5))
+
+    def _peek(self, look: Callable[[Inbox], Next[Item] | None]) -> Next[Item] | None:
         while True:
             if self._reported and self._reported[0] is self.taken:
                 self._reported.popleft()
             if self._reported:
                 return self, self._reported[0]
-            if (found := self._next()) is not None:
+            if (found := self._next(look)) is not None:
                 return found
             if self._route.host.monotonic_s() < self._check_s:
                 return None
             self._follow()
 
-    def _next(self) -> Next | None:
+    def _next(self, look: Callable[[Inbox], Next[Item] | None]) -> Next[Item] | None:
         for _ in self._inboxes:
             self._next_inbox = (self._next_inbox + 1) % len(self._inboxes)
-            if (found := self._inboxes[self._next_inbox].peek()) is not None:
+            if (found := look(self._inboxes[self._next_inbox])) is not None:
                 return found
         return None
 
@@ -377,26 +488,40 @@ class Opener:
         remote: Remote | None,
         ledger: Ledger | None,
         numa_local: bool,
+        transport: str,
     ) -> None:
         self.name = name
+        if not isinstance(transport, str) or transport not in ("auto", "zmq"):
+            raise InvalidArgument(f"transport must be 'auto' or 'zmq', not {transport!r}")
+        self._local = transport == "auto"
         self._arguments = (name, namespace, topics, high_water_mark, remote, ledger, numa_local)
         self._route = Route(name, namespace)
         self._remote = remote
+        self._unmapped = False
+        self.iterated = ITERATE_MOST if ledger is None else 1
+        """Number of notices that an iteration takes at once. The ledger stores what was taken."""
 
-    def __call__(self) -> Inbox | Merged:
-        """Open the inbox without a wait. Raises the errors of Subscriber."""
+    def __call__(self, *, late: bool) -> Inbox | Merged:
+        """Open the inbox without a wait. Raises the errors of Subscriber.
+
+        `late`: half of the time for opening it is over. Without an arena file, messages alone are
+        then used: `/dev/shm` is that of another container.
+        """
+        self._unmapped = late and self._remote is None
         if self._remote is None:
             paths, table = self._route.table()
             if table is not None and self._route.placed(paths, table).partitions > 1:
                 return Merged(self._route, self._one)
-        return self._one(self._route, False)
+        return self._one(self._route, whole=False, local=self._local)
 
     def close(self) -> None:
         """Release an opener that has not opened an inbox."""
         self._route.close()
 
-    def _one(self, route: Route, whole: bool) -> Inbox:
-        return Inbox(*self._arguments, route=route, whole=whole)
+    def _one(self, route: Route, whole: bool, local: bool = False) -> Inbox:
+        return Inbox(
+            *self._arguments, route=route, whole=whole, local=local, unmapped=self._unmapped
+        )
 
 
 class Subscriber(Closing):
@@ -411,9 +536,15 @@ class Subscriber(Closing):
     The namespace may have any number of partitions. The notices of all shards are merged, and the
     notices of a topic are in order only within each shard.
 
-    If the daemon has another ABI, or with `remote`, the subscriber cannot read the arena. Then a
-    topic begins with the first message that arrives, and messages that the socket drops are not
-    recovered: Lagged reports them when the topic's next message arrives.
+    `transport`: "auto" reads notices from the arena, if the daemon is on this host, the namespace
+    has one partition and the kernel has futex_waitv() (Linux 5.16). Otherwise, and with "zmq", they
+    come through a socket. The guarantees are the same.
+
+    If the daemon has another ABI, if its arena is in the `/dev/shm` of another container, or with
+    `remote`, the subscriber cannot read the arena. Then a topic begins with the first message that
+    arrives, and messages that the socket drops are not recovered: Lagged reports them when the
+    topic's next message arrives. Without an arena file the constructor waits half of `timeout` for
+    one.
 
     Not thread-safe. Raises DaemonUnreachable, ArenaError, InvalidName.
     """
@@ -429,16 +560,22 @@ class Subscriber(Closing):
         remote: Remote | None = None,
         ledger: Ledger | None = None,
         numa_local: bool = False,
+        transport: str = "auto",
     ) -> None:
         timeout = check_limit_s(timeout)
         deadline_s = HOST.monotonic_s() + timeout
-        open_inbox = Opener(name, namespace, topics, high_water_mark, remote, ledger, numa_local)
+        open_inbox = Opener(
+            name, namespace, topics, high_water_mark, remote, ledger, numa_local, transport
+        )
+        self._iterated = open_inbox.iterated
+        self._batch: Batch | None = None
         while True:
+            left_s = deadline_s - HOST.monotonic_s()
             try:
-                self._inbox = open_inbox()
+                self._inbox = open_inbox(late=timeout > 0 and left_s < timeout / 2)
                 break
             except (DaemonUnreachable, ArenaMissing, ArenaNotReady) as error:
-                if HOST.monotonic_s() >= deadline_s:
+                if left_s <= 0:
                     open_inbox.close()
                     raise unreachable(name, error, timeout) from None
             time.sleep(OPEN_RETRY_S)
@@ -454,42 +591,69 @@ class Subscriber(Closing):
         Raises Lagged once for each range that the replay buffer has lost; the next call continues
         after it.
         """
-        found = self._await(None if timeout is None else check_limit_s(timeout))
+        found = self._await(self._inbox.peek, timeout)
         if found is None:
             return None
         source, item = found
-        if isinstance(item, Lagged):
-            source.taken = item; raise item  # noqa: E702  # fmt: skip
         # No signal handler runs between the two statements, so an item counts as taken only if it
         # is returned.
         source.taken = item; return item  # noqa: E702  # fmt: skip
 
-    def _await(self, limit_s: float | None) -> Next | None:
+    def get_many(self, most: int = GET_MOST, timeout: float | None = None) -> Notices | None:
+        """Return the notices that are there, at least 1 and at most `most`; None if none came
+        within `timeout` seconds (None = no limit).
+
+        They are columns, and make `Notice` objects only on request. Raises Lagged as get() does.
+        """
+        most = check_whole("most", most, 1, HWM_MAX)
+        found = self._await(partial(self._inbox.peek_many, most), timeout)
+        if found is None:
+            return None
+        source, item = found
+        source.taken = item; return item  # noqa: E702  # fmt: skip
+
+    def _await(
+        self, look: Callable[[], Next[Item] | None], timeout: float | None
+    ) -> tuple[Taker, Item] | None:
+        """Return (source, next item that `look` finds), or raise its Lagged."""
+        limit_s = None if timeout is None else check_limit_s(timeout)
         inbox = self._inbox
-        if (found := inbox.peek()) is not None or limit_s == 0:
-            return found
+        found = look()
         deadline_s = None if limit_s is None else HOST.monotonic_s() + limit_s
-        while found is None:
+        while found is None and limit_s != 0:
             wait_s = inbox.patience_s
             if deadline_s is not None:
                 wait_s = min(wait_s, deadline_s - HOST.monotonic_s())
             if wait_s < 0:
                 break
-            inbox.poller.poll(round(wait_s * 1000 + 0.5))
-            found = inbox.peek()
-        return found
+            inbox.wait(wait_s)
+            found = look()
+        if found is None:
+            return None
+        source, item = found
+        if isinstance(item, Lagged):
+            source.taken = item; raise item  # noqa: E702  # fmt: skip
+        return source, item
 
     def __iter__(self) -> Self:
         return self
 
     def __next__(self) -> Notice:
         """Return the next notice, however long it takes. Raises the same errors as get()."""
-        while (found := self._await(None)) is None:
+        batch = self._batch
+        if batch is None or not batch.left:
+            batch = self._batch = self._next_batch()
+        else:
+            self._inbox.check()
+        notice = batch.notices[batch.handed]
+        batch.handed += 1; return notice  # noqa: E702  # fmt: skip
+
+    def _next_batch(self) -> Batch:
+        while (found := self._await(partial(self._inbox.peek_many, self._iterated), None)) is None:
             pass
-        source, item = found
-        if isinstance(item, Lagged):
-            source.taken = item; raise item  # noqa: E702  # fmt: skip
-        source.taken = item; return item  # noqa: E702  # fmt: skip
+        source, notices = found
+        source.taken = batch = Batch(source, notices)
+        return batch
 
     def close(self) -> None:
         """End the subscription."""

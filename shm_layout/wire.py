@@ -754,12 +754,30 @@ def decode_notice_head(data: bytes) -> NoticeHead:
     return NoticeHead(*head[2:])
 
 
+def check_notices(data: bytes, count: int) -> None:
+    """Check that a notice message has exactly the bytes of its `count` notices. Raises
+    ProtocolError."""
+    _need("notice records", data, NOTICES.size, count * NOTICE.size)
+    at = NOTICES.size + count * NOTICE.size
+    for record in NOTICE.iter_unpack(data[NOTICES.size : at]):
+        at += record[3] + record[4]
+    if at != len(data):
+        raise ProtocolError("end of the notices", len(data), at, len(data))
+
+
 def decode_notices(data: bytes, count: int) -> list[RawNotice]:
     """Decode the `count` notices of a notice message's second frame, in order. Raises
     ProtocolError."""
-    _need("notice records", data, NOTICES.size, count * NOTICE.size)
-    notices, at = [], NOTICES.size + count * NOTICE.size
-    for record in NOTICE.iter_unpack(data[NOTICES.size : at]):
+    check_notices(data, count)
+    return decode_some_notices(data, 0, count, NOTICES.size + count * NOTICE.size)[0]
+
+
+def decode_some_notices(data: bytes, start: int, stop: int, at: int) -> tuple[list[RawNotice], int]:
+    """Decode the notices `start` to `stop` - 1 of a message after check_notices(). `at`: offset of
+    the key of the first. Return them and the offset after them."""
+    notices = []
+    records = data[NOTICES.size + start * NOTICE.size : NOTICES.size + stop * NOTICE.size]
+    for record in NOTICE.iter_unpack(records):
         ticket, deadline_ns, fired_ns, payload_len, key_len, key_type, cause, flags = record
         middle, end = at + key_len, at + key_len + payload_len
         key = data[at:middle]
@@ -771,6 +789,4 @@ def decode_notices(data: bytes, count: int) -> list[RawNotice]:
             )
         )  # fmt: skip
         at = end
-    if at != len(data):
-        raise ProtocolError("end of the notices", len(data), at, len(data))
-    return notices
+    return notices, at

@@ -67,6 +67,15 @@ def daemon_dir(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     shutil.rmtree(directory)
 
 
+@pytest.fixture(params=["arena", "socket"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Run a test twice: subscribers read the arena, or their notices come through a socket, as on a
+    kernel without futex_waitv()."""
+    if request.param == "socket":
+        monkeypatch.setattr("purgatoryd.clients.subscriber.can_sleep", lambda: False)
+    return str(request.param)
+
+
 @pytest.fixture
 def daemon(request: pytest.FixtureRequest, daemon_dir: Path) -> Iterator[StartDaemon]:
     """Start daemons in the test's own directory, and stop them cleanly at the end.

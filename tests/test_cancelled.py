@@ -487,16 +487,20 @@ def test_a_client_without_connect_works_after_a_cancelled_first_call(daemon: Sta
 
 
 @pytest.mark.tier("test")
-@pytest.mark.parametrize("iterate", [False, wide(True)])
+@pytest.mark.parametrize("call", ["get", "get_many", "next"])
 @pytest.mark.parametrize("topics", [wide(None), ["t"]])
+@pytest.mark.usefixtures("way")
 def test_a_cancelled_subscriber_returns_each_notice_once(
-    daemon: StartDaemon, topics: list[str] | None, iterate: bool
+    daemon: StartDaemon, topics: list[str] | None, call: str
 ) -> None:
     daemon("demo")
     seen: list[int] = []
 
     async def take(subscriber: AsyncSubscriber) -> None:
-        notice = await (anext(subscriber) if iterate else subscriber.get(PATIENCE_S))
+        if call == "get_many":
+            seen.extend(notice.seq for notice in await subscriber.get_many(2, PATIENCE_S) or ())
+            return
+        notice = await (anext(subscriber) if call == "next" else subscriber.get(PATIENCE_S))
         assert isinstance(notice, Notice)
         seen.append(notice.seq)
 
@@ -574,7 +578,7 @@ TRIED: dict[type, set[str]] = {
     },
     # `wait` is tested in test_operation_columns.py; only AsyncPurgatory calls the others.
     AsyncOperations: {"wait", "answered", "ended", "lost"},
-    AsyncSubscriber: {"get", "close", "connect"},
+    AsyncSubscriber: {"get", "get_many", "close", "connect"},
 }
 """Calls that the tests cancel, by class."""
 DO_NOT_WAIT = {"at", "add_done_callback", "future"}

@@ -415,6 +415,7 @@ def test_calls_go_on_after_a_restart(client: Client, real: Daemon, end: str) -> 
     assert set(client.cancel_many([*keys, "after"])) == {CancelResult.CANCELLED}
 
 
+@pytest.mark.usefixtures("way")
 @pytest.mark.parametrize("end", ["stop", "kill"])
 def test_a_subscriber_goes_on_after_a_restart(client: Client, real: Daemon, end: str) -> None:
     with listen("t") as subscriber:
@@ -474,6 +475,7 @@ def test_a_full_queue_blocks_and_then_refuses(real: Daemon) -> None:
 # ---- subscribers ---------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("way")
 def test_only_the_chosen_topics_and_namespace(client: Client) -> None:
     with listen("orders") as some, listen() as every, Client("demo", namespace="bank") as bank:
         bank.add("x", delay=0, topic="orders")
@@ -494,7 +496,7 @@ def test_high_water_mark_of_ten_loses_nothing(
         return replay(self, namespace, topic, first, last)
 
     monkeypatch.setattr(Reader, "replay", spy)
-    with listen("t", high_water_mark=10) as subscriber:
+    with listen("t", high_water_mark=10, transport="zmq") as subscriber:
         for i in range(3000):
             client.add(f"k{i}", delay=0, topic="t", payload=bytes(1000))
         notices = take(subscriber, 3000)
@@ -505,7 +507,7 @@ def test_high_water_mark_of_ten_loses_nothing(
 
 @pytest.mark.tier("test")
 def test_notices_missed_while_disconnected_are_recovered(client: Client, real: Daemon) -> None:
-    with listen("t") as subscriber:
+    with listen("t", transport="zmq") as subscriber:
         client.add_many([(f"a{i}", 0, "t") for i in range(10)])
         take(subscriber, 10)
         disconnected(subscriber, real, lambda: client.add_many([("b", 0, "t"), ("c", 0, "t")]))
@@ -516,7 +518,10 @@ def test_notices_missed_while_disconnected_are_recovered(client: Client, real: D
 def test_a_subscriber_that_was_overtaken_receives_the_range(daemon: StartDaemon) -> None:
     real = daemon("demo", "--replay-buffer", "1024")
     rows = [(f"k{i}", 0, "t") for i in range(5000)]
-    with Client("demo", namespace="shop") as client, listen("t") as subscriber:
+    with (
+        Client("demo", namespace="shop") as client,
+        listen("t", transport="zmq") as subscriber,
+    ):
         disconnected(subscriber, real, lambda: client.add_many(rows))
         with pytest.raises(Lagged) as caught:
             subscriber.get(PATIENCE_S)
@@ -545,6 +550,7 @@ def disconnected(subscriber: Subscriber, real: Daemon, act: Callable[[], object]
     socket.connect(real.paths.pub_endpoint)
 
 
+@pytest.mark.usefixtures("way")
 def test_a_subscriber_reports_a_new_arena(client: Client, real: Daemon) -> None:
     with listen("t") as subscriber:
         client.add_many([(f"k{i}", 0, "t") for i in range(5)])
@@ -563,6 +569,7 @@ def test_a_subscriber_reports_a_new_arena(client: Client, real: Daemon) -> None:
         assert (notice.key, notice.seq) == ("new", 1)
 
 
+@pytest.mark.usefixtures("way")
 def test_a_subscriber_outlives_the_daemon(client: Client, real: Daemon) -> None:
     with listen("t") as subscriber:
         client.add("a", delay=0, topic="t")
@@ -575,6 +582,7 @@ def test_a_subscriber_outlives_the_daemon(client: Client, real: Daemon) -> None:
         assert take(subscriber, 1)[0].seq == 2
 
 
+@pytest.mark.usefixtures("way")
 def test_two_subscribers_and_iteration(client: Client) -> None:
     with listen("t") as one, listen("t") as two:
         client.add_many([(f"k{i}", 0, "t") for i in range(10)])
@@ -590,6 +598,7 @@ def test_two_subscribers_and_iteration(client: Client) -> None:
 # ---- asyncio -------------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("way")
 @pytest.mark.tier("test")
 def test_async_client_and_subscriber(real: Daemon) -> None:
     async def scenario() -> list[object]:

@@ -14,7 +14,7 @@ import random
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, suppress
 from functools import partial
 from pathlib import Path
@@ -545,11 +545,19 @@ def test_an_interrupted_call_of_an_admin_outlasts_neither_close_nor_its_timeout(
 # ---- notices -----------------------------------------------------------------------------------
 
 
+TAKES: dict[str, Callable[[Subscriber], Iterable[Notice | None]]] = {
+    "get": lambda subscriber: [subscriber.get(PATIENCE_S)],
+    "get_many": lambda subscriber: subscriber.get_many(2, PATIENCE_S) or (),
+    "next": lambda subscriber: [next(subscriber)],
+}
+
+
 @pytest.mark.tier("test")
-@pytest.mark.parametrize("iterate", [False, wide(True)])
+@pytest.mark.parametrize("call", ["get", "get_many", "next"])
 @pytest.mark.parametrize("topics", [wide(None), ["t"]])
+@pytest.mark.usefixtures("way")
 def test_an_interrupted_subscriber_returns_each_notice_once(
-    daemon: StartDaemon, topics: list[str] | None, iterate: bool
+    daemon: StartDaemon, topics: list[str] | None, call: str
 ) -> None:
     daemon("demo")
     seen: list[Notice] = []
@@ -569,12 +577,10 @@ def test_an_interrupted_subscriber_returns_each_notice_once(
             if len(seen) + 3 > sent or number % 7 == 0:
                 send()
             with Interrupt(number) as interrupt:
-                try:
-                    notice = next(subscriber) if iterate else subscriber.get(PATIENCE_S)
-                except Interrupted:
-                    notice = None
-            if notice is not None:
-                seen.append(notice)
+                found: Iterable[Notice | None] = ()
+                with suppress(Interrupted):
+                    found = TAKES[call](subscriber)
+            seen += (notice for notice in found if notice is not None)
             if not interrupt.raised:
                 break
         while len(seen) < sent and (notice := subscriber.get(PATIENCE_S)) is not None:
@@ -589,7 +595,7 @@ TRIED: dict[type, set[str]] = {
     Purgatory: {*ADDS, *CALLS, *EFFECTS, *WATCHES, "close"},
     Handle: {name.removeprefix("Handle.") for name in CALLS},
     Operation: {name.removeprefix("Operation.") for name in (*CALLS, *EFFECTS, *CALLBACKS)},
-    Subscriber: {"get", "close"},
+    Subscriber: {"get", "get_many", "close"},
     Admin: public(Admin),
 }
 """Calls that the tests of this file interrupt, by class."""
@@ -597,6 +603,7 @@ ELSEWHERE = {
     "DelayedOperation", "DelayedOperationPurgatory",  # tested in test_local.py
     "BulkLoad", "BulkLoadStatus", "BulkResult", "Remote", "Resume",  # neither send nor wait
     "Ledger",  # only called by clients
+    "Notices",  # neither sends nor waits
     "Operations",  # tested in test_operation_columns.py
 }  # fmt: skip
 

@@ -402,10 +402,13 @@ def test_a_topic_that_a_heartbeat_announces(stream: Stream) -> None:
 class LostArena:
     """Stand-in for the reader of an arena with an empty replay buffer."""
 
-    uuid, epoch, header = b"", 1, SimpleNamespace(clock_kind=ClockKind.BOOT)
+    uuid, epoch = b"", 1
 
     def __init__(self, stream_id: int, newest: dict[str, tuple[int, int]]) -> None:
-        self.stream_id, self.newest, self.state = stream_id, newest, ArenaState.READY
+        self.stream_id, self.newest = stream_id, newest
+        self.header = SimpleNamespace(
+            clock_kind=ClockKind.BOOT, state=ArenaState.READY, stream_id=stream_id
+        )
 
     def newest_sequences(self, _: str) -> dict[str, tuple[int, int]]:
         return self.newest
@@ -424,7 +427,7 @@ def test_a_gap_of_an_earlier_numbering_hides_no_notice(again: str) -> None:
     arenas[0].newest = {"t": (1, 1)}
     stream.compare()  # notice 1 is missing
     if again == "stream":
-        arenas[0].state = ArenaState.RETIRED
+        arenas[0].header.state = ArenaState.RETIRED
         arenas.append(LostArena(8, {}))
     else:
         arenas[0].newest = {"t": (2, 0)}
@@ -441,7 +444,7 @@ def test_a_loss_after_a_reported_loss_of_continuity_is_reported(sent: int) -> No
     stream had sent by then."""
     arenas: list[Any] = [LostArena(7, {"t": (1, 0)})]
     stream = Stream("n", None, lambda: arenas[-1], HOST.boot_ns)
-    arenas[0].state = ArenaState.RETIRED
+    arenas[0].header.state = ArenaState.RETIRED
     arenas.append(LostArena(8, {"t": (1, sent)} if sent else {}))
     stream.compare()
     assert drain(stream) == [(1, 0)]

@@ -494,6 +494,10 @@ class SimulatedTransport:
             self.on_closed(self._closed.popleft())
         return False
 
+    @property
+    def subscribed(self) -> bool:
+        return True
+
     def take_subscriptions(self) -> None:
         pass
 
