@@ -301,13 +301,26 @@ Late = Iterator[tuple[int, int]]
 soon as no notice can be missed."""
 
 
-def subscribed(transport: str, server: Server) -> Late:
-    """Receive with a Subscriber."""
+def subscriber(server: Server, transport: str) -> Subscriber:
     os.environ["PURGATORYD_DIR"] = str(server.address)
-    with Subscriber(NAME, topics=[TOPIC], timeout=PATIENCE_S) as subscriber:
+    return Subscriber(NAME, topics=[TOPIC], timeout=PATIENCE_S, transport=transport)
+
+
+def subscribed(transport: str, server: Server) -> Late:
+    """Receive with a Subscriber, one notice at a time."""
+    with subscriber(server, transport) as notices:
         yield 0, 0
-        for notice in subscriber:
+        for notice in notices:
             yield boot_ns(), stamp(notice.payload)
+
+
+def column_wise(server: Server) -> Late:
+    """Receive columns with a Subscriber that reads the arena."""
+    with subscriber(server, "auto") as notices:
+        yield 0, 0
+        while some := notices.get_many():
+            now_ns = boot_ns()
+            yield from ((now_ns, due_ns) for due_ns in some.deadlines_boot_ns.tolist())
 
 
 def plain(server: Server) -> Late:
