@@ -45,7 +45,10 @@ PACK = Extension(
     "purgatoryd.clients._pack",
     sources=[
         *(f"clients/pack/{name}.c" for name in ("batch", "direct", "maker", "module", "plain")),
-        *(f"shm_layout/core/{name}.c" for name in ("base/check", "base/futex", "ring/doorbell", "ring/ring")),
+        *(
+            f"shm_layout/core/{name}.c"
+            for name in ("base/check", "base/futex", "ring/doorbell", "ring/ring")
+        ),
     ],
     include_dirs=["shm_layout"],
     depends=[
