@@ -333,7 +333,8 @@ def test_notices_that_nobody_received_come_after_a_reboot(daemon: StartDaemon, w
     script.chmod(0o755)
     real.python = str(script)
     real.start()
-    with listen() as subscriber:
+    # A subscriber of the arena receives notices without a message.
+    with Subscriber("demo", namespace="shop", timeout=PATIENCE_S, transport="zmq") as subscriber:
         with durable() as client:
             tickets = [client.add(f"k{i}", delay=0, topic="t").ticket for i in range(20)]
             eventually(lambda: len(of_kind("fire", real, wal)) == len(tickets))
