@@ -317,7 +317,7 @@ def test_sent_notices_are_not_published_again_after_a_clean_stop(
 HANDS_NOTHING_OVER = f"""#!{sys.executable}
 import runpy, sys
 from purgatoryd.daemon import reaper
-reaper.WINDOWS_PER_ITERATION = 0
+reaper.Reaper._publish = lambda self: False
 del sys.argv[1:3]
 runpy.run_module("purgatoryd.cli", run_name="__main__")
 """
