@@ -14,7 +14,7 @@ WORKERS ?= $(shell expr $(CPUS) + 1)
 
 CORE_C  := $(sort $(wildcard shm_layout/core/*/*.c))
 PACK_C  := clients/pack/batch.c
-PACK    := $(wildcard clients/pack/*.[ch])
+PACK    := $(sort $(wildcard clients/pack/*.[ch]))
 CORE_H  := $(sort $(wildcard shm_layout/*.h shm_layout/core/*.h shm_layout/core/*/*.h))
 TESTS_C := $(sort $(wildcard tests/c/*.c))
 TESTS_H := $(sort $(wildcard tests/c/*.h tests/fuzz/*.h clients/pack/*.h))

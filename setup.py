@@ -44,7 +44,7 @@ class BuildChanged(build_ext):
 PACK = Extension(
     "purgatoryd.clients._pack",
     sources=[
-        *(f"clients/pack/{name}.c" for name in ("batch", "direct", "maker", "module", "plain")),
+        *map(str, sorted(Path("clients/pack").glob("*.c"))),
         *(
             f"shm_layout/core/{name}.c"
             for name in ("base/check", "base/futex", "ring/doorbell", "ring/ring")

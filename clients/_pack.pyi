@@ -132,7 +132,42 @@ class Source:
     def __init__(
         self, count: int, op: int, mode: int, flags: int, delays: bool, now_ns: int, entry: bytes,
         topics: dict[str, bytes],
-        slow: Callable[[int], tuple[int, int, int, bytes, bytes, bytes, int]],
+        slow: Callable[[int], tuple[int, int, int, bytes, bytes, bytes, int, int, bytes]],
         rows: list[Any] | None, key: Column, time: Column, topic: Column, payload: Column,
-        flags_of_rows: Column, /,
+        flags_of_rows: Column, watched: Column, value: Column, /,
     ) -> None: ...  # fmt: skip
+
+class Table:
+    """Answers and outcomes of a watch_many()."""
+
+    _rows: int
+    """Number of rows."""
+    open: int
+    """Number of rows that have no outcome and were not refused."""
+    _ended: int
+    """Number of rows that have an outcome."""
+
+    def __init__(self, rows: int, /) -> None: ...
+    def _answers(self) -> bytes: ...
+    def _outcomes(self) -> bytes: ...
+    def _order(self, first: int, /) -> bytes: ...
+
+class Tickets:
+    """Rows of operations by ticket."""
+
+    open: int
+    """Number of operations that have not ended."""
+    places: int
+    """Number of operations that have memory."""
+    touched: list[Any]
+    """Tables that have outcomes which the caller has not seen."""
+
+    def __init__(self) -> None: ...
+    def add(self, table: Table, results: bytes, rows: bytes, /) -> int: ...
+    def receive(self, body: bytes, count: int, /) -> tuple[bytes, list[int]] | int: ...
+    def end(
+        self, ticket: int, cause: int, armed_ns: int, ended_ns: int, watermark: int, error: int,
+        missing: int, failed: int, /,
+    ) -> bool: ...  # fmt: skip
+    def has(self, ticket: int, /) -> bool: ...
+    def clear(self) -> None: ...

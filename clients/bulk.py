@@ -414,11 +414,11 @@ def _put_source(
         payload = b"" if payload is None else wire.encode_payload(payload)
         within = row.get("within") if isinstance(row, Mapping) else None
         flags = slack if within is None else times.slack(within)
-        return kind, time_ns, key_type, key_bytes, name, payload, flags
+        return kind, time_ns, key_type, key_bytes, name, payload, flags, 0, b""
 
     return Source(
         len(rows), Op.PUT, mode, slack, clock == ClockKind.VIRTUAL, now_ns, entry, names.topics,
-        slow, rows, None, None, None, None, None,
+        slow, rows, None, None, None, None, None, None, None,
     )  # fmt: skip
 
 
@@ -426,11 +426,11 @@ def cancel_source(names: Names, keys: list[Any]) -> Source:
     """Return the source of cancels; `keys`: their keys."""
 
     def slow(index: int) -> Converted:
-        return 0, 0, *wire.encode_key(keys[index]), names.of_key, b"", 0
+        return 0, 0, *wire.encode_key(keys[index]), names.of_key, b"", 0, 0, b""
 
     return Source(
         len(keys), Op.CANCEL, 0, 0, False, 0, names.of_key, {}, slow, None,
-        keys, None, None, None, None,
+        keys, None, None, None, None, None, None,
     )  # fmt: skip
 
 

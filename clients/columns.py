@@ -91,22 +91,22 @@ def _put_source(
             -1,
         )
     check_lengths(columns)
-    due = _Times(given[0], columns[given[0]], connection.delay_clock, now_ns)
-    topics = _Topics(connection.names, columns.get("topic"), entry)
+    due = Times(given[0], columns[given[0]], connection.delay_clock, now_ns)
+    topics = Topics(connection.names, columns.get("topic"), entry)
     keys, payloads = text_buffers(columns["key"]), payload_buffers(columns.get("payload"))
     slacks = slacks_of(columns["within"], slack) if "within" in columns else None
 
     def slow(row: int) -> Converted:
-        key_type, key = wire.encode_key(_item(columns["key"], row))
-        payload = None if payloads is None else _item(columns["payload"], row)
+        key_type, key = wire.encode_key(item_of(columns["key"], row))
+        payload = None if payloads is None else item_of(columns["payload"], row)
         payload = b"" if payload is None else wire.encode_payload(payload)
         flags = slack if slacks is None else int(slacks[row])
-        return *due.of(row), key_type, key, topics.of(row), payload, flags
+        return *due.of(row), key_type, key, topics.of(row), payload, flags, 0, b""
 
     return Source(
         len(columns["key"]), Op.PUT, mode, slack, due.virtual, now_ns, entry, topics.entries, slow,
         None, keys, due.column, topics.column, payloads,
-        None if slacks is None else ("B", slacks, None, 0, 0),
+        None if slacks is None else ("B", slacks, None, 0, 0), None, None,
     )  # fmt: skip
 
 
@@ -135,15 +135,15 @@ def slacks_of(column: Any, default: int) -> Array:
 
 def _cancel_source(names: Names, column: Any) -> Source:
     def slow(row: int) -> Converted:
-        return 0, 0, *wire.encode_key(_item(column, row)), names.of_key, b"", 0
+        return 0, 0, *wire.encode_key(item_of(column, row)), names.of_key, b"", 0, 0, b""
 
     return Source(
         len(column), Op.CANCEL, 0, 0, False, 0, names.of_key, {}, slow, None,
-        text_buffers(column), None, None, None, None,
+        text_buffers(column), None, None, None, None, None, None,
     )  # fmt: skip
 
 
-def _item(column: Any, row: int) -> Any:
+def item_of(column: Any, row: int) -> Any:
     """Return an item of a list, a numpy array or an Arrow array as a Python object."""
     item = column[row]
     return item.as_py() if hasattr(item, "as_py") else item
@@ -196,49 +196,51 @@ def _arrow(column: Any) -> Column:
 # ---- topics ------------------------------------------------------------------------------
 
 
-class _Topics:
+class Topics:
     """The topics of all rows, checked: `column` for the C code, `entries` of the name table by
-    topic."""
+    topic. With `optional`, None in a list is no topic."""
 
-    def __init__(self, names: Names, column: Any, entry: bytes) -> None:
+    def __init__(self, names: Names, column: Any, entry: bytes, *, optional: bool = False) -> None:
         self.column: Column = None
         self.entries: dict[str, bytes] = {}
         self._entry = entry
         if hasattr(column, "dictionary_encode"):
-            codes, topics = topic_column(column)
+            codes, topics = _codes(column)
             self.column = "c", codes, [names.of_topic(topic) for topic in topics], 0, 0
         elif column is not None:
             self.column = column.tolist() if hasattr(column, "tolist") else list(column)
-            self.entries = {topic: names.of_topic(topic) for topic in set(self.column)}
+            distinct = set(self.column).difference([None] if optional else [])
+            self.entries = {topic: names.of_topic(topic) for topic in distinct}
+
+    def given(self, row: int) -> bool:
+        """Return whether a row has a topic."""
+        if isinstance(self.column, list):
+            return self.column[row] is not None
+        return self.column is not None
 
     def of(self, row: int) -> bytes:
         """Return the entry of the name table of a row."""
         if self.column is None:
             return self._entry
         if isinstance(self.column, list):
-            return self.entries[self.column[row]]
+            return self.entries.get(self.column[row], self._entry)
         codes, entries = self.column[1:3]
         return entries[codes[row]]  # type: ignore[no-any-return]
 
 
-def topic_column(column: Any) -> tuple[Array, list[str]]:
-    """Return (codes, topics): the topic of row i is topics[codes[i]]."""
-    if hasattr(column, "dictionary_encode"):
-        if column.null_count:
-            raise InvalidRows("the topic column holds nulls", -1)
-        encoded = column.dictionary_encode()
-        codes = encoded.indices.to_numpy(zero_copy_only=False)
-        return codes.astype("i8"), encoded.dictionary.to_pylist()
-    known: dict[str, int] = {}
-    values = column.tolist() if hasattr(column, "tolist") else column
-    codes = [known.setdefault(value, len(known)) for value in values]
-    return np.array(codes, "i8"), list(known)
+def _codes(column: Any) -> tuple[Array, list[str]]:
+    """Return (codes, topics) of an Arrow column: the topic of row i is topics[codes[i]]."""
+    if column.null_count:
+        raise InvalidRows("the topic column holds nulls", -1)
+    encoded = column.dictionary_encode()
+    codes = encoded.indices.to_numpy(zero_copy_only=False)
+    return codes.astype("i8"), encoded.dictionary.to_pylist()
 
 
 # ---- times -------------------------------------------------------------------------------
 
 
-class _Times:
+class Times:
     """The times of all rows. The C code takes `column`, and converts plain delays itself."""
 
     def __init__(self, name: str, column: Any, clock: int, now_ns: int) -> None:

@@ -81,6 +81,9 @@ def in_doubt(error: BaseException) -> bool:
 def together(jobs: Iterable[Job[None]]) -> Job[None]:
     """Run several jobs at the same time. Once all have ended, raise the first error."""
     left, first = list(jobs), None
+    if len(left) == 1:
+        yield from left[0]
+        return
     broken: Exception | None = None
     while True:
         steps, left, due_s = left, [], NEVER_S

@@ -19,7 +19,7 @@ ensure this:
   thread continues with the noted step before it passes the exception on (`_go_on`). No operation is
   left half watched.
 * Steps that may be repeated are idempotent: to leave the lists, to disarm, to finish.
-* A lock is held only during one call (`_locked`).
+* A lock is held only during one call (`locked`).
 * The line that calls a callback also notes that the callback was called. So an exception comes
   either before the note and the call, or from within the callback.
 
@@ -40,8 +40,9 @@ from contextlib import suppress
 from datetime import timedelta
 from queue import Empty, SimpleQueue
 from threading import get_ident
-from typing import Any, Literal, TypeVar
+from typing import Literal
 
+from purgatoryd.clients.locked import locked
 from purgatoryd.shm_layout.errors import Closed, InvalidArgument
 from purgatoryd.shm_layout.host import HOST
 from purgatoryd.shm_layout.wheel import NEVER_NS, Wheel
@@ -53,7 +54,6 @@ NAP_MAX_S = 1.0
 wait stops while the host is suspended."""
 
 Ending = Literal["complete", "expire", "return"]
-Result = TypeVar("Result")
 
 
 class _Finishing(threading.local):
@@ -66,12 +66,6 @@ class _Finishing(threading.local):
 
 
 _finishing = _Finishing()
-
-
-def _locked(lock: threading.Lock, step: Callable[..., Result], *arguments: Any) -> Result:
-    """Run a step under a lock. The `with` statement has one line, because an exception between the
-    last line of a block and the release of its lock would leave the lock locked."""
-    with lock: return step(*arguments)  # noqa: E701  # fmt: skip
 
 
 class DelayedOperation(abc.ABC):
@@ -143,7 +137,7 @@ class DelayedOperation(abc.ABC):
     def _end(self, *, expired: bool) -> bool:
         nested = self._worker == get_ident()  # called in a callback of this operation
         try:
-            ended = _locked(self._mutex, self._mark_ended, expired)
+            ended = locked(self._mutex, self._mark_ended, expired)
             if ended:
                 self._settle(nested=nested)
             return ended
@@ -163,7 +157,7 @@ class DelayedOperation(abc.ABC):
         True if the operation ended while this call worked on it."""
         nested = self._worker == get_ident()
         try:
-            begun = _locked(self._mutex, self._begin_work)
+            begun = locked(self._mutex, self._begin_work)
             while begun and self._attempt():
                 pass
             if not (begun and self._completed and self._worker == get_ident()):
@@ -187,7 +181,7 @@ class DelayedOperation(abc.ABC):
         """Try the operation once. Returns True if another thread has asked for one more try."""
         words = self._words
         self._guarded(self.try_complete, 0)
-        return _locked(self._mutex, self._end_attempt, words)
+        return locked(self._mutex, self._end_attempt, words)
 
     def _end_attempt(self, words: int) -> bool:
         self._tried = words
@@ -213,7 +207,7 @@ class DelayedOperation(abc.ABC):
             while self._words != self._tried and not self._completed:
                 self._attempt()
         finally:
-            _locked(self._mutex, self._stop_work)
+            locked(self._mutex, self._stop_work)
             if self._completed:
                 self._settle(nested=False)
 
@@ -226,7 +220,7 @@ class DelayedOperation(abc.ABC):
         it."""
         _finishing.queue.append(self)
         if not _finishing.lock.locked():
-            _locked(_finishing.lock, _call_back, _finishing.queue)
+            locked(_finishing.lock, _call_back, _finishing.queue)
 
     def _call_back(self) -> None:
         if self._called < 1:
@@ -321,18 +315,18 @@ class DelayedOperationPurgatory:
             raise InvalidArgument("an operation needs at least one key")
         watch = object()
         try:
-            _locked(self._mutex, self._adopt, operation, watch)
+            locked(self._mutex, self._adopt, operation, watch)
             if operation._try() or operation.completed:
                 return True
-            _locked(self._mutex, self._link, operation, unique)
+            locked(self._mutex, self._link, operation, unique)
             if operation._try() or operation.completed:
                 return True
             deadline_ns = self._clock_ns() + operation.timeout_ns
-            _locked(self._mutex, self._arm, operation, deadline_ns)
+            locked(self._mutex, self._arm, operation, deadline_ns)
             return operation.completed
         except BaseException:
             if operation._watch is watch:
-                _locked(self._mutex, self._let_go, (operation,), [])
+                locked(self._mutex, self._let_go, (operation,), [])
             raise
 
     def _adopt(self, operation: DelayedOperation, watch: object) -> None:
@@ -363,7 +357,7 @@ class DelayedOperationPurgatory:
             self._bell.put(None)
 
     def _take_out(self, operation: DelayedOperation) -> None:
-        _locked(self._mutex, self._unlink, operation)
+        locked(self._mutex, self._unlink, operation)
 
     def _unlink(self, operation: DelayedOperation) -> None:
         """Take an operation out of all lists and the wheel. The time is linear in the number of its
@@ -387,7 +381,7 @@ class DelayedOperationPurgatory:
         works on is completed by that thread. Repeat an interrupted call: it may not have tried all
         operations.
         """
-        return sum(map(DelayedOperation._try, _locked(self._mutex, self._watchers_of, key)))
+        return sum(map(DelayedOperation._try, locked(self._mutex, self._watchers_of, key)))
 
     def _watchers_of(self, key: Hashable) -> tuple[DelayedOperation, ...]:
         return tuple(self._watchers.get(key, {}).values())
@@ -400,7 +394,7 @@ class DelayedOperationPurgatory:
         """
         taken: list[DelayedOperation] = []
         try:
-            _locked(self._mutex, self._let_go_key, key, taken)
+            locked(self._mutex, self._let_go_key, key, taken)
             return taken
         except BaseException as error:
             vars(error)["handle"] = self._let_go_again(taken)
@@ -422,7 +416,7 @@ class DelayedOperationPurgatory:
     def _let_go_again(self, taken: list[DelayedOperation]) -> list[DelayedOperation]:
         """Repeat _let_go() after an exception: its work on the last operation may be half done."""
         again: list[DelayedOperation] = []
-        _locked(self._mutex, self._let_go, taken, again)
+        locked(self._mutex, self._let_go, taken, again)
         return again
 
     # ---- sizes -----------------------------------------------------------------------------
@@ -430,19 +424,19 @@ class DelayedOperationPurgatory:
     @property
     def watched(self) -> int:
         """Number of entries in all watch lists: an operation counts once for each of its keys."""
-        return _locked(self._mutex, lambda: sum(map(len, self._watchers.values())))
+        return locked(self._mutex, lambda: sum(map(len, self._watchers.values())))
 
     @property
     def num_delayed(self) -> int:
         """Number of operations that wait for their timeout."""
-        return _locked(self._mutex, len, self._wheel)
+        return locked(self._mutex, len, self._wheel)
 
     # ---- time ------------------------------------------------------------------------------
 
     def advance(self) -> int:
         """End the operations that have timed out, and return their number. Only a purgatory with
         reaper=False needs this call. After an interrupted call the next call continues."""
-        _locked(self._mutex, self._take_due)
+        locked(self._mutex, self._take_due)
         return sum(map(self._expire, tuple(self._due.values())))
 
     def _take_due(self) -> None:
@@ -456,7 +450,7 @@ class DelayedOperationPurgatory:
         call of check_and_complete()."""
         operation, ended = timer.operation, False
         try:
-            due = _locked(self._mutex, self._begin_expiry, timer)
+            due = locked(self._mutex, self._begin_expiry, timer)
             if due and operation._try():
                 self.already_true += 1
                 ended = True
@@ -491,7 +485,7 @@ class DelayedOperationPurgatory:
         """Sleep until an operation times out. Returns False after shutdown. The reaper sleeps only
         here."""
         while not self._closed:
-            left_ns = _locked(self._mutex, self._next_ns) - self._clock_ns()
+            left_ns = locked(self._mutex, self._next_ns) - self._clock_ns()
             if left_ns <= 0:
                 return True
             rests = self._wake_ns == NEVER_NS and not self._due
@@ -519,7 +513,7 @@ class DelayedOperationPurgatory:
             self._thread.join()
         left: list[DelayedOperation] = []
         try:
-            _locked(self._mutex, self._let_go_all, left)
+            locked(self._mutex, self._let_go_all, left)
             self._end_all(left, ending)
             return left
         except BaseException as error:
@@ -538,7 +532,7 @@ class DelayedOperationPurgatory:
             operation._end(expired=ending == "expire")
 
     def _report(self, operation: DelayedOperation, error: BaseException) -> None:
-        _locked(self._mutex, self._count_error)
+        locked(self._mutex, self._count_error)
         try:
             self._on_error(operation, error)
         except KeyboardInterrupt:

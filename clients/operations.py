@@ -16,18 +16,25 @@ from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
+from purgatoryd.clients import _pack
 from purgatoryd.clients.arguments import check_callable, check_limit_s
 from purgatoryd.clients.conditions import AnyCondition, Encoded, When
+from purgatoryd.clients.locked import locked
 from purgatoryd.clients.packing import Pending
 from purgatoryd.clients.session import Session
 from purgatoryd.shm_layout import wire
-from purgatoryd.shm_layout.errors import CallTimeout, PurgatorydError, SessionExpired
+from purgatoryd.shm_layout.errors import (
+    CallTimeout,
+    ProtocolError,
+    PurgatorydError,
+    SessionExpired,
+)
 from purgatoryd.shm_layout.host import HOST, Host
 from purgatoryd.shm_layout.layout import TICKET_SHARD, Cause
 from purgatoryd.shm_layout.wire import Key, RawOutcome
 
 if TYPE_CHECKING:
-    from purgatoryd.clients.operation_columns import OperationTable, Tickets
+    from purgatoryd.clients.operation_columns import OperationTable
 
 _LOG = logging.getLogger("purgatoryd")
 _ORPHANS_MAX = 65_536
@@ -152,18 +159,30 @@ class Operation:
                 _guarded(callback, self)
 
     def _end(self, outcome: Outcome | None, error: PurgatorydError | None) -> None:
-        with self._mutex:
-            if self.done:
-                return
+        self._store(outcome, error)
+        self._call_back()
+
+    def _store(self, outcome: Outcome | None, error: PurgatorydError | None) -> None:
+        """Store the end of the operation, unless it has ended, and wake waiting callers."""
+        locked(self._mutex, self._keep, outcome, error)
+
+    def _keep(self, outcome: Outcome | None, error: PurgatorydError | None) -> None:
+        if not self.done:
             self._outcome, self._error = outcome, error
             self._ended.set()
+
+    def _call_back(self) -> None:
+        """Run the callbacks of an operation that has ended, each once."""
         with suppress(IndexError):
             while True:
                 _guarded(self._callbacks.pop(0), self)
 
     def _reported(self, raw: RawOutcome) -> None:
+        self._end(self._outcome_of(raw), None)
+
+    def _outcome_of(self, raw: RawOutcome) -> Outcome:
         keys = self._encoded.keys
-        outcome = Outcome(
+        return Outcome(
             cause_name(raw.cause),
             [keys[i] for i in raw.missing],
             raw.error,
@@ -172,7 +191,6 @@ class Operation:
             [keys[i] for i in raw.failed],
             dict(zip(keys, raw.watermarks, strict=True)),
         )
-        self._end(outcome, None)
 
     def _holds(self) -> bool:
         """Evaluate the owner's condition. An exception is logged and counts as false."""
@@ -236,7 +254,7 @@ class Book:
         # ticket of this process belongs to an earlier process, or to an unanswered watch.
         self._a_ticket = 0  # The first ticket that this process received; 0 = none.
         self._early: set[object] = set()  # Unanswered watches packed before it came.
-        self._tickets: Tickets | None = None  # Set by the first operations by columns.
+        self._tickets = _pack.Tickets()  # Operations by columns.
 
     def resume(
         self,
@@ -255,7 +273,7 @@ class Book:
     @property
     def open(self) -> int:
         """Number of operations that have not ended."""
-        return len(self._armed) + (self._tickets.open if self._tickets else 0)
+        return len(self._armed) + self._tickets.open
 
     def expect(self, watch: object) -> None:
         """Note that a watch, or a batch of watches, was packed; armed() or armed_rows() follows."""
@@ -302,19 +320,19 @@ class Book:
         if not self._unanswered:
             self._orphans.clear()  # only repeated outcomes are left
 
-    def armed_rows(self, batch: object, tickets: Any, table: OperationTable, rows: Any) -> None:
+    def armed_rows(self, batch: object, table: OperationTable, results: bytes, rows: bytes) -> None:
         """Take the daemon's answer to a batch of watches by columns. `batch`: as for expect();
-        `tickets` and `rows`: arrays of the tickets and the rows in `table` of armed operations."""
-        from purgatoryd.clients.operation_columns import Tickets  # needs numpy, as `table` does
-
+        `results`: a struct pg_result for each row; `rows`: the int64 row in `table` of each."""
         with self._mutex:
-            self._tickets = self._tickets or Tickets()
-            self._tickets.add(tickets, table, rows)
-            self._a_ticket = self._a_ticket or (int(tickets[0]) if len(tickets) else 0)
-            early = [raw for raw in self._orphans.values() if raw.ticket in tickets]
+            tickets = self._tickets
+            first = tickets.add(table, results, rows)
+            self._a_ticket = self._a_ticket or first
+            early = [raw for raw in self._orphans.values() if tickets.has(raw.ticket)]
             for raw in early:
                 del self._orphans[raw.ticket]
             self._answered(batch)
+        if table.open == 0 and self._notice(table):
+            self._kick()
         for raw in early:
             self._match(raw)
 
@@ -330,16 +348,30 @@ class Book:
 
     def receive(self, body: bytes, count: int) -> None:
         """Take the body of an OUTCOMES message. Raises ProtocolError."""
-        if self._tickets is None:
-            self.take(wire.decode_outcomes(body, count))
-            return
         with self._mutex:
             found = self._tickets.receive(body, count)
-        self._acks.append(found.acks)
-        for table, rows, ends in found.ended:
-            self._news.append(partial(table.ended, rows, ends))
-        outcomes = wire.decode_outcomes(body, count) if found.others else []
-        self.take([outcomes[number] for number in found.others])
+            touched = list(self._tickets.touched)
+            self._tickets.touched.clear()
+        if isinstance(found, int):
+            raise ProtocolError("outcomes", 0, found, len(body))
+        acks, others = found
+        waits = [self._notice(table) for table in touched]
+        if acks:
+            (self._acks if any(waits) else self._released).append(acks)
+        if others:
+            outcomes = wire.decode_outcomes(body, count)
+            self.take([outcomes[number] for number in others])
+        elif any(waits):
+            self._kick()
+
+    def _notice(self, table: OperationTable) -> bool:
+        """Wake the callers that wait for a table. Returns True if the thread that runs callbacks
+        has to do that."""
+        if table.callbacks:
+            self._news.append(table.notice)
+        else:
+            table.notice()
+        return table.callbacks
 
     def take(self, outcomes: list[RawOutcome]) -> None:
         """Take outcomes and CHECKs. A repeated outcome is acknowledged again and otherwise
@@ -381,7 +413,7 @@ class Book:
     def _match(self, raw: RawOutcome) -> None:
         with self._mutex:
             operation = self._armed.get(raw.ticket)
-            ended = self._tickets.end(raw) if operation is None and self._tickets else None
+            ended = self._end_row(raw) if operation is None else None
             if operation is None and ended is None and self._unanswered:
                 self._remember(raw)
             elif raw.cause != 0:
@@ -390,6 +422,17 @@ class Book:
             self._tell(operation, raw)
         elif ended is not None:
             self._add(ended)
+
+    def _end_row(self, raw: RawOutcome) -> Callable[[], None] | None:
+        """Store the outcome of an operation by columns. Returns a function that runs callbacks;
+        None if the outcome belongs to no such operation, or had arrived before."""
+        if len(raw.watermarks) != 1 or not self._tickets.end(
+            raw.ticket, raw.cause, raw.armed_ns, raw.ended_ns, raw.watermarks[0], raw.error,
+            0 in raw.missing, 0 in raw.failed,
+        ):  # fmt: skip
+            return None
+        notice: Callable[[], None] = self._tickets.touched.pop().notice
+        return notice
 
     def _remember(self, raw: RawOutcome) -> None:
         """Store an outcome or a CHECK that came before the answer to its watch. A CHECK does not
@@ -419,12 +462,16 @@ class Book:
         """End all operations with `error`, because their session is lost."""
         with self._mutex:
             operations, self._armed = self._armed, {}
-            tables = self._tickets.clear() if self._tickets else []
+            self._tickets.clear()
+            tables = list(self._tickets.touched)
+            self._tickets.touched.clear()
             self._orphans.clear()
         for operation in operations.values():
             self._add(lambda o=operation: o._end(None, error))  # type: ignore[misc]
-        for table, count in tables:
-            self._add(partial(table.lost, count, error))
+        for table in tables:
+            table.failed(error)
+            if self._notice(table):
+                self._kick()
 
     def expired(self, error: SessionExpired) -> None:
         """End all operations, and call `on_lost`, because the daemon has forgotten the session."""

@@ -315,9 +315,9 @@ class Builder(_pack.Builder):
         return batch
 
 
-Converted = tuple[int, int, int, bytes, bytes, bytes, int]
+Converted = tuple[int, int, int, bytes, bytes, bytes, int, int, bytes]
 """A row whose fields were checked: enum pg_time_kind, time in ns, enum pg_key_type, key, entry of
-the name table, payload, flags."""
+the name table, payload, flags, value, extension."""
 Source = _pack.Source
 
 

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import random
 import signal
 import threading
+import weakref
 from collections.abc import Iterator
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
@@ -34,13 +38,18 @@ from purgatoryd.clients import (
     Status,
     Subscriber,
 )
-from purgatoryd.clients.operation_columns import Tickets, decode_ends
+from purgatoryd.clients._pack import Tickets
 from purgatoryd.clients.operations import Book
-from purgatoryd.clients.packing import Names
-from purgatoryd.clients.watch_columns import interleaved, watch_columns, watch_records
+from purgatoryd.clients.packing import Builder, Names
+from purgatoryd.clients.watch_columns import (
+    Watches,
+    advance_columns,
+    builders,
+    watch_columns,
+)
 from purgatoryd.shm_layout import wire
-from purgatoryd.shm_layout.layout import ClockKind, Condition, Op, TimeKind
-from purgatoryd.shm_layout.wire import RawOutcome
+from purgatoryd.shm_layout.layout import ClockKind, Condition, KeyType, Op, TimeKind
+from purgatoryd.shm_layout.wire import Key, RawOutcome
 
 pytestmark = pytest.mark.tier("all")
 
@@ -59,6 +68,19 @@ def columns(rows: int, first: int = 0, **others: Any) -> dict[str, Any]:
 
 def table(rows: int) -> Operations:
     return Operations(watch_columns(NAMES, columns(rows), ClockKind.BOOT, 0))
+
+
+def packed(watches: Watches) -> list[bytes]:
+    return [builder.body()[3] for builder in builders(watches.source)]
+
+
+def answers(*tickets: int, status: int = Status.ADDED) -> bytes:
+    """Return the answers to watches that were armed."""
+    return b"".join(wire.RESULT.pack(ticket << 8 | status, 0) for ticket in tickets)
+
+
+def places(*rows: int) -> bytes:
+    return np.array(rows, "i8").tobytes()
 
 
 def outcomes(*tickets: int, cause: int = Cause.SATISFIED, keys: int = 1) -> bytes:
@@ -102,35 +124,48 @@ def outcomes(*tickets: int, cause: int = Cause.SATISFIED, keys: int = 1) -> byte
 )  # fmt: skip
 def test_bad_columns_raise_a_clear_error(others: dict[str, Any], error: type[Exception]) -> None:
     with pytest.raises(error) as caught:
-        watch_columns(NAMES, columns(3, **others), ClockKind.BOOT, 0)
+        packed(watch_columns(NAMES, columns(3, **others), ClockKind.BOOT, 0))
     assert str(caught.value)
 
 
-def test_columns_pack_the_same_bytes_as_rows() -> None:
+@pytest.mark.parametrize("exotic", [False, True])
+def test_columns_pack_the_same_bytes_as_rows(*, exotic: bool) -> None:
+    """`exotic`: no row is plain, so Python converts each."""
+    topics = ["t", None, "t"]
+    waits = [timedelta(seconds=1), 2, 3.5]
     given = columns(
-        3, target=[4, 5, 6], payload=[b"", b"p", b"pq"], topic=["t", None, "t"],
-        own=[True, False, False], timeout=[timedelta(seconds=1), 2, 3.5],
+        3, target=[4, 5, 6], payload=[b"", b"p", b"pq"], topic=topics, own=[True, False, False],
+        timeout=waits if exotic else [1.0, 2, 3.5],
     )  # fmt: skip
-    checked = watch_columns(NAMES, given, ClockKind.BOOT, 1000)
-    records = watch_records(NAMES, checked)
-    area = b"".join(
-        key.encode() + payload + wire.encode_watch_key(watched, target, own=own)
-        for key, payload, watched, target, own in zip(
-            given["key"], given["payload"], given["watch_key"], given["target"], given["own"],
-            strict=True,
+    if exotic:
+        given["payload"] = [bytearray(payload) for payload in given["payload"]]
+    builder = Builder()
+    for row, wait_ns in enumerate((10**9, 2 * 10**9, 35 * 10**8)):
+        name = NAMES.of_key if topics[row] is None else NAMES.of_topic("t")
+        watched = wire.encode_watch_key(
+            given["watch_key"][row], given["target"][row], own=given["own"][row]
         )
-    )  # fmt: skip
-    assert interleaved(records.parts) == area
-    heads = [
-        (Op.WATCH, Condition.ALL, 0, 4, TimeKind.BOOT, notice, length, 24 + 5, 1000 + time_ns, 0)
-        for notice, length, time_ns in ((1, 0, 10**9), (0, 1, 2 * 10**9), (1, 2, 35 * 10**8))
-    ]
-    names = ("op", "mode", "key_type", "key_len", "time_kind", "flags", "payload_len", "ext_len",
-             "time_ns", "value")  # fmt: skip
-    assert [tuple(int(row[name]) for name in names) for row in records.records] == heads
-    assert [records.names[code] for code in records.codes] == [
-        NAMES.of_topic("t"), NAMES.of_key, NAMES.of_topic("t"),
-    ]  # fmt: skip
+        builder.watch(
+            name, Condition.ALL, KeyType.STR, given["key"][row].encode(), TimeKind.BOOT,
+            1000 + wait_ns, bytes(given["payload"][row]), 0, watched, topics[row] is not None,
+        )  # fmt: skip
+    assert packed(watch_columns(NAMES, given, ClockKind.BOOT, 1000)) == [builder.body()[3]]
+
+
+def test_advances_pack_the_same_bytes_as_rows() -> None:
+    keys: list[Key] = ["a", b"b", "c" * 255]
+    builder = Builder()
+    for value, key in enumerate(keys):
+        builder.trigger(NAMES.of_key, Op.ADVANCE_KEY, *wire.encode_key(key), value)
+    source = advance_columns(NAMES, {"key": keys, "watermark": np.arange(3)}).source
+    assert [one.body()[3] for one in builders(source)] == [builder.body()[3]]
+
+
+def test_columns_may_change_after_the_call() -> None:
+    given = columns(2)
+    watches = watch_columns(NAMES, given, ClockKind.BOOT, 0)
+    given["key"][:], given["watch_key"][:] = "x", "y"
+    assert (watches.key(1), watches.watch_key(1)) == ("op:1", "key:1")
 
 
 # ---- outcomes ------------------------------------------------------------------------------
@@ -138,52 +173,116 @@ def test_columns_pack_the_same_bytes_as_rows() -> None:
 
 def test_outcomes_are_found_by_ticket_once() -> None:
     tickets, one, two = Tickets(), table(3), table(2)
-    tickets.add(np.array([20, 21, 22], "u8"), one, np.array([0, 1, 2]))
-    tickets.add(np.array([10, 11], "u8"), two, np.array([1, 0]))  # resent rows, with lower tickets
+    assert tickets.add(one, answers(20, 21, 22), places(0, 1, 2)) == 20
+    tickets.add(two, answers(10, 11), places(1, 0))  # resent rows, with lower tickets
     found = tickets.receive(outcomes(22, 10, 99, 22), 4)
-    assert [(t is one, rows.tolist()) for t, rows, _ in found.ended] in (
-        [(True, [2]), (False, [1])], [(False, [1]), (True, [2])],
-    )  # fmt: skip
-    assert (found.others, tickets.open) == ([2], 3)
-    acks = list(wire.ACK.iter_unpack(found.acks))
+    assert isinstance(found, tuple)
+    assert (found[1], tickets.open, tickets.touched) == ([2], 3, [one, two])
+    acks = list(wire.ACK.iter_unpack(found[0]))
     assert acks == [(22, 0, 122), (10, 0, 110), (22, 0, 122)]
-    again = tickets.receive(outcomes(22), 1)
-    assert (again.ended, len(again.acks)) == ([], wire.ACK.size)
+    assert (one._order(0), two._order(0)) == (places(2), places(1))
+    tickets.touched.clear()
+    assert tickets.receive(outcomes(22), 1) == (wire.ACK.pack(22, 0, 122), [])
+    assert (tickets.touched, one.open, one._ended) == ([], 2, 1)
+
+
+def test_answers_that_come_twice_count_once() -> None:
+    tickets, one = Tickets(), table(3)
+    refused = wire.RESULT.pack(Status.FULL, 0)
+    for first in (20, 0):
+        assert tickets.add(one, answers(20, 21) + refused, places(0, 1, 2)) == first
+    assert (tickets.open, one.open, one.refused) == (2, 2, [(2, Status.FULL)])
+    with pytest.raises(ValueError, match="no such row"):
+        tickets.add(one, answers(23), places(3))
+    with pytest.raises(ValueError, match="do not match"):
+        tickets.add(one, answers(23), places(0, 1))
+
+
+def test_forgetting_all_operations_leaves_none_open() -> None:
+    tickets, one = Tickets(), table(3)
+    tickets.add(one, answers(20, 21, 22), places(0, 1, 2))
+    tickets.receive(outcomes(21), 1)
+    tickets.clear()
+    assert (tickets.open, one.open, one._ended, tickets.has(20)) == (0, 0, 1, False)
+    assert tickets.touched == [one]
 
 
 def test_the_table_of_tickets_keeps_only_open_operations() -> None:
-    tickets, many = Tickets(), table(1000)
+    tickets, tables = Tickets(), []
     for first in range(1, 100_001, 1000):
-        numbers = np.arange(first, first + 1000, dtype="u8")
-        tickets.add(numbers, many, np.arange(1000))
-        left = numbers[:-1].tolist()
-        for start in range(0, len(left), 500):
-            tickets.receive(outcomes(*left[start : start + 500]), len(left[start : start + 500]))
-    assert (tickets.open, len(tickets._rows) < 10_000) == (100, True)
-    assert [rows.tolist() for _, rows, _ in tickets.receive(outcomes(1000), 1).ended] == [[999]]
+        many = table(1000)
+        numbers = range(first, first + 1000)
+        tickets.add(many, answers(*numbers), np.arange(1000).tobytes())
+        for start in range(0, 999, 500):
+            some = numbers[start : min(start + 500, 999)]
+            tickets.receive(outcomes(*some), len(some))
+        tables.append(many)
+    assert (tickets.open, {one.open for one in tables}) == (100, {1})
+    assert tickets.places < 10_000
+    tickets.touched.clear()
+    tickets.receive(outcomes(1000), 1)
+    assert (tickets.touched, tables[0]._order(999)) == ([tables[0]], places(999))
 
 
 def test_malformed_outcomes_are_refused() -> None:
     body = outcomes(1, 2)
     for broken in (body[:-1], body[:127], b""):
         with pytest.raises(ProtocolError):
-            decode_ends(broken, 2)
-    _, single = decode_ends(outcomes(1, keys=2), 1)
-    assert not single.any()
+            Book(lambda: None).receive(broken, 2)
+    found = Tickets().receive(outcomes(1, keys=2), 1)
+    assert found == (b"", [0])
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_damaged_outcomes_are_read_as_python_reads_them(seed: int) -> None:
+    """Both decoders read the same outcomes from any bytes, or both refuse the message."""
+    rng = random.Random(seed)
+    for _ in range(200):
+        count = rng.randint(0, 4)
+        body = bytearray(outcomes(*range(1, count + 1), keys=rng.randint(1, 2)))
+        for _ in range(rng.randint(0, 3)):
+            if body:
+                body[rng.randrange(len(body))] = rng.choice([0, 1, 2, 255, rng.randrange(256)])
+        data = bytes(body[: rng.choice([len(body), rng.randint(0, len(body))])])
+        tickets = Tickets()
+        tickets.add(table(4), answers(1, 2, 3, 4), places(0, 1, 2, 3))
+        found = tickets.receive(data, count)
+        if isinstance(found, int):
+            assert found > len(data)
+            with pytest.raises(ProtocolError):
+                wire.decode_outcomes(data, count)
+            continue
+        with suppress(ProtocolError):  # a key that is no key
+            raws = wire.decode_outcomes(data, count)
+            known = [n for n, raw in enumerate(raws) if n not in found[1]]
+            assert [raws[n].ticket for n in known] == [
+                ticket for ticket, _, _ in wire.ACK.iter_unpack(found[0])
+            ]
+            assert all(len(raws[n].watermarks) == 1 for n in known)
+    with pytest.raises(ValueError, match="cannot have -1 outcomes"):
+        Tickets().receive(b"", -1)
 
 
 def test_an_outcome_before_the_answer_is_kept_for_its_row() -> None:
     book, many = Book(lambda: None), table(2)
     book.expect("batch")
     book.receive(outcomes(7), 1)
-    results = np.array([(7 << 8 | 1, 0), (8 << 8 | 1, 0)], many._results.dtype)
-    many.answered(np.array([0, 1]), results, None)
-    book.armed_rows("batch", np.array([7, 8], "u8"), many, np.array([0, 1]))
+    book.armed_rows("batch", many, answers(7, 8), places(0, 1))
     book.work()
     assert (many.causes.tolist(), many.open, book.open) == ([Cause.SATISFIED, 0], 1, 1)
     book.take([RawOutcome(8, Cause.EXPIRED, 9, 4, 5, 0, 0, 3, "w", b"", (0,), (0,), ())])
     book.work()
     assert (many.done, many[1] and many[1].missing) == (True, ["key:1"])
+
+
+def test_a_table_and_its_tickets_are_collected() -> None:
+    tickets, one = Tickets(), table(1)
+    tickets.add(one, answers(20), places(0))
+    one.add_done_callback(lambda *_, cycle=tickets: cycle)  # a cycle
+    gone = weakref.ref(one)
+    del tickets, one
+    gc.collect()
+    assert gone() is None
 
 
 # ---- with a daemon -------------------------------------------------------------------------

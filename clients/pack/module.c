@@ -13,13 +13,14 @@
 
 #include "batch.h"
 #include "direct.h"
+#include "ends.h"
 #include "maker.h"
 #include "plain.h"
 
 #define UNUSED __attribute__((unused))
 
 static PyObject *fields[4];       /* interned names of the fields of a dict: enum field */
-enum field { F_KEY, F_DELAY, F_TOPIC, F_PAYLOAD };
+enum field { F_KEY, F_DELAY, F_TOPIC, F_PAYLOAD, F_WATCHED, F_COUNT };
 
 /* ---- Builder: a batch under construction -------------------------------------------------- */
 
@@ -133,10 +134,13 @@ struct source {
     PyObject *entry;              /* entry of the name table for rows without a topic */
     PyObject *topics;             /* dict: entry of the name table by topic */
     PyObject *slow;               /* slow(index) -> (kind, ns, key type, key, entry, payload,
-                                     flags) */
+                                     flags, value, extension) */
     PyObject *rows;               /* list of rows; NULL = the rows are given as columns */
     struct column key, time, topic, payload;
-    struct column flags;          /* BYTE; ABSENT = all rows have the flags of `head` */
+    struct column flags;          /* BYTE; ABSENT = all rows have the flags of `head`. WATCH: enum
+                                     pg_watch_key_flag */
+    struct column watched;        /* WATCH: the watch key */
+    struct column value;          /* WHOLE. WATCH: the target; ABSENT = 1. Else the record's value */
 };
 
 static void column_close(struct column *c)
@@ -204,11 +208,11 @@ static bool column_open(struct column *c, PyObject *from, Py_ssize_t count)
 
 static int source_init(struct source *s, PyObject *args, PyObject *named UNUSED)
 {
-    PyObject *entry, *topics, *slow, *rows, *key, *time, *topic, *payload, *flags;
-    if (!PyArg_ParseTuple(args, "nbbbpLSO!OOOOOOO", &s->count, &s->head.op, &s->head.mode,
+    PyObject *entry, *topics, *slow, *rows, *key, *time, *topic, *payload, *flags, *watched, *value;
+    if (!PyArg_ParseTuple(args, "nbbbpLSO!OOOOOOOOO", &s->count, &s->head.op, &s->head.mode,
                           &s->head.flags, &s->times.virtual_clock, &s->times.now_ns, &entry,
                           &PyDict_Type, &topics, &slow, &rows, &key, &time, &topic, &payload,
-                          &flags))
+                          &flags, &watched, &value))
         return -1;
     s->entry = Py_NewRef(entry);
     s->topics = Py_NewRef(topics);
@@ -218,7 +222,9 @@ static int source_init(struct source *s, PyObject *args, PyObject *named UNUSED)
     return column_open(&s->key, key, s->count) && column_open(&s->time, time, s->count) &&
                    column_open(&s->topic, topic, s->count) &&
                    column_open(&s->payload, payload, s->count) &&
-                   column_open(&s->flags, flags, s->count)
+                   column_open(&s->flags, flags, s->count) &&
+                   column_open(&s->watched, watched, s->count) &&
+                   column_open(&s->value, value, s->count)
                ? 0
                : -1;
 }
@@ -240,6 +246,8 @@ static void source_dealloc(struct source *s)
     column_close(&s->topic);
     column_close(&s->payload);
     column_close(&s->flags);
+    column_close(&s->watched);
+    column_close(&s->value);
     ((freefunc)PyType_GetSlot(type, Py_tp_free))(s);
     Py_DECREF(type);
 }
@@ -362,6 +370,31 @@ static enum outcome payload_in(struct item *item, const struct column *c, Py_ssi
     return found != PLAIN || item->payload.bytes <= PG_PAYLOAD_MAX ? found : ODD;
 }
 
+/* Write the extension of a WATCH with one watch key. `flags`: enum pg_watch_key_flag. */
+static void watch_key(struct item *item, const struct item *watched, uint64_t target, uint8_t flags)
+{
+    const struct pg_watch_key head = {.target = target, .key_len = (uint8_t)watched->key.bytes,
+                                      .key_type = watched->head.key_type, .flags = flags};
+    memcpy(item->watch, &head, sizeof head);
+    memcpy(item->watch + sizeof head, watched->key.at, watched->key.bytes);
+    item->extension = (struct pack_text){item->watch, sizeof head + watched->key.bytes};
+}
+
+static enum outcome watch_of(struct item *item, const struct source *s, Py_ssize_t i,
+                             PyObject *object)
+{
+    struct item watched;
+    uint64_t target = 1;
+    const enum outcome found = object != NULL ? key_of(&watched, object)
+                                              : key_in(&watched, &s->watched, i);
+    if (found != PLAIN)
+        return found;
+    if (s->value.form != ABSENT)
+        memcpy(&target, cell(&s->value.data, i), sizeof target);
+    watch_key(item, &watched, target, s->flags.form == BYTE ? *cell(&s->flags.data, i) : 0);
+    return PLAIN;
+}
+
 /* ---- rows ---------------------------------------------------------------------------------- */
 
 static PyObject *listed(PyObject *list, Py_ssize_t i)
@@ -370,7 +403,7 @@ static PyObject *listed(PyObject *list, Py_ssize_t i)
     return Py_XNewRef(object);
 }
 
-static enum outcome of_tuple(PyObject *object[4], PyObject *row)
+static enum outcome of_tuple(PyObject *object[F_COUNT], PyObject *row)
 {
     const Py_ssize_t size = PyTuple_Size(row);
     if (size < 2 || size > 4)
@@ -380,7 +413,7 @@ static enum outcome of_tuple(PyObject *object[4], PyObject *row)
     return PLAIN;
 }
 
-static enum outcome of_dict(PyObject *object[4], PyObject *row)
+static enum outcome of_dict(PyObject *object[F_COUNT], PyObject *row)
 {
     Py_ssize_t found = 0;
     for (int i = 0; i < 4; i++) {
@@ -394,7 +427,7 @@ static enum outcome of_dict(PyObject *object[4], PyObject *row)
 }
 
 /* Get the objects of a row: a tuple (key, delay[, topic[, payload]]) or a dict. */
-static enum outcome objects_of(PyObject *object[4], const struct source *s, Py_ssize_t i)
+static enum outcome objects_of(PyObject *object[F_COUNT], const struct source *s, Py_ssize_t i)
 {
     PyObject *row = listed(s->rows, i);
     if (row == NULL)
@@ -406,21 +439,20 @@ static enum outcome objects_of(PyObject *object[4], const struct source *s, Py_s
     return found;
 }
 
-static enum outcome cells_of(PyObject *object[4], const struct source *s, Py_ssize_t i)
+static enum outcome cells_of(PyObject *object[F_COUNT], const struct source *s, Py_ssize_t i)
 {
-    const struct column *columns[4] = {&s->key, &s->time, &s->topic, &s->payload};
-    for (int k = 0; k < 4; k++)
+    const struct column *columns[F_COUNT] = {&s->key, &s->time, &s->topic, &s->payload,
+                                             &s->watched};
+    for (int k = 0; k < F_COUNT; k++)
         if (columns[k]->form == OBJECTS && (object[k] = listed(columns[k]->objects, i)) == NULL)
             return FAILED;
     return PLAIN;
 }
 
-static enum outcome convert(struct item *item, PyObject *object[4], const struct source *s,
+static enum outcome convert(struct item *item, PyObject *object[F_COUNT], const struct source *s,
                             Py_ssize_t i)
 {
     const bool rows = s->rows != NULL;
-    if (s->flags.form == BYTE)
-        item->head.flags = *cell(&s->flags.data, i);
     enum outcome found = object[F_KEY] != NULL ? key_of(item, object[F_KEY])
                                                : key_in(item, &s->key, i);
     if (found == PLAIN && object[F_DELAY] != NULL)
@@ -432,6 +464,22 @@ static enum outcome convert(struct item *item, PyObject *object[4], const struct
     return rows || s->payload.form == OBJECTS || s->payload.form == ABSENT
                ? payload_of(item, object[F_PAYLOAD])
                : payload_in(item, &s->payload, i);
+}
+
+/* Set what depends on the operation: flags, value and extension. */
+static enum outcome complete(struct item *item, PyObject *object[F_COUNT], const struct source *s,
+                             Py_ssize_t i)
+{
+    if (item->head.op == PG_OP_WATCH) {
+        if (object[F_TOPIC] == Py_None)
+            item->head.flags = 0; /* the operation publishes no notice */
+        return watch_of(item, s, i, object[F_WATCHED]);
+    }
+    if (s->flags.form == BYTE)
+        item->head.flags = *cell(&s->flags.data, i);
+    if (s->value.form != ABSENT)
+        memcpy(&item->head.value, cell(&s->value.data, i), sizeof item->head.value);
+    return PLAIN;
 }
 
 /* ---- filling a batch ------------------------------------------------------------------------ */
@@ -482,14 +530,16 @@ static enum outcome code_index(struct builder *b, const struct source *s, Py_ssi
 static enum outcome slowly(struct builder *b, const struct source *s, struct item *item,
                            Py_ssize_t i, int *index, PyObject **taken)
 {
-    const char *key, *entry, *payload;
-    Py_ssize_t key_len, entry_len, payload_len;
+    const char *key, *entry, *payload, *extension;
+    Py_ssize_t key_len, entry_len, payload_len, extension_len;
     *taken = PyObject_CallFunction(s->slow, "n", i);
     if (*taken == NULL ||
-        !PyArg_ParseTuple(*taken, "bLby#y#y#b", &item->head.time_kind, &item->head.time_ns,
+        !PyArg_ParseTuple(*taken, "bLby#y#y#bKy#", &item->head.time_kind, &item->head.time_ns,
                           &item->head.key_type, &key, &key_len, &entry, &entry_len, &payload,
-                          &payload_len, &item->head.flags))
+                          &payload_len, &item->head.flags, &item->head.value, &extension,
+                          &extension_len))
         return FAILED;
+    item->extension = (struct pack_text){(const uint8_t *)extension, (uint64_t)extension_len};
     item->key = (struct pack_text){(const uint8_t *)key, (uint64_t)key_len};
     item->payload = (struct pack_text){(const uint8_t *)payload, (uint64_t)payload_len};
     *index = named(b, (struct pack_text){(const uint8_t *)entry, (uint64_t)entry_len});
@@ -497,9 +547,11 @@ static enum outcome slowly(struct builder *b, const struct source *s, struct ite
 }
 
 static enum outcome quickly(struct builder *b, const struct source *s, struct item *item,
-                            PyObject *object[4], Py_ssize_t i, int *index)
+                            PyObject *object[F_COUNT], Py_ssize_t i, int *index)
 {
-    const enum outcome found = convert(item, object, s, i);
+    enum outcome found = convert(item, object, s, i);
+    if (found == PLAIN)
+        found = complete(item, object, s, i);
     if (found != PLAIN)
         return found;
     if (s->topic.form == CODES)
@@ -510,11 +562,11 @@ static enum outcome quickly(struct builder *b, const struct source *s, struct it
 /* Pack row i. Returns 1 = packed, 0 = the name table is full, -1 = exception. */
 static int pack_row(struct builder *b, const struct source *s, Py_ssize_t i)
 {
-    PyObject *object[4] = {NULL, NULL, NULL, NULL}, *taken = NULL;
+    PyObject *object[F_COUNT] = {NULL}, *taken = NULL;
     struct item item;
     int index = PACK_NO_NAME, packed = -1;
     item.head = s->head;
-    item.payload = NOTHING;
+    item.payload = item.extension = NOTHING;
     enum outcome found = s->rows != NULL ? objects_of(object, s, i) : cells_of(object, s, i);
     if (found == PLAIN)
         found = quickly(b, s, &item, object, i, &index);
@@ -524,11 +576,14 @@ static int pack_row(struct builder *b, const struct source *s, Py_ssize_t i)
         packed = 0;
     } else if (found == PLAIN) {
         item.head.name = (uint16_t)index;
-        packed = pack_record(&b->batch, item.head, item.key, item.payload, NOTHING) ? 1 : -1;
+        packed = pack_record(&b->batch, item.head, item.key, item.payload,
+                             item.extension)
+                     ? 1
+                     : -1;
         if (packed < 0)
             PyErr_NoMemory();
     }
-    for (int k = 0; k < 4; k++)
+    for (int k = 0; k < F_COUNT; k++)
         Py_XDECREF(object[k]);
     Py_XDECREF(taken);
     return packed;
@@ -608,5 +663,5 @@ PyMODINIT_FUNC PyInit__pack(void)
         if (i == 1)
             source_type = (PyTypeObject *)type;
     }
-    return direct_types_add(made) ? made : NULL;
+    return direct_types_add(made) && ends_open(made) ? made : NULL;
 }

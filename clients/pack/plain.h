@@ -14,8 +14,9 @@ static const struct pack_text NOTHING = {NULL, 0};
 
 struct item {                     /* a record that is about to be packed */
     struct pg_record head;
-    struct pack_text key, payload;
+    struct pack_text key, payload, extension;
     uint8_t encoded[PG_KEY_MAX + UTF8_MAX]; /* bytes of a key that was UCS-4 */
+    uint8_t watch[sizeof(struct pg_watch_key) + PG_KEY_MAX]; /* extension of a WATCH */
 };
 
 struct times {                    /* clock that converts delays into times */
