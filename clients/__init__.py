@@ -61,6 +61,7 @@ if TYPE_CHECKING:
     from purgatoryd.clients.conditions import AllOf, AnyOf, Quorum, SumOf, When
     from purgatoryd.clients.ledger import Ledger
     from purgatoryd.clients.local import DelayedOperation, DelayedOperationPurgatory
+    from purgatoryd.clients.local_purgatory import LocalPurgatory
     from purgatoryd.clients.model import CancelResult, Notice, TimerInfo
     from purgatoryd.clients.notices import Notices
     from purgatoryd.clients.operation_columns import AsyncOperations, Operations
@@ -117,6 +118,7 @@ __all__ = [
     "InvalidTime",
     "Lagged",
     "Ledger",
+    "LocalPurgatory",
     "MessageRefused",
     "NamespaceSettings",
     "NoWal",
@@ -168,6 +170,7 @@ _NAMES = {
     "clients.conditions": ("AllOf", "AnyOf", "Quorum", "SumOf", "When"),
     "clients.ledger": ("Ledger",),
     "clients.local": ("DelayedOperation", "DelayedOperationPurgatory"),
+    "clients.local_purgatory": ("LocalPurgatory",),
     "clients.model": ("CancelResult", "Notice", "TimerInfo"),
     "clients.notices": ("Notices",),
     "clients.operation_columns": ("AsyncOperations", "Operations"),

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
-from purgatoryd.clients import times
+from purgatoryd.clients.destination import AnyPending, Destination
 from purgatoryd.clients.numa_local import pin_numa_local
-from purgatoryd.clients.packing import Builder, Entry, Names, Packer, Pending
+from purgatoryd.clients.packing import Builder, Entry, Names, Pending
 from purgatoryd.clients.poller import AnyChannel, OpenChannel
 from purgatoryd.clients.route import Breaker, Route
 from purgatoryd.clients.session import Session, State
@@ -44,10 +43,8 @@ RESEND_MAX_S = wire.RESEND_MAX_NS / 1e9
 BUSY_S = 0.001  # the first wait before calls refused as BUSY are sent again; doubles to BUSY_MAX_S
 BUSY_MAX_S = 0.1
 
-AnyPending = TypeVar("AnyPending", bound=Pending)
 
-
-class Connection:
+class Connection(Destination):
     """A session with the daemon that holds a partition, and the calls for that partition."""
 
     def __init__(
@@ -61,16 +58,13 @@ class Connection:
         remote: Remote | None = None,
         numa_local: bool = False,
     ) -> None:
-        self.host = route.host
+        super().__init__(route.host, names)
         self.number = number
         """Number of the partition."""
-        self.names = names
         self.session = session
         session.same_clock = remote is None
-        self.delay_clock: int = ClockKind.BOOT if remote is None else ClockKind.VIRTUAL
-        """BOOT: this client computes the deadline from a delay. VIRTUAL: the daemon computes it,
-        because its clock is virtual or it is on another host or in another time namespace."""
-        self.packer = Packer(self.host)
+        if remote is not None:
+            self.delay_clock = ClockKind.VIRTUAL
         self.direct: Direct | None = None
         """Lets callers send single calls while the engine is idle; the engine sets it."""
         self.planned: set[Pending] = set()
@@ -150,17 +144,6 @@ class Connection:
         """The uuid of the daemon's arena, from its last welcome."""
         return self.session.welcome.uuid if self.session.welcome else b""
 
-    def due(
-        self,
-        delay: float | timedelta | None,
-        delay_ns: int | None = None,
-        deadline: datetime | None = None,
-        deadline_boot_ns: int | None = None,
-    ) -> tuple[int, int]:
-        """Return times.due() for a call that is made at this moment."""
-        now_ns = self.host.boot_ns()
-        return times.due(self.delay_clock, now_ns, delay, delay_ns, deadline, deadline_boot_ns)
-
     @property
     def redial_at_s(self) -> float:
         """Host time at which look() has to be called to connect again."""
@@ -173,7 +156,7 @@ class Connection:
     ) -> Entry[AnyPending]:
         """Return the entry of a call of this connection."""
         pending.connection = self
-        return Entry(pending, name, method, fields)
+        return super().entry(pending, name, method, fields)
 
     def lend(self) -> bool:
         """Let direct calls use the rings until take_back(), if this connection has rings and

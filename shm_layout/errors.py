@@ -360,11 +360,18 @@ _SETTING_OF = {
     "operations": "--capacity",
 }
 """For each resource of Full, the setting that limits it. No setting limits tickets."""
+_ARGUMENT_OF = {
+    "slots": "capacity",
+    "space for key and payload": "payload_memory",
+    "watch keys": "watch_keys",
+    "watch records": "watches",
+}
+"""For each resource of Full that a LocalPurgatory has, the argument that limits it."""
 
 
 @keeps_figures
 class Full(Refused):
-    """A call needs a resource of the daemon that is used up.
+    """A call needs a resource of the daemon or of a LocalPurgatory that is used up.
 
     `resource` is "slots", "space for key and payload", "namespaces", "topics", "tickets", "watch
     keys", "watch records", "accounts", or "free slots for bulk loads and their rows".
@@ -377,8 +384,11 @@ class Full(Refused):
 
     def __str__(self) -> str:
         text = f"{self.key!r} was refused: the arena is out of {self.resource}"
-        setting = _SETTING_OF.get(self.resource)
-        return text + (f"; raise {setting} and restart the daemon" if setting else "")
+        if setting := _SETTING_OF.get(self.resource):
+            text += f"; raise {setting} and restart the daemon"
+        if argument := _ARGUMENT_OF.get(self.resource):
+            text += f", or raise {argument} of the LocalPurgatory"
+        return text
 
 
 @keeps_figures

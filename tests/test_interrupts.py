@@ -603,6 +603,7 @@ ELSEWHERE = {
     "DelayedOperation", "DelayedOperationPurgatory",  # tested in test_local.py
     "BulkLoad", "BulkLoadStatus", "BulkResult", "Remote", "Resume",  # neither send nor wait
     "Ledger",  # only called by clients
+    "LocalPurgatory",  # tested in test_local_purgatory.py
     "Notices",  # neither sends nor waits
     "Operations",  # tested in test_operation_columns.py
 }  # fmt: skip
