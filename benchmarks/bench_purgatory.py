@@ -5,7 +5,8 @@ one rate. It lasts at least 5 s and has at least 1M requests. Rates rise from 10
 the design no longer keeps up. Writes benchmarks/results/purgatory.json, the table in
 docs/purgatory.md and the plots in docs/img/. `--quick` only checks that everything still runs: it
 uses small sizes on a virtual clock and writes nothing. `--api` measures instead what callers of
-Purgatory get per second of client CPU time, and writes benchmarks/results/purgatory_api.json.
+Purgatory and LocalPurgatory get per second of client CPU time, and writes
+benchmarks/results/purgatory_api.json.
 """
 
 from __future__ import annotations
@@ -209,7 +210,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--cases", type=words(CASES), default=list(CASES))
     parser.add_argument("--series", type=words(SERIES), default=list(SERIES))
     parser.add_argument(
-        "--api", action="store_true", help="measure only watch_many and advance_many of Purgatory"
+        "--api", action="store_true", help="measure only the calls of Purgatory and LocalPurgatory"
     )
     parser.add_argument("--one", help=argparse.SUPPRESS)
     return parser.parse_args()

@@ -23,6 +23,7 @@ from purgatoryd.clients import (
     Client,
     DelayedOperation,
     DelayedOperationPurgatory,
+    LocalPurgatory,
     Purgatory,
     Subscriber,
 )
@@ -213,11 +214,11 @@ def mix_columns(c: Client, job: Job) -> Run:
 
 # ---- operations ----------------------------------------------------------------------------------
 
+AnyPurgatory = Purgatory | LocalPurgatory
 
-def operations(transport: str, server: Server, job: Job) -> Run:
+
+def watched_rows(p: AnyPurgatory, job: Job) -> Run:
     """Watch a key for each operation, advance all keys, and read all outcomes."""
-    os.environ["PURGATORYD_DIR"] = str(server.address)
-    p = Purgatory(NAME, timeout=PATIENCE_S, **TRANSPORTS[transport])
     calls = job.calls(job.keys())
 
     def run() -> None:
@@ -228,6 +229,53 @@ def operations(transport: str, server: Server, job: Job) -> Run:
                 operation.result(PATIENCE_S)
 
     return run
+
+
+def watched_columns(p: AnyPurgatory, job: Job) -> Run:
+    """The same with columns, which are made before."""
+    calls = []
+    for keys in map(np.array, job.calls(job.keys())):
+        ones = np.ones(len(keys), "i8")
+        watch = {"key": keys, "watch_key": keys, "timeout": np.full(len(keys), HOUR_S)}
+        calls.append((watch, {"key": keys, "watermark": ones}))
+
+    def run() -> None:
+        for watch, advance in calls:
+            operations = p.watch_many(watch)
+            p.advance_many(advance)
+            operations.wait(PATIENCE_S)
+
+    return run
+
+
+def watched_singly(p: AnyPurgatory, job: Job) -> Run:
+    """The same with one operation a call."""
+    keys = job.keys()
+
+    def run() -> None:
+        for key in keys:
+            operation = p.watch(key, AllOf({key: 1}), HOUR_S)
+            p.advance(key, 1)
+            operation.result(PATIENCE_S)
+
+    return run
+
+
+def of_daemon(transport: str, prepare: Callable[[AnyPurgatory, Job], Run]) -> Prepare:
+    def connected(server: Server, job: Job) -> Run:
+        os.environ["PURGATORYD_DIR"] = str(server.address)
+        return prepare(Purgatory(NAME, timeout=PATIENCE_S, **TRANSPORTS[transport]), job)
+
+    return connected
+
+
+def of_process(prepare: Callable[[AnyPurgatory, Job], Run]) -> Prepare:
+    """Return the work with a purgatory in the client's process, without a daemon."""
+
+    def made(_: Server, job: Job) -> Run:
+        return prepare(LocalPurgatory(capacity=2 * job.per_call, watch_keys=job.count), job)
+
+    return made
 
 
 class Flag(DelayedOperation):
@@ -241,8 +289,8 @@ class Flag(DelayedOperation):
     def on_complete(self) -> None: ...
 
 
-def in_process(server: Server, job: Job) -> Run:
-    """The same with threads of one process as owners, without a daemon."""
+def delayed(_: Server, job: Job) -> Run:
+    """The work of `watched_singly` with a condition in Python for each operation."""
     keys, p = job.keys(), DelayedOperationPurgatory("peers")
 
     def run() -> None:
@@ -347,5 +395,7 @@ def works(transport: str) -> dict[str, Prepare]:
         "cancel_unwaited": over(transport, cancel_unwaited), "mix": over(transport, mix),
         "mix_columns": over(transport, mix_columns),
         "add_durable": over(transport, add, durable=True),
-        "awaited": partial(awaited, transport), "operations": partial(operations, transport),
+        "awaited": partial(awaited, transport),
+        "operations": of_daemon(transport, watched_rows),
+        "operation_columns": of_daemon(transport, watched_columns),
     }  # fmt: skip

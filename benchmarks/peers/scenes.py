@@ -204,18 +204,32 @@ def coroutines(n: Callable[[int], int]) -> Iterator[Scene]:
 
 
 def purgatories(n: Callable[[int], int]) -> Iterator[Scene]:
-    bounds: Targets = {(our_name(), "", "per_core_s"): (">=", 250_000.0)}
-    yield calls(
-        "operations: watch, advance, outcome, 100 a call", us(_="operations"),
-        Job(n(10_000), 100), figures=("per_core_s",), targets=bounds,
-    )  # fmt: skip
+    for per_call in (100, 1000):
+        yield calls(
+            f"operations: watch, advance, outcome, {per_call:,} a call",
+            us(columns="operation_columns", rows="operations"), Job(n(40_000), per_call),
+            figures=("per_core_s",),
+            targets={(our_name("columns"), "", "per_core_s"): (">=", 250_000.0)},
+        )  # fmt: skip
 
-    def alone() -> Sample:
-        return crowd.calls(ours.in_process, Server(Path(), ()), Job(n(50_000)), 1)
+    def alone(prepare: Prepare, job: Job) -> Callable[[], Sample]:
+        return lambda: crowd.calls(prepare, Server(Path(), ()), job, 1)
 
+    by_columns = ours.of_process(ours.watched_columns)
+    by_rows, singly = ours.of_process(ours.watched_rows), ours.of_process(ours.watched_singly)
+    contestants = {
+        f"{OURS} columns, 1,000 a call": alone(by_columns, Job(n(200_000), 1000)),
+        f"{OURS} columns, 100 a call": alone(by_columns, Job(n(100_000), 100)),
+        f"{OURS} rows, 100 a call": alone(by_rows, Job(n(20_000), 100)),
+        f"{OURS} one a call": alone(singly, Job(n(20_000))),
+        f"{OURS} DelayedOperation": alone(ours.delayed, Job(n(50_000))),
+    }
     yield Scene(
-        "operations inside one process", ("per_core_s",), {OURS: alone},
-        {(OURS, "", "per_core_s"): (">=", 500_000.0)},
+        "operations inside one process", ("per_core_s",), contestants,
+        {
+            (f"{OURS} columns, {per_call} a call", "", "per_core_s"): (">=", 500_000.0)
+            for per_call in ("1,000", "100")
+        },
     )  # fmt: skip
 
 

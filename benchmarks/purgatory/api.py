@@ -1,6 +1,8 @@
-"""Operations through Purgatory, as callers use it: operations per second of client CPU time.
+"""Operations through Purgatory and LocalPurgatory, as callers use them.
 
 A round watches a batch of operations, advances all their watch keys, and waits for all outcomes.
+The figure is operations per second of CPU time of the client, which contains the core if there is
+no daemon.
 """
 
 from __future__ import annotations
@@ -10,13 +12,14 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from own_daemon import own_daemon
 
-from purgatoryd.clients import AllOf, Purgatory
+from purgatoryd.clients import AllOf, LocalPurgatory, Purgatory
 
 SIZES = (100, 1000, 5000)
 """Operations in a batch."""
@@ -30,15 +33,32 @@ SETTINGS = (
 )  # fmt: skip
 
 Row = dict[str, Any]
-Round = Callable[[Purgatory, int, int], None]
+AnyPurgatory = Purgatory | LocalPurgatory
+Round = Callable[[AnyPurgatory, int, int], None]
 
 
+@cache
 def names(prefix: str, count: int) -> Any:
+    """Return keys, which the rounds share: their making is not measured."""
     return np.char.add(prefix, np.arange(count).astype("U")).astype("S16")
 
 
-def rows(p: Purgatory, count: int, target: int) -> None:
-    keys, watched = names("op:", count).tolist(), names("key:", count).tolist()
+@cache
+def listed(prefix: str, count: int) -> list[bytes]:
+    keys: list[bytes] = names(prefix, count).tolist()
+    return keys
+
+
+def single(p: AnyPurgatory, count: int, target: int) -> None:
+    """Make one call for each operation and one for each watch key."""
+    for key, watched in zip(listed("op:", count), listed("key:", count), strict=True):
+        operation = p.watch(key, AllOf({watched: target}), 30.0, payload=PAYLOAD)
+        p.advance(watched, target)
+        operation.result(30.0)
+
+
+def rows(p: AnyPurgatory, count: int, target: int) -> None:
+    keys, watched = listed("op:", count), listed("key:", count)
     operations = p.watch_many(
         [(k, AllOf({w: target}), 30.0, PAYLOAD) for k, w in zip(keys, watched, strict=True)]
     )
@@ -47,7 +67,7 @@ def rows(p: Purgatory, count: int, target: int) -> None:
         operation.result(30.0)
 
 
-def columns(p: Purgatory, count: int, target: int) -> None:
+def columns(p: AnyPurgatory, count: int, target: int) -> None:
     watched, targets = names("key:", count), np.full(count, target)
     operations = p.watch_many({
         "key": names("op:", count), "watch_key": watched, "target": targets,
@@ -57,9 +77,9 @@ def columns(p: Purgatory, count: int, target: int) -> None:
     operations.wait(30.0)
 
 
-def repeated(p: Purgatory, play: Round, size: int, first: int) -> tuple[float, float, int]:
+def repeated(p: AnyPurgatory, play: Round, size: int, first: int) -> tuple[float, float, int]:
     """Return (operations per second of CPU time, per second, next target) of one repetition."""
-    rounds = -(-LEAST // size)
+    rounds = -(-(LEAST // 10 if play is single else LEAST) // size)
     cpu_s, wall_s = time.process_time(), time.monotonic()
     for target in range(first, first + rounds):
         play(p, size, target)
@@ -68,34 +88,41 @@ def repeated(p: Purgatory, play: Round, size: int, first: int) -> tuple[float, f
 
 
 def measure(quick: bool = False) -> list[Row]:
-    """Return a row for each form and batch size; the forms take turns."""
-    found: list[Row] = []
+    """Return a row for each place, form and batch size; the forms take turns."""
     with tempfile.TemporaryDirectory() as directory:
         os.environ["PURGATORYD_DIR"] = directory
         name = f"bench-api-{os.getpid()}"
         with own_daemon(Path(directory), name, SETTINGS), Purgatory(name) as p:
-            target = 1
-            for size in SIZES[:1] if quick else SIZES:
-                rates: dict[str, list[tuple[float, float]]] = {"rows": [], "columns": []}
-                for play in (rows, columns) * (1 if quick else REPETITIONS):
-                    of_cpu, of_wall, target = repeated(p, play, size, target)
-                    rates[play.__name__].append((of_cpu, of_wall))
-                found += [row(form, size, measured) for form, measured in rates.items()]
+            found = measured("daemon", p, quick)
+    with LocalPurgatory() as local:
+        return found + measured("process", local, quick)
+
+
+def measured(place: str, p: AnyPurgatory, quick: bool) -> list[Row]:
+    found, target = [], 1
+    forms: tuple[Round, ...] = (rows, columns)
+    for size in SIZES[:1] if quick else SIZES:
+        some = (single, *forms) if size == SIZES[0] else forms
+        rates: dict[str, list[tuple[float, float]]] = {play.__name__: [] for play in some}
+        for play in some * (1 if quick else REPETITIONS):
+            of_cpu, of_wall, target = repeated(p, play, size, target)
+            rates[play.__name__].append((of_cpu, of_wall))
+        found += [row(place, form, size, measured) for form, measured in rates.items()]
     return found
 
 
-def row(form: str, size: int, measured: list[tuple[float, float]]) -> Row:
+def row(place: str, form: str, size: int, measured: list[tuple[float, float]]) -> Row:
     of_cpu, of_wall = zip(*measured, strict=True)
     return {
-        "form": form, "batch": size, "per_core_s": statistics.median(of_cpu),
-        "per_core_s_least": min(of_cpu), "per_core_s_most": max(of_cpu),
-        "per_s": statistics.median(of_wall),
+        "place": place, "form": form, "batch": 1 if form == "single" else size,
+        "per_core_s": statistics.median(of_cpu), "per_core_s_least": min(of_cpu),
+        "per_core_s_most": max(of_cpu), "per_s": statistics.median(of_wall),
     }  # fmt: skip
 
 
 def line(found: Row) -> str:
     least, most = found["per_core_s_least"], found["per_core_s_most"]
     return (
-        f"{found['form']:>8} {found['batch']:>6} a batch: {found['per_core_s']:>10,.0f}/s "
-        f"a core of client CPU ({least:,.0f} to {most:,.0f})"
+        f"{found['place']:>8} {found['form']:>8} {found['batch']:>6} a batch: "
+        f"{found['per_core_s']:>10,.0f}/s a core of client CPU ({least:,.0f} to {most:,.0f})"
     )
