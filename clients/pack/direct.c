@@ -23,12 +23,12 @@
 #include <unistd.h>
 
 #include "core/base/common.h"
+#include "core/ring/ring.h"
 
 #include "batch.h"
 #include "plain.h"
+#include "types.h"
 
-#define UNUSED __attribute__((unused))
-#define DOC(text) {Py_tp_doc, (void *)(text)}
 #ifdef __x86_64__
 #define PAUSE() __builtin_ia32_pause()
 #else
@@ -104,13 +104,6 @@ static int answer_clear(struct answer *a)
     for (unsigned i = 0; i < sizeof places / sizeof *places; i++)
         renew(places[i], NULL);
     return 0;
-}
-
-static void freed(PyObject *object)
-{
-    PyTypeObject *type = Py_TYPE(object);
-    ((freefunc)PyType_GetSlot(type, Py_tp_free))(object);
-    Py_DECREF(type);
 }
 
 static void answer_dealloc(struct answer *a)
@@ -325,6 +318,14 @@ static bool is_plain(const struct direct *d, const struct pg_frame *reply,
            reply->sequence + 1 == d->head.sequence && reply->error == 0 && status != PG_ST_BUSY;
 }
 
+/* Take the next message, and wake the daemon if it waits for the space. */
+static void take(struct direct *d, void *message)
+{
+    pg_ring_take(d->in, message);
+    if (pg_ring_rouse_putter(d->in) != PG_RING_AWAKE)
+        pg_ring_signal(d->bell);
+}
+
 /* Take the next message if it is the plain answer. Any other message stays in the ring. */
 static enum end take_plain(struct direct *d, struct pg_result *result)
 {
@@ -334,9 +335,7 @@ static enum end take_plain(struct direct *d, struct pg_result *result)
     pg_ring_peek(d->in, &reply, sizeof reply);
     if (!is_plain(d, &reply.head, &reply.result))
         return LEFT;
-    pg_ring_take(d->in, &reply);
-    if (pg_ring_rouse_putter(d->in) != PG_RING_AWAKE)
-        pg_ring_signal(d->bell);
+    take(d, &reply);
     *result = reply.result;
     return ANSWERED;
 }
@@ -403,7 +402,7 @@ static bool daemon_ended(const struct direct *d, int64_t now_ns)
  * has happened then. */
 static bool sent(struct direct *d, const void *message, uint64_t bytes, int64_t now_ns)
 {
-    return bytes + PG_RING_UNIT <= d->out->size && !daemon_ended(d, now_ns) &&
+    return !is_large(d->out, bytes) && !daemon_ended(d, now_ns) &&
            pg_ring_put(d->out, message, bytes);
 }
 
@@ -704,7 +703,7 @@ static PyObject *reply_taken(struct direct *d, uint64_t question)
 {
     struct pg_frame head;
     const uint64_t bytes = pg_ring_next(d->in);
-    if (bytes < sizeof head || bytes + PG_RING_UNIT > d->in->size)
+    if (bytes < sizeof head || is_large(d->in, bytes))
         Py_RETURN_NONE;
     pg_ring_peek(d->in, &head, sizeof head);
     if (head.message != PG_M_QUERY || head.sequence != question || head.error != 0 ||
@@ -713,9 +712,7 @@ static PyObject *reply_taken(struct direct *d, uint64_t question)
     PyObject *reply = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)bytes);
     if (reply == NULL)
         return NULL;
-    pg_ring_take(d->in, PyBytes_AsString(reply));
-    if (pg_ring_rouse_putter(d->in) != PG_RING_AWAKE)
-        pg_ring_signal(d->bell);
+    take(d, PyBytes_AsString(reply));
     return reply;
 }
 

@@ -11,8 +11,7 @@
 #include <structmember.h>
 
 #include "batch.h"
-
-#define UNUSED __attribute__((unused))
+#include "types.h"
 
 enum { TICKETS_LEAST = 4096 };    /* smallest table of tickets, so that small tables never shrink */
 
@@ -58,12 +57,10 @@ static int table_init(struct table *t, PyObject *args, PyObject *named UNUSED)
 
 static void table_dealloc(struct table *t)
 {
-    PyTypeObject *type = Py_TYPE((PyObject *)t);
     free(t->results);
     free(t->ends);
     free(t->order);
-    ((freefunc)PyType_GetSlot(type, Py_tp_free))(t);
-    Py_DECREF(type);
+    freed((PyObject *)t);
 }
 
 static PyObject *copied(const void *from, Py_ssize_t count, size_t size)
@@ -148,11 +145,9 @@ static int tickets_clear_refs(struct tickets *t)
 
 static void tickets_dealloc(struct tickets *t)
 {
-    PyTypeObject *type = Py_TYPE((PyObject *)t);
     PyObject_GC_UnTrack(t);
     tickets_clear_refs(t);
-    ((freefunc)PyType_GetSlot(type, Py_tp_free))(t);
-    Py_DECREF(type);
+    freed((PyObject *)t);
 }
 
 /* Make space for `more` places, at first by dropping operations that have ended. */
@@ -435,8 +430,6 @@ static PyObject *tickets_clear(struct tickets *t, PyObject *none UNUSED)
 }
 
 /* ---- the types ------------------------------------------------------------------------------- */
-
-#define DOC(text) {Py_tp_doc, (void *)(text)}
 
 static PyMemberDef table_members[] = {
     {"_rows", T_PYSSIZET, offsetof(struct table, rows), READONLY, NULL},

@@ -4,8 +4,7 @@
 
 #include <stdbool.h>
 
-#define UNUSED __attribute__((unused))
-#define DOC(text) {Py_tp_doc, (void *)(text)}
+#include "types.h"
 
 enum { SLOTS_MAX = 16 };
 
@@ -36,12 +35,10 @@ static int maker_init(struct maker *m, PyObject *args, PyObject *named UNUSED)
 
 static void maker_dealloc(struct maker *m)
 {
-    PyTypeObject *type = Py_TYPE((PyObject *)m);
     Py_CLEAR(m->made);
     while (m->count > 0)
         Py_CLEAR(m->slots[--m->count]);
-    ((freefunc)PyType_GetSlot(type, Py_tp_free))(m);
-    Py_DECREF(type);
+    freed((PyObject *)m);
 }
 
 static PyObject *maker_make(struct maker *m, PyObject *const *values, Py_ssize_t count)

@@ -16,8 +16,7 @@
 #include "ends.h"
 #include "maker.h"
 #include "plain.h"
-
-#define UNUSED __attribute__((unused))
+#include "types.h"
 
 static PyObject *fields[4];       /* interned names of the fields of a dict: enum field */
 enum field { F_KEY, F_DELAY, F_TOPIC, F_PAYLOAD, F_WATCHED, F_COUNT };
@@ -43,11 +42,9 @@ static int builder_init(struct builder *b, PyObject *args, PyObject *named UNUSE
 
 static void builder_dealloc(struct builder *b)
 {
-    PyTypeObject *type = Py_TYPE((PyObject *)b);
     pack_free(&b->batch);
     Py_CLEAR(b->topic);
-    ((freefunc)PyType_GetSlot(type, Py_tp_free))(b);
-    Py_DECREF(type);
+    freed((PyObject *)b);
 }
 
 static bool takes(const struct builder *b)
@@ -236,7 +233,6 @@ static PyMemberDef source_members[] = {
 
 static void source_dealloc(struct source *s)
 {
-    PyTypeObject *type = Py_TYPE((PyObject *)s);
     Py_CLEAR(s->entry);
     Py_CLEAR(s->topics);
     Py_CLEAR(s->slow);
@@ -248,8 +244,7 @@ static void source_dealloc(struct source *s)
     column_close(&s->flags);
     column_close(&s->watched);
     column_close(&s->value);
-    ((freefunc)PyType_GetSlot(type, Py_tp_free))(s);
-    Py_DECREF(type);
+    freed((PyObject *)s);
 }
 
 /* ---- columns ------------------------------------------------------------------------------ */
@@ -607,8 +602,6 @@ static PyObject *builder_fill(struct builder *b, PyObject *args)
 }
 
 /* ---- the module ------------------------------------------------------------------------------ */
-
-#define DOC(text) {Py_tp_doc, (void *)(text)}
 
 static PyMethodDef builder_methods[] = {
     {"fits", (PyCFunction)builder_fits, METH_O, "Return whether one more record fits."},
