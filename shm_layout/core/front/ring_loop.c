@@ -10,6 +10,7 @@
 
 #include "core/base/common.h"
 #include "core/arena.h"
+#include "core/ring/ring.h"
 
 #define SECOND_NS 1000000000
 #define WALL_ROUNDING_NS 1000     /* the offset of the wall clock is rounded down to this */
@@ -62,12 +63,6 @@ int pg_wait(struct pg_waiter *w, int64_t until_boot_ns)
 }
 
 /* ---- the loop ------------------------------------------------------------------------------ */
-
-static int64_t loop_boot_ns(const struct pg_loop *l)
-{
-    const struct pg_loop_calls *calls = l->server->calls;
-    return calls != NULL ? calls->boot_ns(calls->context) : pg_boot_ns();
-}
 
 static int64_t wall_ns(const struct pg_loop *l)
 {
@@ -147,7 +142,7 @@ int pg_loop_wait(struct pg_arena *a, struct pg_loop *l, int64_t until_boot_ns)
     bool sleeps = pg_rings_sleep(l->server);
     l->iterations = l->wakeups = 0;
     l->begun_boot_ns = 0;
-    l->planned_boot_ns = loop_boot_ns(l);
+    l->planned_boot_ns = loop_boot_ns(l->server->calls);
     for (;;) {
         const int64_t until_ns = earlier(until_boot_ns, pg_next_ns(a) - l->spin_ns);
         if (sleeps)
@@ -155,7 +150,7 @@ int pg_loop_wait(struct pg_arena *a, struct pg_loop *l, int64_t until_boot_ns)
         const int how = sleep_or_poll(l, sleeps ? until_ns : POLL_NONE);
         if (how != 1)
             return how;
-        const int64_t now_ns = loop_boot_ns(l);
+        const int64_t now_ns = loop_boot_ns(l->server->calls);
         if (now_ns >= until_ns || now_ns - l->planned_boot_ns >= l->late_ns ||
             !iterate(a, l, now_ns))
             return rings_are_ready(l);

@@ -8,11 +8,6 @@
 #include "core/ring/ring.h"
 #include "core/wal/wal_buffer.h"
 
-static int64_t boot_ns(const struct pg_ring_server *s)
-{
-    return s->calls != NULL ? s->calls->boot_ns(s->calls->context) : pg_boot_ns();
-}
-
 static void wake(const struct pg_ring_server *s, uint32_t how, uint32_t *word, int socket)
 {
     if (LIKELY(how == PG_RING_AWAKE))
@@ -119,11 +114,11 @@ static bool reply_put(struct pg_arena *a, struct pg_ring_server *s, struct pg_ri
     if (f.error != PG_ERR_NONE || pg_durable_lsn(a) != 0 || (noted && !answer_follows(c, &f)) ||
         is_large(c->putter, s->reply_bytes))
         return false;
-    const int64_t begun_boot_ns = boot_ns(s);
+    const int64_t begun_boot_ns = loop_boot_ns(s->calls);
     if (!pg_ring_put(c->putter, s->reply, s->reply_bytes))
         return false;
     wake(s, pg_ring_rouse_taker(c->putter), &c->putter->words->taker_sleeps, c->socket);
-    s->handed_boot_ns = boot_ns(s);
+    s->handed_boot_ns = loop_boot_ns(s->calls);
     pg_measure(a, PG_HG_RESPONSE_QUEUE, begun_boot_ns - s->built_boot_ns);
     pg_measure(a, PG_HG_SEND, s->handed_boot_ns - begun_boot_ns);
     if (noted)
@@ -141,7 +136,7 @@ static uint32_t apply(struct pg_arena *a, struct pg_ring_server *s,
                               begun_boot_ns, begun_boot_ns, s->reply, &s->reply_bytes, &wait_ns);
     if (how == PG_H_WAIT)
         return PG_RE_MESSAGE;     /* nothing has changed yet */
-    s->built_boot_ns = s->handed_boot_ns = boot_ns(s);
+    s->built_boot_ns = s->handed_boot_ns = loop_boot_ns(s->calls);
     pg_served(a, s->built_boot_ns);
     const bool done = how == PG_H_SILENT || (how == PG_H_REPLY && reply_put(a, s, c));
     pg_time_share_charge(shares, c->share, begun_boot_ns, s->handed_boot_ns);
@@ -167,7 +162,7 @@ static uint32_t visit(struct pg_arena *a, struct pg_ring_server *s,
         return PG_RE_NONE;
     pg_ring_take(c->taker, s->message);
     wake(s, pg_ring_rouse_putter(c->taker), &c->taker->words->putter_sleeps, c->socket);
-    s->received_boot_ns = boot_ns(s);
+    s->received_boot_ns = loop_boot_ns(s->calls);
     s->unseen = s->awake;
     return plain(s, c) ? apply(a, s, shares, c) : PG_RE_MESSAGE;
 }

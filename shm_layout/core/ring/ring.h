@@ -22,4 +22,10 @@ static inline bool is_large(const struct pg_ring_end *end, uint64_t bytes)
     return RING_WORD + padded(bytes) > end->size;
 }
 
+/* Return CLOCK_BOOTTIME. calls = NULL is the system's clock. */
+static inline int64_t loop_boot_ns(const struct pg_loop_calls *calls)
+{
+    return calls != NULL ? calls->boot_ns(calls->context) : pg_boot_ns();
+}
+
 #endif
