@@ -30,6 +30,7 @@ from purgatoryd.clients.closing import AsyncClosing
 from purgatoryd.clients.connection import NEVER_S, Connection
 from purgatoryd.clients.core import (
     BYE_S,
+    DIRECT_S,
     OPEN_RETRY_S,
     QUEUE_LIMIT,
     QUEUE_LIMIT_MAX,
@@ -53,6 +54,7 @@ from purgatoryd.clients.subscriber import (
     Merged,
     Next,
     Opener,
+    delivered,
     unreachable,
 )
 from purgatoryd.shm_layout.errors import (
@@ -61,7 +63,6 @@ from purgatoryd.shm_layout.errors import (
     Closed,
     DaemonError,
     DaemonUnreachable,
-    Lagged,
     PurgatorydError,
     QueueFull,
 )
@@ -69,8 +70,6 @@ from purgatoryd.shm_layout.host import HOST
 from purgatoryd.shm_layout.layout import BulkLoadAction
 from purgatoryd.shm_layout.wire import Key
 
-DIRECT_S = 0.02
-"""Time after which a direct call becomes a batch in flight, as in DIRECT_NS of engine.py."""
 Outcome = TypeVar("Outcome")
 Result = TypeVar("Result")
 
@@ -726,10 +725,7 @@ class AsyncSubscriber(AsyncClosing):
             if wait_s < 0:
                 return None
             await self._sleep(wait_s)
-        source, item = found
-        if isinstance(item, Lagged):
-            source.taken = item; raise item  # noqa: E702  # fmt: skip
-        return source, item
+        return delivered(*found)
 
     async def _sleep(self, limit_s: float) -> None:
         """Wait until peek() may find something, at most `limit_s` seconds."""

@@ -72,6 +72,9 @@ UNCOLLECTED_MAX = 10_000  # Number of refusals stored for flush(); more refusals
 QUEUE_LIMIT = 65_536  # Default limit for packed calls without an answer, for each partition.
 QUEUE_LIMIT_MAX = 2**31 - 1
 SPIN_MAX_US = 1000  # Longest time that a direct call looks for its answer without sleep.
+DIRECT_S = 0.02
+"""Time after which a direct call without an answer becomes a batch in flight of the engine, which
+alone watches the end of the connection."""
 OPEN_RETRY_S = 0.01  # Time between two attempts to find the daemon's socket.
 HOST_MAX = 50  # Largest number of characters of the host's name in the name of a worker.
 BYE_S = 0.2  # Time that a closing client waits until the daemon has ended its session.

@@ -29,7 +29,7 @@ from typing import Any, TypeVar
 
 from purgatoryd.clients._pack import Requests
 from purgatoryd.clients.connection import Connection
-from purgatoryd.clients.core import OPEN_RETRY_S, Core
+from purgatoryd.clients.core import DIRECT_S, OPEN_RETRY_S, Core
 from purgatoryd.clients.jobs import Job, Jobs, Started, nothing
 from purgatoryd.clients.poller import ChannelPoller
 from purgatoryd.shm_layout.errors import CallTimeout, Closed, PurgatorydError
@@ -37,9 +37,6 @@ from purgatoryd.shm_layout.layout import BATCH_RECORDS
 
 FLUSH_S = 0.0003  # Time that a packed call waits for other calls to fill its batch.
 ALIVE_S = 1.0  # Interval at which a waiting caller checks that the engine runs.
-DIRECT_NS = 20_000_000
-"""Time after which a direct call leaves its message to the engine, because only the engine watches
-the end of the connection."""
 JOIN_S = 1.0  # Time that garbage collection waits until the thread has ended.
 
 Result = TypeVar("Result")
@@ -342,7 +339,7 @@ class Engine(CallThread, Jobs):
 
     def _lend(self) -> None:
         """Let callers use the rings of idle connections themselves, until a request comes."""
-        self.core.lend(self._queue, DIRECT_NS, self._spin_ns)
+        self.core.lend(self._queue, round(DIRECT_S * 1e9), self._spin_ns)
         self._queue.admit()
 
     def _take_back(self) -> None:

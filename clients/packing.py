@@ -6,7 +6,7 @@ from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import fields
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from purgatoryd.clients import _pack
 from purgatoryd.clients.batch import Batch, Outcome, Partial, Settle
@@ -35,9 +35,6 @@ from purgatoryd.shm_layout.errors import (
 from purgatoryd.shm_layout.host import Host
 from purgatoryd.shm_layout.layout import Op, Quota, Status
 from purgatoryd.shm_layout.wire import Key
-
-if TYPE_CHECKING:
-    pass
 
 # Far below PG_MESSAGE_MAX, because a batch is copied once and applied in one loop iteration.
 BATCH_BYTES = 1 << 20

@@ -476,6 +476,13 @@ def _all_or_none(
     return opened
 
 
+def delivered(source: Taker, item: Item | Lagged) -> tuple[Taker, Item]:
+    """Return the arguments, or raise an item that is Lagged."""
+    if isinstance(item, Lagged):
+        source.taken = item; raise item  # noqa: E702  # fmt: skip
+    return source, item
+
+
 class Opener:
     """Opens the inbox of a subscriber once the daemon is found."""
 
@@ -628,12 +635,7 @@ class Subscriber(Closing):
                 break
             inbox.wait(wait_s)
             found = look()
-        if found is None:
-            return None
-        source, item = found
-        if isinstance(item, Lagged):
-            source.taken = item; raise item  # noqa: E702  # fmt: skip
-        return source, item
+        return None if found is None else delivered(*found)
 
     def __iter__(self) -> Self:
         return self
