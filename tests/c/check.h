@@ -9,6 +9,7 @@
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #define CHECK(condition)                                                                   \
     do {                                                                                   \
@@ -35,6 +36,14 @@
         test();                                                                            \
         printf("%s ok\n", #test);                                                          \
     } while (0)
+
+/* Return zeroed pages for an arena. The size is a whole number of pages. */
+static inline void *zeroed(uint64_t bytes)
+{
+    void *memory = aligned_alloc(4096, bytes);
+    CHECK(bytes % 4096 == 0 && memory != NULL);
+    return memset(memory, 0, bytes);
+}
 
 /* xorshift64* (Vigna 2016). The state must not be 0. */
 struct rng {

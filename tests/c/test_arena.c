@@ -46,13 +46,6 @@ static struct pg_config config_random(struct rng *r)
         .inbox_max = 8, .clock_kind = PG_CLOCK_VIRTUAL};
 }
 
-static void *zeroed(uint64_t bytes)
-{
-    void *memory = aligned_alloc(4096, bytes);
-    CHECK(bytes % 4096 == 0 && memory != NULL);
-    return memset(memory, 0, bytes);
-}
-
 static void world_open(struct world *w, uint64_t seed)
 {
     *w = (struct world){.rng = {seed * 0x9e3779b97f4a7c15u + 1}};

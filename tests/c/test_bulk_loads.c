@@ -32,13 +32,6 @@ struct world {
 
 /* ---- set-up ------------------------------------------------------------------------------ */
 
-static void *zeroed(uint64_t bytes)
-{
-    void *memory = aligned_alloc(4096, bytes);
-    CHECK(memory != NULL);
-    return memset(memory, 0, bytes);
-}
-
 static void append(struct world *w, const void *bytes, uint64_t len)
 {
     CHECK(w->bytes + len <= sizeof w->message);

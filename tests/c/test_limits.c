@@ -22,13 +22,6 @@ struct client {
 
 /* ---- set-up ------------------------------------------------------------------------------ */
 
-static void *zeroed(uint64_t size)
-{
-    void *memory = aligned_alloc(4096, size);
-    CHECK(memory != NULL);
-    return memset(memory, 0, size);
-}
-
 static void arena_open(uint32_t accounts, uint64_t ops)
 {
     const struct pg_config c = {

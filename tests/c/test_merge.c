@@ -13,13 +13,6 @@ struct world {
 
 /* ---- set-up ------------------------------------------------------------------------------ */
 
-static void *zeroed(uint64_t size)
-{
-    void *memory = aligned_alloc(4096, (size + 4095) / 4096 * 4096);
-    CHECK(memory != NULL);
-    return memset(memory, 0, size);
-}
-
 static void world_open(struct world *w, uint32_t shard, uint32_t shards)
 {
     w->config = (struct pg_config){

@@ -67,13 +67,6 @@ static int wait_for_rings(void *context, struct pg_ring_server *s, int64_t until
     return 1;
 }
 
-static void *zeroed(uint64_t bytes)
-{
-    void *memory = aligned_alloc(4096, (bytes + 4095) / 4096 * 4096);
-    CHECK(memory != NULL);
-    return memset(memory, 0, bytes);
-}
-
 static void client_open(struct client *c, uint32_t number)
 {
     *c = (struct client){.share = {.uid = 10 + number}};

@@ -32,13 +32,6 @@ long syscall(long number, ...)
 
 /* ---- set-up ------------------------------------------------------------------------------ */
 
-static void *zeroed(uint64_t size)
-{
-    void *memory = aligned_alloc(4096, size);
-    CHECK(memory != NULL);
-    return memset(memory, 0, size);
-}
-
 static void arena_open(void)
 {
     const struct pg_config c = {

@@ -27,13 +27,6 @@ struct world {
 
 /* ---- set-up ------------------------------------------------------------------------------ */
 
-static void *zeroed(uint64_t bytes)
-{
-    void *memory = aligned_alloc(4096, bytes);
-    CHECK(bytes % 4096 == 0 && memory != NULL);
-    return memset(memory, 0, bytes);
-}
-
 static void arena_open(struct world *w)
 {
     w->arena = zeroed(pg_arena_bytes(&w->config));

@@ -14,13 +14,6 @@ static uint32_t below(struct fixture *fx, uint64_t bound)
 
 /* ---- memory ---------------------------------------------------------------------------- */
 
-static void *zeroed(uint64_t bytes)
-{
-    void *memory = aligned_alloc(4096, bytes);
-    CHECK(memory != NULL);
-    return memset(memory, 0, bytes);
-}
-
 static void memory_take(struct fixture *fx)
 {
     fx->arena_bytes = pg_arena_bytes(&fx->config);

@@ -12,13 +12,6 @@ static struct pg_arena *daemon_side, *reader_side, *daemon_before;
 static uint8_t *arena, *secret, *out;
 static uint64_t lsn;              /* LSN of the first frame that the daemon's thread appends */
 
-static void *zeroed(uint64_t bytes)
-{
-    void *memory = aligned_alloc(4096, (bytes + 4095) / 4096 * 4096);
-    CHECK(memory != NULL);
-    return memset(memory, 0, bytes);
-}
-
 static void arena_make(bool with_wal)
 {
     const struct pg_config config = {
