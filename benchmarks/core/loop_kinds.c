@@ -43,9 +43,13 @@ static struct ids ids_new(uint32_t capacity)
     return (struct ids){free_ids(capacity), capacity, capacity, 0};
 }
 
+static uint32_t id_take(struct ids *ids) { return ids->free[--ids->free_count]; }
+
+static void id_give(struct ids *ids, uint32_t id) { ids->free[ids->free_count++] = id; }
+
 static void fire(struct ids *ids, uint32_t id)
 {
-    ids->free[ids->free_count++] = id;
+    id_give(ids, id);
     ids->fired++;
 }
 #endif
@@ -106,7 +110,7 @@ static void uv_add(struct timers *timers, const int64_t *deadlines_ns, uint32_t 
     inside = true;
     for (uint32_t i = 0; i < count; i++) {
         int64_t due_ms = (deadlines_ns[i] + MS_NS - 1) / MS_NS;
-        ids[i] = t->ids.free[--t->ids.free_count];
+        ids[i] = id_take(&t->ids);
         uv_timer_start(&t->timers[ids[i]], uv_due, (uint64_t)(due_ms - now_ms), 0);
     }
     inside = false;
@@ -117,7 +121,7 @@ static void uv_cancel_all(struct timers *timers, const uint32_t *ids, uint32_t c
     struct uv_timers *t = (struct uv_timers *)timers;
     for (uint32_t i = 0; i < count; i++) {
         uv_timer_stop(&t->timers[ids[i]]);
-        t->ids.free[t->ids.free_count++] = ids[i];
+        id_give(&t->ids, ids[i]);
     }
 }
 
@@ -208,7 +212,7 @@ static void event_add_all(struct timers *timers, const int64_t *deadlines_ns, ui
     for (uint32_t i = 0; i < count; i++) {
         int64_t delay_us = (deadlines_ns[i] - workload_ns + US_NS - 1) / US_NS;
         struct timeval delay = {delay_us / SECOND_US, delay_us % SECOND_US};
-        ids[i] = t->ids.free[--t->ids.free_count];
+        ids[i] = id_take(&t->ids);
         evtimer_add(&t->events[ids[i]], &delay);
     }
     inside = false;
@@ -219,7 +223,7 @@ static void event_cancel_all(struct timers *timers, const uint32_t *ids, uint32_
     struct event_timers *t = (struct event_timers *)timers;
     for (uint32_t i = 0; i < count; i++) {
         evtimer_del(&t->events[ids[i]]);
-        t->ids.free[t->ids.free_count++] = ids[i];
+        id_give(&t->ids, ids[i]);
     }
 }
 
