@@ -50,6 +50,7 @@ MEANING = {
     Degraded.TIMERS: "nearly all timer slots are in use",
     Degraded.PAYLOADS: "the payload memory is nearly full",
     Degraded.ARENA: "the arena files have lost their names; new timers are refused",
+    Degraded.FRAGMENTED: "free payload memory is in small blocks; large payloads are refused",
 }
 
 LATE_NS = 1_000_000_000
@@ -257,13 +258,14 @@ def in_words(why: Degraded) -> str:
 
 
 def reasons(
-    arena: Arena, before: Degraded, *, stopped: bool, full: bool, nameless: bool
+    arena: Arena, before: Degraded, *, stopped: bool, full: bool, nameless: bool, fragmented: bool
 ) -> Degraded:
     """Return the reasons why the daemon does not serve as it should. Call this right after an
     advance of the wheel.
 
     `stopped`: the WAL is stopped; `full`: due timers wait for the WAL; `nameless`: the arena files
-    have lost their names; `before`: the reasons of the previous heartbeat.
+    have lost their names; `fragmented`: compaction could not make a large free block; `before`: the
+    reasons of the previous heartbeat.
     """
     header, metrics = arena.header, arena.metrics
     slots = metrics.live + metrics.parked + metrics.outcomes
@@ -276,6 +278,7 @@ def reasons(
             metrics.blob_bytes, header.payload_bytes, Degraded.PAYLOADS in before
         ),
         Degraded.ARENA: nameless,
+        Degraded.FRAGMENTED: fragmented,
     }
     return Degraded(sum(reason for reason, holds in found.items() if holds))
 

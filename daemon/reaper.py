@@ -274,8 +274,9 @@ class Reaper:
     def _settle(self) -> None:
         stopped, full, nameless = bool(self.wal.errno), self.wal.full, self._nameless
         why = reasons(
-            self.arena, self._lifecycle.why, stopped=stopped, full=full, nameless=nameless
-        )
+            self.arena, self._lifecycle.why, stopped=stopped, full=full, nameless=nameless,
+            fragmented=self.arena.fragmented,
+        )  # fmt: skip
         self._lifecycle.settle(why, draining=self._draining)
 
     def _announce(self, key: str, payload: bytes) -> None:

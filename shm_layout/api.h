@@ -373,6 +373,9 @@ void pg_confine(struct pg_arena *a);
 /* Return whether nothing is armed, no outcome waits for its acknowledgement, and all notices were
  * handed to the socket. */
 int pg_drained(const struct pg_arena *a);
+/* Return whether an eighth of the payload memory is free, but a large payload does not fit, because
+ * compaction could not join the free blocks. */
+int pg_fragmented(const struct pg_arena *a);
 void pg_start_epoch(struct pg_arena *a, const uint8_t boot_id[16]);
 void pg_heartbeat(struct pg_arena *a, int64_t real_boot_ns, uint64_t iterations, uint64_t wakeups,
                   uint64_t sent, uint64_t log_dropped);

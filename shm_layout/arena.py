@@ -655,6 +655,11 @@ class Arena(_Owned):
         """True if nothing is armed, all outcomes are acknowledged, and all notices are sent."""
         return bool(lib.pg_drained(self._a))
 
+    @property
+    def fragmented(self) -> bool:
+        """True if enough payload memory is free, but compaction could not make a large block."""
+        return bool(lib.pg_fragmented(self._a))
+
     def set_durable(self, namespace: str) -> None:
         """Make a namespace durable, and create it if it does not exist.
 

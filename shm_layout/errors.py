@@ -479,8 +479,8 @@ class BulkLoadClosed(Refused):
 class Busy(Refused):
     """The daemon answers a call with BUSY until the call times out.
 
-    The WAL buffer is too full, or the owner has too many unacknowledged outcomes. The call was not
-    applied, and the client does not send it again. For a bulk call, `rows` has the numbers of all
+    The WAL buffer is too full, the owner has too many unacknowledged outcomes, or the daemon makes
+    space for a large payload. The call was not applied, and the client does not send it again. For a bulk call, `rows` has the numbers of all
     rows that were not applied, `in_doubt` counts the other rows without an answer, and `result` is
     the BulkResult.
 

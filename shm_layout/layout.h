@@ -45,6 +45,7 @@
 #define PG_TICKET_SHARD 281474976710656u /* 2^48; ticket = shard * 2^48 + number, number >= 1 */
 #define PG_SHARDS_MAX 64                 /* maximum number of shards of a deployment */
 #define PG_GRANULE 16                    /* size in bytes of the unit of blob references */
+#define PG_BLOCK_GOAL 8192               /* granules; compaction keeps a free block of this size */
 #define PG_NIL 4294967295u               /* means: no slot, no chunk, no blob or no uid */
 #define PG_BATCH_RECORDS 1024            /* maximum number of records in one batch */
 #define PG_BATCH_NAMES 256               /* maximum distinct namespace/topic pairs in one batch */
@@ -107,7 +108,9 @@ enum pg_degraded {
     PG_WHY_LATE = 4,              /* the loop is late; due timers fire late */
     PG_WHY_TIMERS = 8,            /* nearly all timer slots are in use */
     PG_WHY_PAYLOADS = 16,         /* the payload memory is nearly full */
-    PG_WHY_ARENA = 32             /* the arena files were unlinked; nothing can be armed */
+    PG_WHY_ARENA = 32,            /* the arena files were unlinked; nothing can be armed */
+    PG_WHY_FRAGMENTED = 64        /* enough payload memory is free, but only in small blocks that
+                                     compaction could not join */
 };
 
 struct pg_region {
@@ -268,8 +271,8 @@ struct pg_metrics {
     uint64_t advances;            /* number of times that a watermark rose */
     uint64_t visits;              /* watchers visited by advances, failures and cancels of watch
                                      keys */
-    uint64_t refused_busy;        /* refusals: the owner's inbox is full, or the replay buffer is
-                                     full of unsent notices */
+    uint64_t refused_busy;        /* refusals: the owner's inbox is full, the replay buffer is full
+                                     of unsent notices, or compaction has to make space */
     uint64_t refused_keys;        /* refusals: no free row for a watch key or a watch record */
     uint64_t refused_denied;      /* refusals: the namespace has another owner, or the name is
                                      reserved */
@@ -300,6 +303,10 @@ struct pg_metrics {
     uint64_t iteration_budget;    /* sum of the budgets of the wheel advances that had work */
     uint64_t log_dropped;         /* log messages that were discarded */
     uint64_t outcomes_dropped;    /* outcomes freed because their owner's session had ended */
+    uint64_t largest_free_bytes;  /* derived: a key and payload of this length fit into the largest
+                                     free block, which is at most 3 % longer */
+    uint64_t compactions;         /* passes that moved blobs to join free blocks */
+    uint64_t compacted_bytes;     /* bytes of moved blobs, whole granules */
 };
 
 /* ---- histograms ----------------------------------------------------------------- */
@@ -498,6 +505,7 @@ struct pg_blob_heap {
     uint32_t free_blocks;
     uint32_t second[28];          /* bit s of second[f] is set if heads[f * 32 + s] != PG_NIL */
     uint32_t heads[896];          /* first free block of each class; PG_NIL = none */
+    uint32_t passes;              /* rises before the memory of moved blobs may be used again */
 };
 
 /* Content of a free block: size, next and previous in its first granule, size_at_end in its last

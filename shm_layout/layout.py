@@ -328,6 +328,7 @@ class Degraded(enum.IntFlag):
     TIMERS = lib.PG_WHY_TIMERS
     PAYLOADS = lib.PG_WHY_PAYLOADS
     ARENA = lib.PG_WHY_ARENA
+    FRAGMENTED = lib.PG_WHY_FRAGMENTED
 
     @property
     def names(self) -> list[str]:

@@ -68,6 +68,8 @@ COUNTERS: dict[str, str] = {
     "log_dropped": "log messages dropped, because messages of one kind were too frequent or "
     "because the reader of the log was slow, full or gone",
     "records_redone": "WAL records redone when the arena was recovered",
+    "compactions": "passes that moved keys and payloads to join free memory",
+    "compacted_bytes": "bytes of keys and payloads that these passes moved",
     "refused_full": "no free slot",
     "refused_payload": "no space for key and payload",
     "refused_names": "no free slot for a namespace or topic",
@@ -106,6 +108,7 @@ GAUGES: dict[str, str] = {
     "slots_used": "slots in use",
     "payload_bytes": "size of the memory for keys and payloads",
     "blob_bytes": "used bytes of the memory for keys and payloads",
+    "largest_free_bytes": "length of a key and payload that fit into the largest free block",
     "replay_capacity": "maximum number of notices in the replay buffer",
     "replay_entries": "notices in the replay buffer",
     "unsent": "notices in the replay buffer that were not sent yet",

@@ -89,6 +89,15 @@ struct call_state {
     uint16_t group_next[PG_NOTICE_WINDOW];
 };
 
+/* A compaction pass (compaction.c). */
+struct compaction {
+    uint32_t phase, next_row;
+    uint32_t limit;               /* granule at which the zone may end */
+    uint32_t zone;                /* number of the zone that is considered next */
+    uint32_t failures;            /* passes since a pass last made a large enough block */
+    uint32_t used_at_failure;     /* used granules after the last pass */
+};
+
 /* State that this process keeps between calls. No other process sees it. */
 struct arena_state {
     bool draining;                /* the daemon is stopping, so no timer may be armed */
@@ -123,6 +132,7 @@ struct arena_state {
     uint64_t topics_refused_at;
     uint32_t topics_refused_uid, topics_refused_held;
     struct rebuild rebuild;
+    struct compaction compaction;
     uint32_t news_count, news_seen;
     uint32_t news[PG_NEWS];       /* slots that most recently entered an inbox, for prefetching */
 };

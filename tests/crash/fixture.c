@@ -467,6 +467,14 @@ static bool advance_run(struct fixture *fx, const struct call *call)
 }
 
 /* Migrate into a new arena. The old arena must not change. */
+/* Empty the first three quarters of the used memory. */
+static void compaction_run(struct fixture *fx)
+{
+    compaction_begin(fx->a, 0, (uint32_t)(blobs_used(&fx->a->blobs) * 3 / 4 + 1));
+    while (compaction_step(fx->a))
+        continue;
+}
+
 static void migrate_run(struct fixture *fx)
 {
     struct fixture to = {.config = fx->config};
@@ -519,6 +527,7 @@ bool call_run(struct fixture *fx, const struct call *call, struct reply *reply)
     case BY_INBOX_AGAIN: pg_inbox_again(fx->a, call->real_ns); break;
     case BY_SETTINGS: settings_run(fx, call); break;
     case BY_MIGRATE: migrate_run(fx); break;
+    case BY_COMPACTION: compaction_run(fx); break;
     }
     return false;
 }
@@ -926,6 +935,7 @@ static const struct operation {
     {"inbox", plain_make, BY_INBOX},
     {"inbox again", plain_make, BY_INBOX_AGAIN},
     {"migrate", plain_make, BY_MIGRATE},
+    {"compaction", plain_make, BY_COMPACTION},
     {"changed batch", changed_make, 3},
     {NULL, NULL, 0},
 };

@@ -5,6 +5,7 @@
 
 #include "check.h"
 #include "core/core.h"
+#include "core/state/compaction.h"
 
 #define CLIENTS 2
 #define SESSIONS 3
@@ -43,7 +44,8 @@ struct authoritative {
 };
 
 enum call_kind { BY_MESSAGE, BY_ADVANCE, BY_PUBLISHED, BY_PUBLISH, BY_SWEEP, BY_SWEEP_BULK_LOADS,
-                 BY_INBOX, BY_INBOX_AGAIN, BY_SETTINGS, BY_MIGRATE };
+                 BY_INBOX, BY_INBOX_AGAIN, BY_SETTINGS, BY_MIGRATE,
+                 BY_COMPACTION };
 
 #define RECORDS_MAX 12
 /* Large enough for a payload that does not fit into any arena of these fixtures. */

@@ -10,8 +10,8 @@
 enum { MUTATIONS_MAX = 512 };
 
 static const struct scenario *const scenarios[] = {
-    &slot_scenario, &check_scenario, &parked_scenario, &replay_scenario, &gap_scenario,
-    &sleep_topic_scenario, &sleep_namespace_scenario, &sleep_name_scenario,
+    &slot_scenario, &moved_scenario, &check_scenario, &parked_scenario, &replay_scenario,
+    &gap_scenario, &sleep_topic_scenario, &sleep_namespace_scenario, &sleep_name_scenario,
     &topic_scenario, &operation_scenario, &outcome_scenario, &acknowledged_scenario,
     &snapshot_scenario, &watermark_scenario, &settings_scenario, &birth_scenario,
     &group_scenario, &reuse_scenario, &unasked_scenario, &stopped_scenario,

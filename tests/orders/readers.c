@@ -4,6 +4,7 @@
 
 #include "check.h"
 #include "core/core.h"
+#include "core/state/compaction.h"
 
 enum { LAYOUT = 4711, OUT = 1 << 16, KEY = 8, PAYLOAD = 8, RING = 16, FAR_NS = 1000000,
        DUE_NS = 3000, LIMIT_NS = 1000000000 };
@@ -130,6 +131,20 @@ static void slot_end(void)
 
 const struct scenario slot_scenario = {
     "slot", slot_setup, again, {slot_daemon, slot_reader}, true, true, slot_end};
+
+/* ---- a moved blob ------------------------------------------------------------------------------ */
+
+/* The blob of the first timer moves, and the second timer gets the blob's old place. */
+static void moved_daemon(void)
+{
+    compaction_begin(daemon_side, 0, 32);
+    while (compaction_step(daemon_side))
+        continue;
+    arm(2, FAR_NS + 2);
+}
+
+const struct scenario moved_scenario = {
+    "moved", slot_setup, again, {moved_daemon, slot_reader}, true, true, slot_end};
 
 /* ---- a check of a live arena ----------------------------------------------------------------- */
 

@@ -5,6 +5,10 @@
  * needs no header: the allocator finds free neighbours in the map, and their sizes in the boundary
  * tags of these blocks. Two free blocks are never adjacent. blobs_take and blobs_give cost a
  * constant number of steps.
+ *
+ * A compaction empties a zone of the pool. Free granules of the zone leave the lists first, so that
+ * they are neither used nor joined with a block outside. After the owners' blobs have moved out,
+ * the free granules return to the lists, ideally as one block.
  */
 #include "core/base/blobs.h"
 #include "core/base/check.h"
@@ -16,6 +20,13 @@
  * larger request can fail although a block in the list is large enough, if that block is not among
  * those examined. */
 #define OWN_CLASS_BLOCKS 32
+
+/* Largest zone in granules: 16 MiB. */
+#define ZONE_MAX ((uint32_t)1 << 20)
+/* A pool has at least this many zones. */
+#define ZONES 16
+/* Compaction needs at least a FREE_SHARE-th of the pool as free memory. */
+#define FREE_SHARE 8
 
 #define WORD 64
 /* Number of granules of a block that are prefetched: four cache lines. */
@@ -56,6 +67,17 @@ uint64_t blob_map_words(uint32_t granules) { return (uint64_t)granules / WORD + 
 static inline bool is_used(const struct blob_pool *p, uint32_t granule)
 {
     return p->map[granule / WORD] >> (granule % WORD) & 1;
+}
+
+static inline bool in_zone(const struct blob_pool *p, uint32_t granule)
+{
+    return granule - p->zone_begin < p->zone_end - p->zone_begin;
+}
+
+/* True if the granule belongs to a block in the lists. */
+static inline bool is_listed(const struct blob_pool *p, uint32_t granule)
+{
+    return !is_used(p, granule) && !in_zone(p, granule);
 }
 
 /* Mask of the bits [from, from + count) of one word; count is 1 .. 64. */
@@ -252,25 +274,43 @@ uint32_t blobs_take(struct blob_pool *p, uint32_t granules)
     return block;
 }
 
+/* List the free granules [start, end), joined with the listed blocks on both sides. */
+static inline void list_free(struct blob_pool *p, uint32_t start, uint32_t end)
+{
+    if (is_listed(p, end)) {
+        uint32_t right = end;
+        end += free_at(p, right)->size;
+        unlink_block(p, right);
+    }
+    if (start > 0 && is_listed(p, start - 1)) {
+        start -= free_at(p, start - 1)->size_at_end;
+        unlink_block(p, start);
+    }
+    link_block(p, start, end - start);
+}
+
+/* List those of the free granules [start, end) that are not in the zone. */
+RARE static void list_outside_zone(struct blob_pool *p, uint32_t start, uint32_t end)
+{
+    if (start < p->zone_begin)
+        list_free(p, start, p->zone_begin);
+    if (end > p->zone_end)
+        list_free(p, p->zone_end, end);
+}
+
 void blobs_give(struct blob_pool *p, uint32_t blob, uint32_t granules)
 {
-    uint32_t start = blob, end = blob + granules;
+    const uint32_t end = blob + granules;
 
     PG_ASSERT(blob < p->granules && granules - 1 < p->granules - blob, "blobs",
               "what is given back is inside the pool");
     PG_ASSERT_IN_TESTS(map_is_set(p, blob, granules), "blobs", "a freed blob was allocated");
     map_flip(p, blob, granules);
     p->heap->used -= granules;
-    if (!is_used(p, end)) {
-        uint32_t right = end;
-        end += free_at(p, right)->size;
-        unlink_block(p, right);
-    }
-    if (start > 0 && !is_used(p, start - 1)) {
-        start -= free_at(p, start - 1)->size_at_end;
-        unlink_block(p, start);
-    }
-    link_block(p, start, end - start);
+    if (UNLIKELY(blob < p->zone_end && end > p->zone_begin))
+        list_outside_zone(p, blob, end);
+    else
+        list_free(p, blob, end);
 }
 
 void blobs_prefetch_give(const struct blob_pool *p, uint32_t blob, uint32_t granules)
@@ -278,9 +318,9 @@ void blobs_prefetch_give(const struct blob_pool *p, uint32_t blob, uint32_t gran
     const uint64_t end = (uint64_t)blob + granules;
     if (end > p->granules)
         return;
-    if (!is_used(p, (uint32_t)end))
+    if (is_listed(p, (uint32_t)end))
         fetch(blob_hint(p, (uint32_t)end));
-    if (blob != 0 && !is_used(p, blob - 1))
+    if (blob != 0 && is_listed(p, blob - 1))
         fetch(blob_hint(p, blob - 1));
 }
 
@@ -293,12 +333,103 @@ uint32_t blobs_copy(struct blob_pool *to, const struct blob_pool *from, uint32_t
     return copy;
 }
 
+/* ---- compaction ----------------------------------------------------------------------- */
+
+uint32_t blobs_largest(const struct blob_pool *p)
+{
+    const struct pg_blob_heap *heap = p->heap;
+    if (heap->first == 0)
+        return 0;
+    const uint32_t level = 31 - (uint32_t)__builtin_clz(heap->first);
+    const uint32_t step = 31 - (uint32_t)__builtin_clz(heap->second[level]);
+    return level == 0 ? step : (32 + step) << (level - 1);
+}
+
+uint32_t blobs_zone_granules(const struct blob_pool *p)
+{
+    return p->granules / ZONES < ZONE_MAX ? p->granules / ZONES : ZONE_MAX;
+}
+
+uint32_t blobs_goal(const struct blob_pool *p)
+{
+    const uint32_t zone = blobs_zone_granules(p);
+    return zone < PG_BLOCK_GOAL ? zone : PG_BLOCK_GOAL;
+}
+
+bool blobs_fragmented(const struct blob_pool *p)
+{
+    return blobs_largest(p) < blobs_goal(p) &&
+           p->granules - p->heap->used >= p->granules / FREE_SHARE;
+}
+
+bool blobs_worth_emptying(const struct blob_pool *p, uint32_t at, uint32_t granules)
+{
+    uint64_t used = 0;
+    for (uint32_t left = granules, count; left != 0; at += count, left -= count) {
+        count = in_word(at, left);
+        used += (uint64_t)__builtin_popcountll(p->map[at / WORD] & word_bits(at % WORD, count));
+    }
+    return used * p->granules <= (uint64_t)p->heap->used * granules;
+}
+
+void blobs_zone_open(struct blob_pool *p, uint32_t at)
+{
+    p->zone_begin = p->zone_end = map_find(p, at, true);
+}
+
+bool blobs_zone_grow(struct blob_pool *p, uint32_t limit, uint32_t blocks)
+{
+    while (p->zone_end < limit && blocks-- > 0) {
+        uint32_t start;
+        const uint32_t granules = free_run(p, p->zone_end, &start);
+        if (start >= limit) {
+            p->zone_end = limit;
+            continue;
+        }
+        unlink_block(p, start);
+        p->zone_end = start + granules < limit ? start + granules : limit;
+        if (start + granules > limit)
+            link_block(p, limit, start + granules - limit);
+    }
+    return p->zone_end >= limit;
+}
+
+uint32_t blobs_evacuate(struct blob_pool *p, uint32_t blob, uint32_t granules)
+{
+    if (blob < p->zone_begin || blob + granules > p->zone_end)
+        return PG_NIL;
+    return blobs_copy(p, p, blob, granules);
+}
+
+void blobs_pass_end(struct blob_pool *p)
+{
+    STORE_RELEASE(&p->heap->passes, p->heap->passes + 1);
+    atomic_thread_fence(memory_order_release);   /* the fence precedes reuse of moved blobs */
+}
+
+bool blobs_zone_shrink(struct blob_pool *p, uint32_t blocks)
+{
+    while (blocks-- > 0) {
+        uint32_t start, end = free_run(p, p->zone_begin, &start);
+        if (start >= p->zone_end) {
+            p->zone_begin = p->zone_end = 0;
+            return true;
+        }
+        end = start + end < p->zone_end ? start + end : p->zone_end;
+        p->zone_begin = end;
+        list_free(p, start, end);
+    }
+    return false;
+}
+
 /* ---- rebuild ------------------------------------------------------------------------- */
 
 void blobs_rebuild_begin(struct blob_pool *p)
 {
     uint64_t words = blob_map_words(p->granules);
-    memset(p->heap, 0, sizeof *p->heap);
+    blobs_pass_end(p);            /* a kill may have ended a pass */
+    p->zone_begin = p->zone_end = 0;
+    memset(p->heap, 0, offsetof(struct pg_blob_heap, passes));
     for (uint32_t class = 0; class < PG_BLOB_CLASSES; class++)
         p->heap->heads[class] = PG_NIL;
     touch(p->map, words * sizeof *p->map);
@@ -332,7 +463,17 @@ static bool bad(struct pg_fault *fault, const char *detail, uint64_t where, uint
     return fault_set(fault, "blobs", detail, where, expected, found);
 }
 
-/* Check that the free runs of the map match the free blocks: in the sizes at both ends of each
+/* Return the part of the next free run at or after `at` that is entirely inside or entirely outside
+ * the zone; 0 = none. */
+static uint32_t part_run(const struct blob_pool *p, uint32_t at, uint32_t *start)
+{
+    const uint32_t granules = free_run(p, at, start), end = *start + granules;
+    if (*start < p->zone_begin && end > p->zone_begin)
+        return p->zone_begin - *start;
+    return *start < p->zone_end && end > p->zone_end ? p->zone_end - *start : granules;
+}
+
+/* Check that the free runs of the map outside the zone match the free blocks: in the sizes at both ends of each
  * block, in number and in total size. */
 static bool check_runs(const struct blob_pool *p, struct pg_fault *fault)
 {
@@ -343,14 +484,16 @@ static bool check_runs(const struct blob_pool *p, struct pg_fault *fault)
     if (past != ~(uint64_t)0 >> (p->granules % WORD))
         return bad(fault, "granules past the end are not marked used", p->granules, ~(uint64_t)0,
                    past);
-    for (uint32_t at = 0; (granules = free_run(p, at, &start)) != 0; at = start + granules) {
+    for (uint32_t at = 0; (granules = part_run(p, at, &start)) != 0; at = start + granules) {
+        free += granules;
+        if (in_zone(p, start))
+            continue;
         uint32_t size_at_end = free_at(p, start + granules - 1)->size_at_end;
         if (free_at(p, start)->size != granules)
             return bad(fault, "size at a free block's start", start, granules,
                        free_at(p, start)->size);
         if (size_at_end != granules)
             return bad(fault, "size at a free block's end", start, granules, size_at_end);
-        free += granules;
         runs++;
     }
     if (runs != p->heap->free_blocks)
@@ -366,7 +509,7 @@ static bool check_block(const struct blob_pool *p, uint32_t class, uint32_t bloc
 {
     if (block >= p->granules)
         return bad(fault, "a free list leads outside the pool", class, p->granules, block);
-    if (is_used(p, block) || (block > 0 && !is_used(p, block - 1)))
+    if (!is_listed(p, block) || (block > 0 && is_listed(p, block - 1)))
         return bad(fault, "a listed block is not free", block, 0, class);
     if (class_of(free_at(p, block)->size) != class)
         return bad(fault, "class of a listed block", block, class_of(free_at(p, block)->size),

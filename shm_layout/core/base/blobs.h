@@ -13,6 +13,9 @@ struct blob_pool {
     uint64_t *map;                /* one bit per granule: 1 = used */
     uint8_t *bytes;
     uint32_t granules;
+    /* Zone that a compaction empties: [zone_begin, zone_end). Its free granules are in no list, so
+     * nobody gets them. Only this process knows the zone. */
+    uint32_t zone_begin, zone_end;
 };
 
 static inline uint32_t blob_granules(uint64_t bytes)
@@ -64,5 +67,37 @@ bool blobs_check(const struct blob_pool *p, uint64_t used_granules, struct pg_fa
 bool blob_inside(const struct blob_pool *p, uint32_t blob, uint64_t bytes);
 /* Number of granules in use. */
 uint64_t blobs_used(const struct blob_pool *p);
+/* Number of granules that one blob can get for certain. */
+uint32_t blobs_largest(const struct blob_pool *p);
+
+/* ---- compaction: empty a zone, so that its free granules become one block ---- */
+
+/* Size of the free block that compaction keeps: PG_BLOCK_GOAL, or a zone of a small pool. */
+uint32_t blobs_goal(const struct blob_pool *p);
+/* Size of a zone: a sixteenth of the pool, at most ZONE_MAX granules. */
+uint32_t blobs_zone_granules(const struct blob_pool *p);
+/* True if an eighth of the pool is free, but no free block has blobs_goal granules. */
+bool blobs_fragmented(const struct blob_pool *p);
+/* True if the share of free granules in [at, at + granules) is at least that of the pool. */
+bool blobs_worth_emptying(const struct blob_pool *p, uint32_t at, uint32_t granules);
+/* Begin an empty zone at the first used granule from `at` on. */
+void blobs_zone_open(struct blob_pool *p, uint32_t at);
+/* Take up to `blocks` more free blocks into the zone. Return true once the zone reaches `limit`. */
+bool blobs_zone_grow(struct blob_pool *p, uint32_t limit, uint32_t blocks);
+/* Copy a blob that lies inside the zone to a place outside. Return the copy; PG_NIL if the blob does
+ * not lie inside the zone, or if there is no space. The caller lets the owner refer to the copy with
+ * a store-release, and gives the old blob back. */
+uint32_t blobs_evacuate(struct blob_pool *p, uint32_t blob, uint32_t granules);
+/* Let readers know that the memory of moved blobs will change. Call this before the zone shrinks. */
+void blobs_pass_end(struct blob_pool *p);
+/* Return up to `blocks` free blocks of the zone to the lists. Return true once the zone is gone. */
+bool blobs_zone_shrink(struct blob_pool *p, uint32_t blocks);
+/* A reader of a changing arena loads this before it loads a blob's number, and again after an
+ * acquire fence behind its copy of the blob. If the values differ, the copy may have foreign
+ * bytes. */
+static inline uint32_t blobs_passes(const struct blob_pool *p)
+{
+    return LOAD_ACQUIRE(&p->heap->passes);
+}
 
 #endif

@@ -11,6 +11,7 @@
 #include "core/arena.h"
 #include "core/wal/wal_buffer.h"
 #include "core/state/bulk_loads.h"
+#include "core/state/compaction.h"
 #include "core/state/keys.h"
 #include "core/state/names.h"
 #include "core/state/operations.h"
@@ -216,7 +217,7 @@ static bool watermark_begin(struct pg_arena *a, const struct step *s, struct pg_
         __builtin_add_overflow(value, watermark_at(a, row)->watermark, &value))
         value = UINT64_MAX;
     if (s->record->op == PG_OP_CANCEL_FOR_KEY && !extra_take(a, s->memory)) {
-        answer(result, 0, PG_ST_FULL_PAYLOAD, 0);
+        answer(result, 0, payload_refusal(a), 0);
         return false;
     }
     if (s->record->op == PG_OP_CANCEL_FOR_KEY)
@@ -502,12 +503,14 @@ static bool refuses(const struct pg_result *r)
     return status >= PG_ST_FULL || status == PG_ST_EXISTS;
 }
 
-/* Count a refusal by its reason. The reason for BUSY is the inbox, the WAL or an earlier record. */
+/* Count a refusal by its reason. The reason for BUSY is the inbox, a compaction, the WAL or an
+ * earlier record. */
 RARE static void refusal_note(struct pg_arena *a, const struct step *s, const struct pg_result *r)
 {
     const unsigned status = r->ticket & 0xff;
     const bool inbox = r->deadline_ns != 0;          /* the session owns too many operations */
-    pg_refused(a, status == PG_ST_BUSY && !inbox && has_wal(a) ? PG_ST_WAL : status);
+    const bool wal = has_wal(a) && !inbox && !compaction_due(a);
+    pg_refused(a, status == PG_ST_BUSY && wal ? PG_ST_WAL : status);
     if (status == PG_ST_BUSY)
         busy_add(a, s);
 }

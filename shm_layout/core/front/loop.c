@@ -4,6 +4,7 @@
 #include "core/base/wheel.h"
 #include "core/arena.h"
 #include "core/wal/wal_buffer.h"
+#include "core/state/compaction.h"
 #include "core/state/replay_buffer.h"
 #include "core/state/inbox.h"
 #include "core/state/operations.h"
@@ -47,12 +48,14 @@ uint32_t pg_advance(struct pg_arena *a, int64_t now_ns, int64_t wall_offset_ns,
     const uint32_t done = released + wheel_advance_prefetch(&a->wheel, now_ns, budget - released,
                                                             expire, expire_soon, a, &left);
     wal_buffer_settle(a);
+    const bool compacting = compaction_step(a);
+    a->metrics->largest_free_bytes = (uint64_t)blobs_largest(&a->blobs) * PG_GRANULE;
     a->metrics->moved += wheel_moved(&a->wheel) - moved;
     a->metrics->iterations++;
     a->metrics->iterations_full += done == budget;
     a->metrics->iteration_work += done;
     a->metrics->iteration_budget += done != 0 ? budget : 0;
-    *more = left || stepping || freeing || waiting;
+    *more = left || stepping || freeing || waiting || compacting;
     a->header->next_deadline_ns = wheel_next_deadline_ns(&a->wheel);
     replay_show(a);
     return done;
@@ -70,11 +73,13 @@ int pg_hold_operations(struct pg_arena *a, int64_t after_ns, int64_t upto_ns, in
     return !waiting;
 }
 
+int pg_fragmented(const struct pg_arena *a) { return compaction_failed(a); }
+
 void pg_release_operations(struct pg_arena *a) { a->state.holding = false; }
 
 int64_t pg_next_ns(const struct pg_arena *a)
 {
     const bool at_once = a->state.wall_cursor != PG_NIL || a->state.orphans != PG_NIL ||
-                         (!a->state.holding && wheel_holds(&a->wheel));
+                         compaction_due(a) || (!a->state.holding && wheel_holds(&a->wheel));
     return at_once ? a->state.now_ns : wheel_next_ns(&a->wheel);
 }

@@ -6,6 +6,7 @@
 #include "core/base/tickets.h"
 #include "core/arena.h"
 #include "core/wal/wal_buffer.h"
+#include "core/state/compaction.h"
 #include "core/state/names.h"
 #include "core/state/records.h"
 #include "core/state/replay_buffer.h"
@@ -92,7 +93,7 @@ static unsigned publish(struct pg_arena *a, const struct publish *p, struct pg_r
         return PG_ST_BUSY;
     const uint32_t blob = blobs_take(&a->blobs, granules);
     if (blob == PG_NIL)
-        return PG_ST_FULL_PAYLOAD;
+        return payload_refusal(a);
     entry_publish(a, p, topic, blob, r);
     return PG_ST_DONE;
 }

@@ -61,7 +61,7 @@ static void info_copy(const struct pg_arena *a, const struct pg_hot *h, const st
         memcpy(head, &info, sizeof info);
 }
 
-bool info_write(const struct pg_arena *a, uint32_t slot, uint64_t ctl, struct sink *out)
+static bool info_try(const struct pg_arena *a, uint32_t slot, uint64_t ctl, struct sink *out)
 {
     const struct pg_hot h = *slot_hot(a, slot);
     const struct pg_cold c = slot_cold_copy(a, slot, ctl);
@@ -75,6 +75,20 @@ bool info_write(const struct pg_arena *a, uint32_t slot, uint64_t ctl, struct si
         return true;
     out->used = before;
     return false;
+}
+
+/* The loop repeats only if a compaction pass ended during the copy. */
+bool info_write(const struct pg_arena *a, uint32_t slot, uint64_t ctl, struct sink *out)
+{
+    const uint64_t before = out->used;
+    uint32_t passes;
+    bool found;
+    do {
+        out->used = before;
+        passes = blobs_passes(&a->blobs);
+        found = info_try(a, slot, ctl, out);
+    } while (UNLIKELY(blobs_passes(&a->blobs) != passes));
+    return found;
 }
 
 uint64_t pg_scan(const struct pg_arena *a, uint32_t *cursor, uint32_t max, void *bytes,
@@ -104,19 +118,30 @@ uint64_t pg_overdue(const struct pg_arena *a)
     return overdue;
 }
 
-int64_t pg_outcome_ended_ns(const struct pg_arena *a, uint32_t slot)
+static int64_t outcome_ended_ns(const struct pg_arena *a, uint32_t slot)
 {
     struct pg_operation op;
-
-    if (slot >= a->slots.capacity)
-        return NO_WALL;
     const uint64_t ctl = LOAD_ACQUIRE(&slot_hot(a, slot)->ctl);
     const uint32_t blob = LOAD_RELAXED(&slot_cold(a, slot)->blob);
     if (ctl_state(ctl) != PG_S_OUTCOME || !blob_inside(&a->blobs, blob, sizeof op))
         return NO_WALL;
+    atomic_thread_fence(memory_order_acquire);   /* the fence precedes reads of a moved blob */
     memcpy(&op, blob_at(&a->blobs, blob), sizeof op);
     atomic_thread_fence(memory_order_acquire);
     return LOAD_ACQUIRE(&slot_hot(a, slot)->ctl) == ctl ? op.ended_ns : NO_WALL;
+}
+
+int64_t pg_outcome_ended_ns(const struct pg_arena *a, uint32_t slot)
+{
+    uint32_t passes;
+    int64_t ended_ns;
+    if (slot >= a->slots.capacity)
+        return NO_WALL;
+    do {
+        passes = blobs_passes(&a->blobs);
+        ended_ns = outcome_ended_ns(a, slot);
+    } while (UNLIKELY(blobs_passes(&a->blobs) != passes));
+    return ended_ns;
 }
 
 void pg_slots_in_use(const struct pg_arena *a, uint64_t *timers, uint64_t *operations)
@@ -172,6 +197,7 @@ static bool replay_one(const struct pg_arena *a, uint64_t position, struct pg_no
                        struct sink *out)
 {
     struct pg_entry e;
+    const uint32_t passes = blobs_passes(&a->blobs);
     if (!replay_copy(a, position, &e))
         return false;
     const uint64_t bytes = (uint64_t)e.key_len + e.payload_len;
@@ -180,10 +206,12 @@ static bool replay_one(const struct pg_arena *a, uint64_t position, struct pg_no
     *record = notice_of(&e);
     sink_put(out, blob_at(&a->blobs, e.blob), bytes);
     atomic_thread_fence(memory_order_acquire);
-    return !out->full && LOAD_ACQUIRE(&replay_at(a, position)->commit) == position + 1;
+    return !out->full && LOAD_ACQUIRE(&replay_at(a, position)->commit) == position + 1 &&
+           blobs_passes(&a->blobs) == passes;
 }
 
-/* Write `count` entries, oldest first. Return false if an entry was withdrawn in the meantime. */
+/* Write `count` entries, oldest first. Return false if an entry was withdrawn or moved in the
+ * meantime. */
 static bool replay_write(const struct pg_arena *a, uint32_t topic, uint64_t first,
                          const uint64_t *oldest, uint64_t count, struct sink *out)
 {
@@ -231,7 +259,7 @@ uint64_t pg_replay(const struct pg_arena *a, uint32_t topic, uint64_t first, uin
         last = newest;
     if (last < first)
         return 0;
-    /* The loop repeats only if an entry was withdrawn during the previous try. */
+    /* The loop repeats only if an entry was withdrawn or moved during the previous try. */
     for (int tries = 0; tries < 1000; tries++) {
         struct sink out = {bytes, 0, size, false};
         uint64_t skip;

@@ -258,7 +258,7 @@ static void handle_open_derived(struct pg_arena *a)
                                             region_count(a, PG_R_BULK_LOAD_INDEX),
                                             index_id_bits(a->bulk_load_block_rows)};
     a->blobs = (struct blob_pool){region(a, PG_R_BLOB_HEAP), region(a, PG_R_BLOB_MAP),
-                                  region(a, PG_R_BLOBS), region_count(a, PG_R_BLOBS)};
+                                  region(a, PG_R_BLOBS), region_count(a, PG_R_BLOBS), 0, 0};
 }
 
 static void handle_point(struct pg_arena *a, void *arena, void *secret)
@@ -274,7 +274,7 @@ static void handle_point(struct pg_arena *a, void *arena, void *secret)
     a->answers = (struct blob_pool){
         (struct pg_blob_heap *)((uint8_t *)secret + a->secret->heap_offset),
         (uint64_t *)((uint8_t *)secret + a->secret->map_offset),
-        (uint8_t *)secret + a->secret->answers_offset, a->secret->answers};
+        (uint8_t *)secret + a->secret->answers_offset, a->secret->answers, 0, 0};
     a->state.session_rows = a->secret->sessions;
 }
 

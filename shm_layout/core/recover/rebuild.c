@@ -282,6 +282,7 @@ int rebuild_begin(struct pg_arena *a, int64_t now_ns, struct pg_fault *why)
     a->header->now_ns = now_ns;
     time_set(a, now_ns, a->call.real_boot_ns);
     counters_reset(a);
+    a->state.compaction = (struct compaction){0};
     quotas_rebuild(a);
     if (!names_sound(a, why) || !in_doubt_settle(a, why))
         return 0;

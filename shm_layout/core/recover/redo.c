@@ -16,6 +16,7 @@
 #include "core/wal/frames.h"
 #include "core/wal/wal_buffer.h"
 #include "core/state/bulk_loads.h"
+#include "core/state/compaction.h"
 #include "core/state/inbox.h"
 #include "core/state/operations.h"
 #include "core/state/quotas.h"
@@ -753,7 +754,11 @@ static bool frame_redo(const struct redo *r)
         return refuse(r, "bytes that do not form a frame", PG_WAL_TYPES, r->frame->type);
     if (!(rules[r->frame->type].where & (snapshot ? IN_SNAPSHOT : IN_WAL)))
         return refuse(r, "a frame is in the wrong kind of file", snapshot, r->frame->type);
-    return snapshot ? snapshot_redo(r) : wal_redo(r);
+    if (!(snapshot ? snapshot_redo(r) : wal_redo(r)))
+        return false;
+    while (compaction_step(r->a)) /* as between two calls of the loop */
+        continue;
+    return true;
 }
 
 int pg_redo(struct pg_arena *a, struct pg_redo *state, const void *frames, uint64_t bytes,

@@ -247,6 +247,7 @@ static bool slot_copy(const struct pg_arena *a, struct pg_snapshot *s, const str
 
 static bool slot_write(const struct pg_arena *a, struct pg_snapshot *s, struct sink *out)
 {
+    const uint32_t passes = blobs_passes(&a->blobs);
     const uint64_t ctl = LOAD_ACQUIRE(&slot_hot(a, s->next)->ctl), before = out->used;
     if (!ctl_live(ctl))
         return true;
@@ -255,6 +256,10 @@ static bool slot_write(const struct pg_arena *a, struct pg_snapshot *s, struct s
     if (!slot_copy(a, s, &h, &c, out))
         return false;
     atomic_thread_fence(memory_order_acquire);
+    if (UNLIKELY(blobs_passes(&a->blobs) != passes)) {
+        out->used = before;
+        return slot_write(a, s, out);
+    }
     if (h.ctl != ctl || LOAD_ACQUIRE(&slot_hot(a, s->next)->ctl) != ctl)
         out->used = before;
     return out->used == before || frame_end(s);
@@ -300,14 +305,20 @@ static bool entry_copy(const struct pg_arena *a, struct pg_snapshot *s, const st
 static bool entry_write(const struct pg_arena *a, struct pg_snapshot *s, struct sink *out)
 {
     const struct pg_entry *live = replay_at(a, s->next);
+    const uint32_t passes = blobs_passes(&a->blobs);
     const uint64_t commit = LOAD_ACQUIRE(&live->commit), before = out->used;
     const struct pg_entry e = *live;
+    atomic_thread_fence(memory_order_acquire);   /* the fence precedes reads of a moved blob */
     if (commit != s->next + 1 || e.payload_len > PG_PAYLOAD_MAX + PG_VERDICT_MAX ||
         (uint64_t)e.blob + entry_granules(&e) > a->blobs.granules)
         return true;
     if (!entry_copy(a, s, &e, out))
         return false;
     atomic_thread_fence(memory_order_acquire);
+    if (UNLIKELY(blobs_passes(&a->blobs) != passes)) {
+        out->used = before;
+        return entry_write(a, s, out);
+    }
     if (LOAD_ACQUIRE(&live->commit) != commit)
         out->used = before;
     return out->used == before || frame_end(s);

@@ -21,6 +21,7 @@
 #include "core/base/wheel.h"
 #include "core/arena.h"
 #include "core/wal/wal_buffer.h"
+#include "core/state/compaction.h"
 #include "core/state/inbox.h"
 #include "core/state/keys.h"
 #include "core/state/operation_bytes.h"
@@ -690,7 +691,7 @@ static unsigned watch_arm(struct pg_arena *a, struct watch *w, int64_t deadline_
     if (status == PG_ST_ADDED && !watch_admitted(a, w, r))
         status = ANSWERED;
     if (status == PG_ST_ADDED && !blobs_for(a, w, &blob, &notice))
-        status = PG_ST_FULL_PAYLOAD;
+        status = payload_refusal(a);
     if (status != PG_ST_ADDED) {
         rows_undo(a, done);
         return status;

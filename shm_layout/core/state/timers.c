@@ -17,6 +17,7 @@
 #include "core/base/wheel.h"
 #include "core/arena.h"
 #include "core/wal/wal_buffer.h"
+#include "core/state/compaction.h"
 #include "core/state/keys.h"
 #include "core/state/quotas.h"
 #include "core/state/records.h"
@@ -296,7 +297,7 @@ static uint32_t arm_blob(struct pg_arena *a, uint32_t granules, bool replacing,
     unsigned status = slots_status(a, replacing);
     const uint32_t blob = status == PG_ST_ADDED ? blobs_take(&a->blobs, granules) : PG_NIL;
     if (status == PG_ST_ADDED)
-        status = PG_ST_FULL_PAYLOAD;
+        status = payload_refusal(a);
     if (blob == PG_NIL)
         answer(r, 0, status, 0);
     return blob;
@@ -463,7 +464,7 @@ void timers_unpark(struct pg_arena *a, const struct put *p, uint64_t ticket, str
         return;
     const uint32_t blob = blobs_take(&a->blobs, granules);
     if (blob == PG_NIL) {
-        answer(r, 0, PG_ST_FULL_PAYLOAD, 0);
+        answer(r, 0, payload_refusal(a), 0);
         return;
     }
     answer_slot(a, r, slot, PG_ST_UNPARKED);
@@ -699,14 +700,13 @@ bool timers_check(struct pg_arena *a, struct pg_fault *fault, uint64_t *granules
 
 /* unpark() stores a blob with the payload in a parked slot before the slot counts as armed. Key and
  * extension are the same in the old and the new blob. The reader therefore takes the key from
- * either blob, and no payload. */
+ * either blob, and no payload. A compaction stores a blob with the same bytes. */
 struct pg_cold slot_cold_copy(const struct pg_arena *a, uint32_t slot, uint64_t ctl)
 {
     struct pg_cold c = *slot_cold(a, slot);
-    if (UNLIKELY(ctl_state(ctl) == PG_S_PARKED)) {
-        atomic_thread_fence(memory_order_acquire);   /* the fence precedes reads of the new blob */
+    atomic_thread_fence(memory_order_acquire);   /* the fence precedes reads of a new blob */
+    if (UNLIKELY(ctl_state(ctl) == PG_S_PARKED))
         c.payload_len = 0;
-    }
     return c;
 }
 

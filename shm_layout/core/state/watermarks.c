@@ -14,6 +14,7 @@
 #include "core/base/sink.h"
 #include "core/arena.h"
 #include "core/wal/wal_buffer.h"
+#include "core/state/compaction.h"
 #include "core/state/keys.h"
 #include "core/state/quotas.h"
 #include "core/state/records.h"
@@ -136,7 +137,7 @@ uint32_t watermark_born(struct pg_arena *a, const struct key *k, bool to_join,
               "a taken row is free");
     free_row_fetch(a, l);
     if (!key_write(a, l, k)) {
-        answer(why, 0, PG_ST_FULL_PAYLOAD, 0);
+        answer(why, 0, payload_refusal(a), 0);
         return PG_NIL;
     }
     a->purgatory->free_watermark = l->root;

@@ -1,0 +1,184 @@
+"""Compaction: a large payload fits while enough memory is free, whatever was released before."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+from core_driver import Core
+
+from purgatoryd.shm_layout._core import lib
+from purgatoryd.shm_layout.layout import Status, TimeKind
+
+pytestmark = pytest.mark.tier("check")
+
+GRANULE = lib.PG_GRANULE
+FAR_NS = 10**18
+LARGE = bytes(16384)
+STEPS = 100_000
+"""More steps than any test needs."""
+
+
+def core_with(timers: int, payload_bytes: int, **config: Any) -> Core:
+    return Core(capacity=timers, payload_bytes=payload_bytes, **config)
+
+
+def fill(core: Core, payload_bytes: int) -> dict[bytes, bytes]:
+    """Arm timers with payloads of this length until the payload memory is full."""
+    timers: dict[bytes, bytes] = {}
+    while True:
+        key = b"%07d" % len(timers)
+        payload = (key * (payload_bytes // len(key) + 1))[:payload_bytes]
+        if core.put(key, FAR_NS, payload=payload).status != Status.ADDED:
+            return timers
+        timers[key] = payload
+
+
+def add(core: Core, key: bytes, granules: int) -> None:
+    """Arm a timer that uses so many granules."""
+    payload = bytes(granules * GRANULE - len(key))
+    assert core.put(key, FAR_NS, payload=payload).status == Status.ADDED
+
+
+def settle(core: Core) -> int:
+    """Advance until nothing is left to do. Return the number of advances."""
+    for steps in range(STEPS):
+        if not core.advance(core.header.now_ns):
+            return steps
+    raise AssertionError("compaction does not end")
+
+
+def put_patiently(core: Core, key: bytes, payload: bytes) -> int:
+    """Put until the answer is not BUSY, as a client does. Return the status."""
+    for _ in range(STEPS):
+        answer = core.put(key, FAR_NS, payload=payload)
+        if answer.status != Status.BUSY:
+            return answer.status
+        core.advance(core.header.now_ns)
+    raise AssertionError("BUSY forever")
+
+
+def payloads(core: Core) -> dict[bytes, bytes]:
+    return {info.key: info.payload for info in core.scan()}
+
+
+def free_share(core: Core) -> float:
+    return 1 - float(core.metrics.blob_bytes / core.header.payload_bytes)
+
+
+def test_large_payloads_fit_until_an_eighth_of_a_fragmented_pool_is_free() -> None:
+    core = core_with(100_000, 16 << 20)
+    timers = fill(core, 200)
+    rng = random.Random(20)
+    for key in rng.sample(sorted(timers), len(timers) // 2):
+        core.cancel(key)
+        del timers[key]
+    assert max(core.free_runs()) * GRANULE < len(LARGE)
+    assert free_share(core) > 0.49
+    large = 0
+    while put_patiently(core, b"L%d" % large, LARGE) == Status.ADDED:
+        timers[b"L%d" % large] = LARGE
+        large += 1
+    assert free_share(core) < 1 / 8 + 0.01
+    assert large * len(LARGE) > 0.36 * core.header.payload_bytes
+    core.check()
+    assert payloads(core) == timers
+
+
+def test_compaction_changes_no_timer_and_no_notice() -> None:
+    """Random acts between the steps of compactions, compared with a model."""
+    for seed in range(6):
+        Acts(seed).run()
+
+
+class Acts:
+    """Random acts in a small pool, with a model of its timers and notices."""
+
+    def __init__(self, seed: int) -> None:
+        self.rng = random.Random(seed)
+        self.core = core_with(400, 1 << 15, replay_capacity=64, replay_bytes_max=1 << 13)
+        self.timers: dict[bytes, bytes] = {}
+        self.near: dict[bytes, bytes] = {}
+        self.notices: dict[int, bytes] = {}
+        self.received = 0
+
+    def run(self) -> None:
+        for number in range(1500):
+            act = self.rng.choice((self.put, self.put, self.put, self.cancel, self.fire))
+            act(b"%d" % number)
+            self.core.advance(self.core.header.now_ns)
+            self.receive()
+            if self.rng.random() < 0.05:
+                self.compare()
+            if self.rng.random() < 0.005:
+                self.core.rebuild(self.core.header.now_ns)
+        assert self.core.metrics.compactions > 0
+        assert self.core.metrics.compacted_bytes > 0
+
+    def put(self, key: bytes) -> None:
+        wall = self.rng.random() < 0.3
+        payload = self.rng.randbytes(self.rng.choice((10, 40, 200, 900)))
+        kind = TimeKind.WALL if wall else TimeKind.DELAY
+        near = self.rng.random() < 0.5
+        time_ns = self.core.header.now_ns + 10**6 if near else FAR_NS
+        if wall:
+            time_ns += self.core.header.wall_offset_ns
+        answer = self.core.put(key, time_ns, kind, payload=payload)
+        if answer.status == Status.ADDED:
+            (self.near if near else self.timers)[key] = payload
+
+    def cancel(self, key: bytes) -> None:
+        if self.timers:
+            key = self.rng.choice(sorted(self.timers))
+            del self.timers[key]
+            assert self.core.cancel(key).status == Status.CANCELLED
+
+    def fire(self, key: bytes) -> None:
+        if self.rng.random() < 0.1:
+            self.core.advance(self.core.header.now_ns + 10**10)
+
+    def receive(self) -> None:
+        """Compare new notices with the timers, and let the replay buffer withdraw them."""
+        for position in range(self.received, self.core.header.replay_tail):
+            entry = self.core.entry(position)
+            assert self.near.pop(entry.key) == entry.payload
+            self.notices[position] = entry.payload
+        self.received = self.core.header.replay_tail
+        self.core.publish_all()
+
+    def compare(self) -> None:
+        self.core.check()
+        assert payloads(self.core) == self.timers | self.near
+        for entry in self.core.entries():
+            assert entry.payload == self.notices[entry.position]
+
+
+def test_blobs_that_fit_nowhere_end_the_search() -> None:
+    """Blobs of 40 granules with gaps of 30: no gap takes a blob, so no zone can be emptied."""
+    core = core_with(100, 16 << 10)
+    for number in range(14):
+        add(core, b"b%02d" % number, 40)
+        add(core, b"g%02d" % number, 30)
+    add(core, b"b14", 40)
+    for number in range(14):
+        core.cancel(b"g%02d" % number)
+    assert settle(core) > 0
+    assert lib.pg_fragmented(core.a)
+    assert core.put(b"L", FAR_NS, payload=bytes(50 * GRANULE)).status == Status.FULL_PAYLOAD
+    core.check()
+    core.cancel(b"b03")
+    core.cancel(b"b05")
+    settle(core)
+    assert not lib.pg_fragmented(core.a)
+    assert core.put(b"L", FAR_NS, payload=bytes(50 * GRANULE)).status == Status.ADDED
+
+
+def test_the_largest_free_block_is_a_metric() -> None:
+    core = core_with(100, 16 << 10)
+    core.advance(core.header.now_ns)
+    assert core.metrics.largest_free_bytes == 16 << 10
+    core.put(b"k", FAR_NS, payload=bytes(1 << 10))
+    core.advance(core.header.now_ns)
+    largest = max(core.free_runs()) * GRANULE
+    assert 0.96 * largest < core.metrics.largest_free_bytes <= largest
