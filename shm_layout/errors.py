@@ -480,9 +480,9 @@ class Busy(Refused):
     """The daemon answers a call with BUSY until the call times out.
 
     The WAL buffer is too full, the owner has too many unacknowledged outcomes, or the daemon makes
-    space for a large payload. The call was not applied, and the client does not send it again. For a bulk call, `rows` has the numbers of all
-    rows that were not applied, `in_doubt` counts the other rows without an answer, and `result` is
-    the BulkResult.
+    space for a large payload. The call was not applied, and the client does not send it again. For
+    a bulk call, `rows` has the numbers of all rows that were not applied, `in_doubt` counts the
+    other rows without an answer, and `result` is the BulkResult.
 
     What to do: Repeat the call later; check the disk of the WAL, and acknowledge outcomes.
     """

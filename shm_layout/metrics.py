@@ -73,8 +73,8 @@ COUNTERS: dict[str, str] = {
     "refused_full": "no free slot",
     "refused_payload": "no space for key and payload",
     "refused_names": "no free slot for a namespace or topic",
-    "refused_busy": "the owner has too many unacknowledged outcomes; for a publish: the socket "
-    "accepts no notices",
+    "refused_busy": "the owner has too many unacknowledged outcomes, or compaction makes space; "
+    "for a publish: the socket accepts no notices",
     "refused_keys": "no free slots for watch keys",
     "refused_denied": "the namespace has another owner, or the name is reserved",
     "refused_quota": "a quota or share is used up",

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import random
-from typing import Any
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 from core_driver import Core
 
+from purgatoryd.daemon.lifecycle import reasons
+from purgatoryd.shm_layout import wire
 from purgatoryd.shm_layout._core import lib
-from purgatoryd.shm_layout.layout import Status, TimeKind
+from purgatoryd.shm_layout.layout import Degraded, Status, TimeKind
+
+if TYPE_CHECKING:
+    from purgatoryd.shm_layout.arena import Arena
 
 pytestmark = pytest.mark.tier("check")
 
@@ -59,7 +65,7 @@ def put_patiently(core: Core, key: bytes, payload: bytes) -> int:
     raise AssertionError("BUSY forever")
 
 
-def payloads(core: Core) -> dict[bytes, bytes]:
+def payloads(core: Core) -> dict[wire.Key, bytes]:
     return {info.key: info.payload for info in core.scan()}
 
 
@@ -182,3 +188,12 @@ def test_the_largest_free_block_is_a_metric() -> None:
     core.advance(core.header.now_ns)
     largest = max(core.free_runs()) * GRANULE
     assert 0.96 * largest < core.metrics.largest_free_bytes <= largest
+
+
+def test_fragmented_memory_is_a_reason_to_be_degraded() -> None:
+    header = SimpleNamespace(now_ns=0, next_deadline_ns=0, capacity=10, payload_bytes=10)
+    metrics = SimpleNamespace(live=0, parked=0, outcomes=0, blob_bytes=0)
+    arena = cast("Arena", SimpleNamespace(header=header, metrics=metrics))
+    sound = {"stopped": False, "full": False, "nameless": False}
+    assert reasons(arena, Degraded(0), **sound, fragmented=False) == Degraded(0)
+    assert reasons(arena, Degraded(0), **sound, fragmented=True) == Degraded.FRAGMENTED
