@@ -13,11 +13,17 @@ struct blob {
     uint8_t fill;
 };
 
+/* What the next call of model_compact does. */
+enum phase { OPEN, GROW, MOVE, SHRINK };
+
 struct model {
     struct blob_pool pool;
     struct blob *blobs;
     uint32_t count;
     uint32_t used;
+    enum phase phase;
+    uint32_t limit;               /* granule at which the zone may end */
+    uint32_t moved;               /* blobs that compaction moved */
 };
 
 static struct model model_new(uint32_t granules)
@@ -53,7 +59,7 @@ static void model_check(const struct model *m)
     CHECK_EQUAL(blobs_used(&m->pool), m->used);
 }
 
-/* Return the length of the longest free run, in granules. */
+/* Return the length of the longest free run outside the zone, in granules. */
 static uint32_t longest_run(const struct model *m)
 {
     uint32_t longest = 0, run = 0;
@@ -61,6 +67,7 @@ static uint32_t longest_run(const struct model *m)
     CHECK(used);
     for (uint32_t i = 0; i < m->count; i++)
         memset(used + m->blobs[i].at, true, m->blobs[i].granules);
+    memset(used + m->pool.zone_begin, true, m->pool.zone_end - m->pool.zone_begin);
     for (uint32_t g = 0; g < m->pool.granules; g++) {
         run = used[g] ? 0 : run + 1;
         longest = run > longest ? run : longest;
@@ -98,8 +105,42 @@ static void model_give(struct model *m, uint32_t index)
     m->used -= b.granules;
 }
 
+static void model_move(struct model *m, struct blob *b)
+{
+    const uint32_t old = b->at, copy = blobs_evacuate(&m->pool, old, b->granules);
+    if (copy == PG_NIL)
+        return;
+    b->at = copy;
+    blobs_give(&m->pool, old, b->granules);
+    m->moved++;
+}
+
+/* Do one act of a compaction: open a random zone, take a free block into it, move a blob, end the
+ * pass, or return a free block. */
+static void model_compact(struct model *m, struct rng *r)
+{
+    const uint32_t at = (uint32_t)rng_below(r, m->pool.granules);
+    switch (m->phase) {
+    case OPEN:
+        m->limit = at + 1 + (uint32_t)rng_below(r, m->pool.granules - at);
+        m->phase = blobs_zone_open(&m->pool, at, m->limit) ? GROW : OPEN;
+        break;
+    case GROW: m->phase = blobs_zone_grow(&m->pool, m->limit, 1) ? MOVE : GROW; break;
+    case MOVE:
+        for (uint32_t i = 0; i < m->count; i += 1 + (uint32_t)rng_below(r, 4))
+            model_move(m, &m->blobs[i]);
+        m->phase = rng_below(r, 4) ? MOVE : SHRINK;
+        if (m->phase == SHRINK)
+            blobs_pass_end(&m->pool);
+        break;
+    case SHRINK: m->phase = blobs_zone_shrink(&m->pool, 1) ? OPEN : SHRINK; break;
+    }
+}
+
 static void model_empty(struct model *m)
 {
+    while (!blobs_zone_shrink(&m->pool, 1))
+        continue;
     while (m->count)
         model_give(m, m->count - 1);
     model_check(m);
@@ -112,6 +153,7 @@ static void model_rebuild(struct model *m)
     memset(m->pool.heap, 0x5a, sizeof *m->pool.heap);
     memset(m->pool.map, 0x5a, blob_map_words(m->pool.granules) * sizeof *m->pool.map);
     blobs_rebuild_begin(&m->pool);
+    m->phase = OPEN;
     for (uint32_t i = 0; i < m->count; i++)
         CHECK(blobs_rebuild_mark(&m->pool, m->blobs[i].at, m->blobs[i].granules));
     blobs_rebuild_end(&m->pool);
@@ -125,13 +167,17 @@ static uint32_t random_size(struct rng *r, uint32_t largest)
     return 1 + (uint32_t)rng_below(r, bound);
 }
 
-static void model_run(uint32_t granules, uint32_t largest, uint32_t steps)
+/* Run random acts. One act in `compact` is an act of a compaction; 0 = none. */
+static uint32_t model_run_acts(uint32_t granules, uint32_t largest, uint32_t steps,
+                               uint32_t compact)
 {
     struct model m = model_new(granules);
     struct rng r = {granules * 31u + largest};
     for (uint32_t step = 0; step < steps; step++) {
         bool grow = rng_below(&r, 100) < (step / 512 % 2 ? 75 : 35);
-        if (grow || m.count == 0)
+        if (compact != 0 && rng_below(&r, compact) == 0)
+            model_compact(&m, &r);
+        else if (grow || m.count == 0)
             model_take(&m, random_size(&r, largest), (uint8_t)step);
         else
             model_give(&m, (uint32_t)rng_below(&r, m.count));
@@ -142,6 +188,25 @@ static void model_run(uint32_t granules, uint32_t largest, uint32_t steps)
     }
     model_empty(&m);
     model_free(&m);
+    return m.moved;
+}
+
+static void model_run(uint32_t granules, uint32_t largest, uint32_t steps)
+{
+    model_run_acts(granules, largest, steps, 0);
+}
+
+/* Blobs come and go between any two acts of a compaction. Compaction changes no blob. */
+static void test_random_compactions(void)
+{
+    static const uint32_t pools[] = {1, 2, 17, 64, 65, 129, 500, 1920};
+    uint32_t moved = 0;
+    for (size_t i = 0; i < sizeof pools / sizeof *pools; i++) {
+        moved += model_run_acts(pools[i], 1 + pools[i] / 8, 20000, 2);
+        moved += model_run_acts(pools[i], 1 + pools[i] / 8, 20000, 8);
+        moved += model_run_acts(pools[i], 1 + pools[i] / 64, 20000, 2);
+    }
+    CHECK(moved > 1000);
 }
 
 static void test_random_tiny_pools(void)
@@ -352,6 +417,7 @@ int main(int argc, char **argv)
         return 0;
     }
     RUN(test_random_tiny_pools);
+    RUN(test_random_compactions);
     RUN(test_exact_fit);
     RUN(test_fragmentation_and_joining);
     RUN(test_own_class_bound);

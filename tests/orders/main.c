@@ -10,11 +10,12 @@
 enum { MUTATIONS_MAX = 512 };
 
 static const struct scenario *const scenarios[] = {
-    &slot_scenario, &moved_scenario, &check_scenario, &parked_scenario, &replay_scenario,
-    &gap_scenario, &sleep_topic_scenario, &sleep_namespace_scenario, &sleep_name_scenario,
+    &slot_scenario, &check_scenario, &parked_scenario, &replay_scenario, &gap_scenario,
+    &sleep_topic_scenario, &sleep_namespace_scenario, &sleep_name_scenario,
     &topic_scenario, &operation_scenario, &outcome_scenario, &acknowledged_scenario,
-    &snapshot_scenario, &watermark_scenario, &settings_scenario, &birth_scenario,
-    &group_scenario, &reuse_scenario, &unasked_scenario, &stopped_scenario,
+    &moved_scenario, &moved_notice_scenario, &moved_snapshot_scenario, &moved_entry_scenario,
+    &moved_outcome_scenario, &snapshot_scenario, &watermark_scenario, &settings_scenario,
+    &birth_scenario, &group_scenario, &reuse_scenario, &unasked_scenario, &stopped_scenario,
     &ring_scenario, &ring_space_scenario, &ring_half_scenario, &ring_large_scenario,
     &ring_recall_scenario};
 

@@ -134,12 +134,20 @@ const struct scenario slot_scenario = {
 
 /* ---- a moved blob ------------------------------------------------------------------------------ */
 
+/* Move the blobs from granule `at` on, so that the next blob gets the place of the first of them. */
+static void blobs_move(uint32_t at)
+{
+    const uint64_t before = daemon_side->metrics->compacted_bytes;
+    compaction_begin(daemon_side, at, 32);
+    while (compaction_step(daemon_side))
+        continue;
+    CHECK(daemon_side->metrics->compacted_bytes > before);
+}
+
 /* The blob of the first timer moves, and the second timer gets the blob's old place. */
 static void moved_daemon(void)
 {
-    compaction_begin(daemon_side, 0, 32);
-    while (compaction_step(daemon_side))
-        continue;
+    blobs_move(0);
     arm(2, FAR_NS + 2);
 }
 
@@ -272,6 +280,21 @@ static void replay_end(void)
 
 const struct scenario replay_scenario = {
     "replay", replay_setup, again, {replay_daemon, replay_reader}, true, true, replay_end};
+
+/* ---- a moved blob of a notice ---------------------------------------------------------------- */
+
+static void moved_notice_setup(void)
+{
+    arena_make(false);
+    notices_make(1);
+    made();
+    first = 1;
+    last = 1;
+}
+
+const struct scenario moved_notice_scenario = {
+    "moved notice", moved_notice_setup, again, {moved_daemon, replay_reader}, true, true,
+    replay_end};
 
 /* ---- the newest notice ----------------------------------------------------------------------- */
 
@@ -435,6 +458,59 @@ static void snapshot_end(void)
 const struct scenario snapshot_scenario = {
     "snapshot", snapshot_setup, again, {snapshot_daemon, snapshot_reader}, true, true,
     snapshot_end};
+
+/* ---- moved blobs that a snapshot copies ------------------------------------------------------ */
+
+/* The blob of the second timer moves, and the third timer gets the blob's old place. */
+static void moved_snapshot_daemon(void)
+{
+    blobs_move(1);
+    arm(3, FAR_NS);
+    wal_buffer_settle(daemon_side);
+}
+
+static void moved_snapshot_end(void)
+{
+    const struct pg_wal_arm *body;
+    for (uint64_t at = 0; (body = body_next(PG_WAL_ARM, &at)) != NULL;) {
+        const uint8_t *key = (const uint8_t *)(body + 1);
+        const uint32_t n = (uint32_t)body->ticket;
+        if (!is_number(key, n, 'k') || !is_number(key + KEY, n, 'p'))
+            model_fault("a snapshot has foreign bytes of a timer");
+    }
+}
+
+const struct scenario moved_snapshot_scenario = {
+    "moved snapshot", snapshot_setup, again, {moved_snapshot_daemon, snapshot_reader}, true, true,
+    moved_snapshot_end};
+
+static void moved_entry_setup(void)
+{
+    arena_make(true);
+    arm(1, 2000);
+    advance(3000);
+    made();
+}
+
+static void moved_entry_daemon(void)
+{
+    moved_daemon();
+    wal_buffer_settle(daemon_side);
+}
+
+static void moved_entry_end(void)
+{
+    const struct pg_wal_entry *body;
+    for (uint64_t at = 0; (body = body_next(PG_WAL_ENTRY, &at)) != NULL;) {
+        const uint8_t *key = (const uint8_t *)(body + 1);
+        if (!is_number(key, 1, 'k') || !is_number(key + KEY, 1, 'p'))
+            model_fault("a snapshot has foreign bytes of a notice");
+    }
+}
+
+const struct scenario moved_entry_scenario = {
+    "moved entry", moved_entry_setup, again, {moved_entry_daemon, snapshot_reader}, true, true,
+    moved_entry_end};
 
 /* ---- a watermark that a snapshot copies ------------------------------------------------------ */
 
@@ -737,10 +813,21 @@ static void acknowledged_setup(void)
     made();
 }
 
+/* A new timer takes memory that an operation had, and fills it with zeros. */
+static void zeros_arm(void)
+{
+    static const uint8_t payload[31] = {0};
+    const struct pg_put put = {.namespace_name = "n", .namespace_len = 1, .topic_name = "t",
+                               .topic_len = 1, .key = payload, .key_len = 1, .payload = payload,
+                               .key_type = PG_KEY_BYTES, .payload_len = 31, .time_ns = FAR_NS};
+    struct pg_result r;
+    pg_put(daemon_side, &put, &r);
+    CHECK((r.ticket & 0xff) == PG_ST_ADDED);
+}
+
 /* The owner acknowledges the outcome, and a new timer takes the memory of the operation. */
 static void acknowledged_daemon(void)
 {
-    static const uint8_t payload[31] = {0};
     struct {
         struct pg_frame frame;
         struct pg_ack ack;
@@ -749,17 +836,36 @@ static void acknowledged_daemon(void)
                  .ack = {.ticket = 2, .slot = 0}};
     uint64_t used;
     int64_t wait_ns;
-    struct pg_result r;
-    const struct pg_put put = {.namespace_name = "n", .namespace_len = 1, .topic_name = "t",
-                               .topic_len = 1, .key = payload, .key_len = 1, .payload = payload,
-                               .key_type = PG_KEY_BYTES, .payload_len = 31, .time_ns = FAR_NS};
     pg_handle(daemon_side, &message, sizeof message, 1, 1, 3000, 3000, reply, &used, &wait_ns);
-    pg_put(daemon_side, &put, &r);
-    CHECK((r.ticket & 0xff) == PG_ST_ADDED && daemon_side->metrics->outcomes == 0);
+    zeros_arm();
+    CHECK(daemon_side->metrics->outcomes == 0);
 }
 
 const struct scenario acknowledged_scenario = {
     "acknowledged", acknowledged_setup, again, {acknowledged_daemon, outcome_reader}, true, true,
+    outcome_end};
+
+/* ---- a moved blob of an outcome -------------------------------------------------------------- */
+
+static void moved_outcome_setup(void)
+{
+    arena_make(false);
+    arm(1, 2000);
+    advance(3000);
+    greet();
+    record_send(PG_OP_WATCH, '1', 'v', 0);
+    record_send(PG_OP_ADVANCE_KEY, 'v', 0, 5);
+    made();
+}
+
+static void moved_outcome_daemon(void)
+{
+    blobs_move(1);
+    zeros_arm();
+}
+
+const struct scenario moved_outcome_scenario = {
+    "moved outcome", moved_outcome_setup, again, {moved_outcome_daemon, outcome_reader}, true, true,
     outcome_end};
 
 const struct scenario operation_scenario = {

@@ -6,10 +6,11 @@
 #include "model.h"
 
 /* readers.c: a daemon that changes the arena, and a process that reads it. */
-extern const struct scenario slot_scenario, moved_scenario, check_scenario, parked_scenario,
-    replay_scenario, gap_scenario, sleep_topic_scenario, sleep_namespace_scenario,
-    sleep_name_scenario, topic_scenario, operation_scenario, outcome_scenario,
-    acknowledged_scenario, snapshot_scenario, watermark_scenario, settings_scenario,
+extern const struct scenario slot_scenario, check_scenario, parked_scenario, replay_scenario,
+    gap_scenario, sleep_topic_scenario, sleep_namespace_scenario, sleep_name_scenario,
+    topic_scenario, operation_scenario, outcome_scenario, acknowledged_scenario,
+    moved_scenario, moved_notice_scenario, moved_snapshot_scenario, moved_entry_scenario,
+    moved_outcome_scenario, snapshot_scenario, watermark_scenario, settings_scenario,
     birth_scenario;
 /* rings.c: a client and the daemon at the two sides of a ring. */
 extern const struct scenario ring_scenario, ring_space_scenario, ring_half_scenario,

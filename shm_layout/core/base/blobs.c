@@ -130,23 +130,24 @@ static bool map_is_set(const struct blob_pool *p, uint32_t at, uint32_t granules
 }
 #endif
 
-/* First granule at or after `at` that is used (or free, if `used` is false); the number of granules
- * in the pool if there is none. */
-static uint32_t map_find(const struct blob_pool *p, uint32_t at, bool used)
+/* First granule of [at, end) that is used (or free, if `used` is false); `end` if there is none. */
+static uint32_t map_find(const struct blob_pool *p, uint32_t at, uint32_t end, bool used)
 {
-    uint64_t flip = used ? 0 : ~(uint64_t)0, word = at / WORD, words = blob_map_words(p->granules);
-    uint64_t bits = (p->map[word] ^ flip) & ~(uint64_t)0 << (at % WORD);
-    while (!bits && ++word < words)
+    const uint64_t flip = used ? 0 : ~(uint64_t)0;
+    uint64_t word = at / WORD, bits = (p->map[word] ^ flip) & ~(uint64_t)0 << (at % WORD);
+    while (!bits && ++word < blob_map_words(end))
         bits = p->map[word] ^ flip;
-    return bits ? (uint32_t)(word * WORD + (uint32_t)__builtin_ctzll(bits)) : p->granules;
+    const uint64_t found = bits ? word * WORD + (uint32_t)__builtin_ctzll(bits) : end;
+    return found < end ? (uint32_t)found : end;
 }
 
-/* Return the number of granules of the next free run at or after `at`; 0 = none. Set *start to the
+/* Return the number of granules of the first free run in [at, end); 0 = none. Set *start to the
  * first granule of the run. */
-static inline uint32_t free_run(const struct blob_pool *p, uint32_t at, uint32_t *start)
+static inline uint32_t free_run(const struct blob_pool *p, uint32_t at, uint32_t end,
+                                uint32_t *start)
 {
-    *start = map_find(p, at, false);
-    return *start == p->granules ? 0 : map_find(p, *start, true) - *start;
+    *start = map_find(p, at, end, false);
+    return map_find(p, *start, end, true) - *start;
 }
 
 /* ---- the free lists ------------------------------------------------------------------ */
@@ -372,24 +373,28 @@ bool blobs_worth_emptying(const struct blob_pool *p, uint32_t at, uint32_t granu
     return used * p->granules <= (uint64_t)p->heap->used * granules;
 }
 
-void blobs_zone_open(struct blob_pool *p, uint32_t at)
+/* The first granule of a zone is used, so the first free granule found from zone_end on is always
+ * the first granule of a listed block. */
+bool blobs_zone_open(struct blob_pool *p, uint32_t at, uint32_t limit)
 {
-    p->zone_begin = p->zone_end = map_find(p, at, true);
+    const uint32_t used = map_find(p, at, limit, true);
+    if (used == limit)
+        return false;
+    p->zone_begin = used;
+    p->zone_end = used + 1;
+    return true;
 }
 
 bool blobs_zone_grow(struct blob_pool *p, uint32_t limit, uint32_t blocks)
 {
     while (p->zone_end < limit && blocks-- > 0) {
-        uint32_t start;
-        const uint32_t granules = free_run(p, p->zone_end, &start);
-        if (start >= limit) {
-            p->zone_end = limit;
-            continue;
-        }
-        unlink_block(p, start);
-        p->zone_end = start + granules < limit ? start + granules : limit;
-        if (start + granules > limit)
-            link_block(p, limit, start + granules - limit);
+        const uint32_t start = map_find(p, p->zone_end, limit, false);
+        const uint32_t end = start < limit ? start + free_at(p, start)->size : limit;
+        if (start < limit)
+            unlink_block(p, start);
+        p->zone_end = end < limit ? end : limit;
+        if (end > limit)
+            link_block(p, limit, end - limit);
     }
     return p->zone_end >= limit;
 }
@@ -409,17 +414,17 @@ void blobs_pass_end(struct blob_pool *p)
 
 bool blobs_zone_shrink(struct blob_pool *p, uint32_t blocks)
 {
-    while (blocks-- > 0) {
-        uint32_t start, end = free_run(p, p->zone_begin, &start);
-        if (start >= p->zone_end) {
-            p->zone_begin = p->zone_end = 0;
-            return true;
-        }
-        end = start + end < p->zone_end ? start + end : p->zone_end;
-        p->zone_begin = end;
-        list_free(p, start, end);
+    while (p->zone_begin < p->zone_end && blocks-- > 0) {
+        uint32_t start;
+        const uint32_t granules = free_run(p, p->zone_begin, p->zone_end, &start);
+        p->zone_begin = start + granules;
+        if (granules != 0)
+            list_free(p, start, start + granules);
     }
-    return false;
+    if (p->zone_begin < p->zone_end)
+        return false;
+    p->zone_begin = p->zone_end = 0;
+    return true;
 }
 
 /* ---- rebuild ------------------------------------------------------------------------- */
@@ -451,7 +456,8 @@ bool blobs_rebuild_mark(struct blob_pool *p, uint32_t blob, uint32_t granules)
 void blobs_rebuild_end(struct blob_pool *p)
 {
     uint32_t start, granules;
-    for (uint32_t at = 0; (granules = free_run(p, at, &start)) != 0; at = start + granules)
+    uint32_t at = 0;
+    for (; (granules = free_run(p, at, p->granules, &start)) != 0; at = start + granules)
         link_block(p, start, granules);
 }
 
@@ -467,14 +473,14 @@ static bool bad(struct pg_fault *fault, const char *detail, uint64_t where, uint
  * the zone; 0 = none. */
 static uint32_t part_run(const struct blob_pool *p, uint32_t at, uint32_t *start)
 {
-    const uint32_t granules = free_run(p, at, start), end = *start + granules;
+    const uint32_t granules = free_run(p, at, p->granules, start), end = *start + granules;
     if (*start < p->zone_begin && end > p->zone_begin)
         return p->zone_begin - *start;
     return *start < p->zone_end && end > p->zone_end ? p->zone_end - *start : granules;
 }
 
-/* Check that the free runs of the map outside the zone match the free blocks: in the sizes at both ends of each
- * block, in number and in total size. */
+/* Check that the free runs of the map outside the zone match the free blocks: in the sizes at both
+ * ends of each block, in number and in total size. */
 static bool check_runs(const struct blob_pool *p, struct pg_fault *fault)
 {
     uint64_t free = 0;

@@ -80,24 +80,22 @@ uint32_t blobs_zone_granules(const struct blob_pool *p);
 bool blobs_fragmented(const struct blob_pool *p);
 /* True if the share of free granules in [at, at + granules) is at least that of the pool. */
 bool blobs_worth_emptying(const struct blob_pool *p, uint32_t at, uint32_t granules);
-/* Begin an empty zone at the first used granule from `at` on. */
-void blobs_zone_open(struct blob_pool *p, uint32_t at);
+/* Begin a zone with the first used granule of [at, limit). Return false if there is none. */
+bool blobs_zone_open(struct blob_pool *p, uint32_t at, uint32_t limit);
 /* Take up to `blocks` more free blocks into the zone. Return true once the zone reaches `limit`. */
 bool blobs_zone_grow(struct blob_pool *p, uint32_t limit, uint32_t blocks);
 /* Copy a blob that lies inside the zone to a place outside. Return the copy; PG_NIL if the blob does
  * not lie inside the zone, or if there is no space. The caller lets the owner refer to the copy with
  * a store-release, and gives the old blob back. */
 uint32_t blobs_evacuate(struct blob_pool *p, uint32_t blob, uint32_t granules);
-/* Let readers know that the memory of moved blobs will change. Call this before the zone shrinks. */
+/* Raise `passes`, which notifies readers that the memory of moved blobs will change. Call this before
+ * the zone shrinks. */
 void blobs_pass_end(struct blob_pool *p);
+/* A reader of a changing arena loads `passes` with acquire order before it loads a blob's number, and
+ * again after an acquire fence behind its copy of the blob. If the values differ, the copy may have
+ * foreign bytes. */
+static inline const struct pg_blob_heap *blobs_heap(const struct blob_pool *p) { return p->heap; }
 /* Return up to `blocks` free blocks of the zone to the lists. Return true once the zone is gone. */
 bool blobs_zone_shrink(struct blob_pool *p, uint32_t blocks);
-/* A reader of a changing arena loads this before it loads a blob's number, and again after an
- * acquire fence behind its copy of the blob. If the values differ, the copy may have foreign
- * bytes. */
-static inline uint32_t blobs_passes(const struct blob_pool *p)
-{
-    return LOAD_ACQUIRE(&p->heap->passes);
-}
 
 #endif

@@ -85,9 +85,9 @@ bool info_write(const struct pg_arena *a, uint32_t slot, uint64_t ctl, struct si
     bool found;
     do {
         out->used = before;
-        passes = blobs_passes(&a->blobs);
+        passes = LOAD_ACQUIRE(&blobs_heap(&a->blobs)->passes);
         found = info_try(a, slot, ctl, out);
-    } while (UNLIKELY(blobs_passes(&a->blobs) != passes));
+    } while (UNLIKELY(LOAD_RELAXED(&blobs_heap(&a->blobs)->passes) != passes));
     return found;
 }
 
@@ -138,9 +138,9 @@ int64_t pg_outcome_ended_ns(const struct pg_arena *a, uint32_t slot)
     if (slot >= a->slots.capacity)
         return NO_WALL;
     do {
-        passes = blobs_passes(&a->blobs);
+        passes = LOAD_ACQUIRE(&blobs_heap(&a->blobs)->passes);
         ended_ns = outcome_ended_ns(a, slot);
-    } while (UNLIKELY(blobs_passes(&a->blobs) != passes));
+    } while (UNLIKELY(LOAD_RELAXED(&blobs_heap(&a->blobs)->passes) != passes));
     return ended_ns;
 }
 
@@ -197,7 +197,7 @@ static bool replay_one(const struct pg_arena *a, uint64_t position, struct pg_no
                        struct sink *out)
 {
     struct pg_entry e;
-    const uint32_t passes = blobs_passes(&a->blobs);
+    const uint32_t passes = LOAD_ACQUIRE(&blobs_heap(&a->blobs)->passes);
     if (!replay_copy(a, position, &e))
         return false;
     const uint64_t bytes = (uint64_t)e.key_len + e.payload_len;
@@ -207,7 +207,7 @@ static bool replay_one(const struct pg_arena *a, uint64_t position, struct pg_no
     sink_put(out, blob_at(&a->blobs, e.blob), bytes);
     atomic_thread_fence(memory_order_acquire);
     return !out->full && LOAD_ACQUIRE(&replay_at(a, position)->commit) == position + 1 &&
-           blobs_passes(&a->blobs) == passes;
+           LOAD_RELAXED(&blobs_heap(&a->blobs)->passes) == passes;
 }
 
 /* Write `count` entries, oldest first. Return false if an entry was withdrawn or moved in the

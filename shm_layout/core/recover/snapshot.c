@@ -247,7 +247,7 @@ static bool slot_copy(const struct pg_arena *a, struct pg_snapshot *s, const str
 
 static bool slot_write(const struct pg_arena *a, struct pg_snapshot *s, struct sink *out)
 {
-    const uint32_t passes = blobs_passes(&a->blobs);
+    const uint32_t passes = LOAD_ACQUIRE(&blobs_heap(&a->blobs)->passes);
     const uint64_t ctl = LOAD_ACQUIRE(&slot_hot(a, s->next)->ctl), before = out->used;
     if (!ctl_live(ctl))
         return true;
@@ -256,7 +256,7 @@ static bool slot_write(const struct pg_arena *a, struct pg_snapshot *s, struct s
     if (!slot_copy(a, s, &h, &c, out))
         return false;
     atomic_thread_fence(memory_order_acquire);
-    if (UNLIKELY(blobs_passes(&a->blobs) != passes)) {
+    if (UNLIKELY(LOAD_RELAXED(&blobs_heap(&a->blobs)->passes) != passes)) {
         out->used = before;
         return slot_write(a, s, out);
     }
@@ -305,7 +305,7 @@ static bool entry_copy(const struct pg_arena *a, struct pg_snapshot *s, const st
 static bool entry_write(const struct pg_arena *a, struct pg_snapshot *s, struct sink *out)
 {
     const struct pg_entry *live = replay_at(a, s->next);
-    const uint32_t passes = blobs_passes(&a->blobs);
+    const uint32_t passes = LOAD_ACQUIRE(&blobs_heap(&a->blobs)->passes);
     const uint64_t commit = LOAD_ACQUIRE(&live->commit), before = out->used;
     const struct pg_entry e = *live;
     atomic_thread_fence(memory_order_acquire);   /* the fence precedes reads of a moved blob */
@@ -315,7 +315,7 @@ static bool entry_write(const struct pg_arena *a, struct pg_snapshot *s, struct 
     if (!entry_copy(a, s, &e, out))
         return false;
     atomic_thread_fence(memory_order_acquire);
-    if (UNLIKELY(blobs_passes(&a->blobs) != passes)) {
+    if (UNLIKELY(LOAD_RELAXED(&blobs_heap(&a->blobs)->passes) != passes)) {
         out->used = before;
         return entry_write(a, s, out);
     }

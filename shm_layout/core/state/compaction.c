@@ -24,7 +24,7 @@ enum { IDLE, GROWING, SLOTS, ENTRIES, SHRINKING };
  * for every ROW_GRANULES granules. */
 #define STEP_WORK 4096
 #define MOVE_WORK 24
-#define ROW_GRANULES 8
+#define ROW_GRANULES 4
 /* Number of free blocks that a step takes out of the lists or returns to them. */
 #define STEP_BLOCKS 256
 
@@ -111,9 +111,8 @@ bool compaction_due(const struct pg_arena *a)
 
 void compaction_begin(struct pg_arena *a, uint32_t at, uint32_t end)
 {
-    blobs_zone_open(&a->blobs, at);
     a->state.compaction.limit = end;
-    a->state.compaction.phase = GROWING;
+    a->state.compaction.phase = blobs_zone_open(&a->blobs, at, end) ? GROWING : IDLE;
 }
 
 /* Look at the next zone, and begin a pass there if it is worth it. */
