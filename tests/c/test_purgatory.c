@@ -522,9 +522,17 @@ static struct busy touched(const struct command *c)
     return b;
 }
 
-/* Return whether a record was answered BUSY, and track its keys. Only a watch may be the first BUSY
- * record of a batch. A later record that uses a key of a BUSY record must be BUSY. Other later
- * records may be BUSY, because the daemon hashes keys, so different keys may share bits. */
+/* Return whether a record may need payload memory, and so may have to wait for a compaction. */
+static bool takes_memory(const struct command *c)
+{
+    return c->op == PG_OP_WATCH || c->op == PG_OP_ADVANCE_KEY || c->op == PG_OP_BUMP ||
+           c->op == PG_OP_FAIL || c->op == PG_OP_CANCEL_FOR_KEY;
+}
+
+/* Return whether a record was answered BUSY, and track its keys. Only a record that takes memory may
+ * be the first BUSY record of a batch. A later record that uses a key of a BUSY record must be BUSY.
+ * Other later records may be BUSY, because the daemon hashes keys, so different keys may share bits.
+ */
 static bool is_busy(struct busy *all, const struct command *c, const struct pg_result *r)
 {
     const struct busy mine = touched(c);
@@ -534,7 +542,7 @@ static bool is_busy(struct busy *all, const struct command *c, const struct pg_r
         CHECK(busy);
     if (!busy)
         return false;
-    CHECK(begun || c->op == PG_OP_WATCH);
+    CHECK(begun || takes_memory(c));
     all->operations |= mine.operations;
     all->watched |= mine.watched;
     return true;

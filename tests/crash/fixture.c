@@ -466,7 +466,6 @@ static bool advance_run(struct fixture *fx, const struct call *call)
     return again;
 }
 
-/* Migrate into a new arena. The old arena must not change. */
 /* Empty the first three quarters of the used memory. */
 static void compaction_run(struct fixture *fx)
 {
@@ -475,6 +474,7 @@ static void compaction_run(struct fixture *fx)
         continue;
 }
 
+/* Migrate into a new arena. The old arena must not change. */
 static void migrate_run(struct fixture *fx)
 {
     struct fixture to = {.config = fx->config};

@@ -42,7 +42,7 @@ SAME_EFFECT, UNFOUNDED = "equivalent", "unfounded"
 FILES = [
     "batch.c", "inbox.c", "watermarks.c", "bulk_loads.c", "names.c", "operations.c",
     "replay_buffer.c", "publish.c", "quotas.c", "rebuild.c", "session.c", "wal_buffer.c",
-    "timers.c", "watches.c", "records.c", "in_doubt.c",
+    "timers.c", "watches.c", "records.c", "in_doubt.c", "compaction.c",
 ]  # fmt: skip
 """The files of the core that store authoritative state while a daemon runs."""
 
@@ -148,6 +148,7 @@ OPERATIONS: dict[str, tuple[str, ...]] = {
     "wal_buffer.c": (*PUTS, *ENDS, "settings", "published", "hello"),
     "timers.c": (*PUTS, *ENDS, "unpark", "wall step", "cascade", "row replace"),
     "watches.c": (*WATCHES, *WATERMARKS, *ENDS),
+    "compaction.c": ("compaction",),
 }  # fmt: skip
 """The operations of the harness that run code of each file."""
 
