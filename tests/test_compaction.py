@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import random
+from itertools import pairwise
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 from core_driver import Core
+from purgatory_driver import Purgatory
+from wal_driver import Redo, Snapshot, Wal
 
 from purgatoryd.daemon.lifecycle import reasons
 from purgatoryd.shm_layout import wire
@@ -15,6 +18,8 @@ from purgatoryd.shm_layout._core import lib
 from purgatoryd.shm_layout.layout import Degraded, Status, TimeKind
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from purgatoryd.shm_layout.arena import Arena
 
 pytestmark = pytest.mark.tier("check")
@@ -24,14 +29,21 @@ FAR_NS = 10**18
 LARGE = bytes(16384)
 STEPS = 100_000
 """More steps than any test needs."""
+STEP_ROWS = 4096
+"""Number of rows that a step visits at most."""
+STEP_BYTES = 256 << 10
+"""Number of bytes that a step moves at most, apart from the blobs of the last row."""
 
 
 def core_with(timers: int, payload_bytes: int, **config: Any) -> Core:
     return Core(capacity=timers, payload_bytes=payload_bytes, **config)
 
 
-def fill(core: Core, payload_bytes: int) -> dict[bytes, bytes]:
-    """Arm timers with payloads of this length until the payload memory is full."""
+def fill(
+    core: Core, payload_bytes: int, after: Callable[[], object] = bool
+) -> dict[bytes, bytes]:
+    """Arm timers with payloads of this length until the payload memory is full. Call `after` after
+    each of them."""
     timers: dict[bytes, bytes] = {}
     while True:
         key = b"%07d" % len(timers)
@@ -39,6 +51,7 @@ def fill(core: Core, payload_bytes: int) -> dict[bytes, bytes]:
         if core.put(key, FAR_NS, payload=payload).status != Status.ADDED:
             return timers
         timers[key] = payload
+        after()
 
 
 def add(core: Core, key: bytes, granules: int) -> None:
@@ -90,6 +103,21 @@ def test_large_payloads_fit_until_an_eighth_of_a_fragmented_pool_is_free() -> No
     assert large * len(LARGE) > 0.36 * core.header.payload_bytes
     core.check()
     assert payloads(core) == timers
+
+
+@pytest.mark.parametrize("payload_bytes", [200, 3000, 60_000])
+def test_each_advance_does_a_bounded_part_of_a_compaction(payload_bytes: int) -> None:
+    core = core_with(100_000, 16 << 20)
+    timers = fill(core, payload_bytes)
+    for key in sorted(timers)[::2]:
+        core.cancel(key)
+    moved, steps = [0], 0
+    while core.advance(core.header.now_ns):
+        moved.append(core.metrics.compacted_bytes)
+        steps += 1
+    most = max(after - before for before, after in pairwise(moved))
+    assert payload_bytes <= most <= STEP_BYTES + payload_bytes + 2 * GRANULE
+    assert steps > core.header.capacity // STEP_ROWS
 
 
 def test_compaction_changes_no_timer_and_no_notice() -> None:
@@ -158,6 +186,33 @@ class Acts:
         assert payloads(self.core) == self.timers | self.near
         for entry in self.core.entries():
             assert entry.payload == self.notices[entry.position]
+
+
+def test_a_redo_and_a_snapshot_see_each_payload_that_moved() -> None:
+    core = Purgatory(
+        capacity=6000, payload_bytes=1 << 20, wal_buffer_bytes=lib.PG_WAL_BUFFER_MIN
+    )  # fmt: skip
+    wal, first = Wal(core), Snapshot(core).finish()
+    timers = fill(core, 200, wal.take)
+    for key in sorted(timers)[::2]:
+        core.cancel(key)
+        wal.take()
+        del timers[key]
+    later = Snapshot(core)
+    while core.advance(core.header.now_ns):
+        later.step(100_000)
+    for number in range(8):
+        timers[b"L%d" % number] = LARGE
+        assert put_patiently(core, b"L%d" % number, LARGE) == Status.ADDED
+        wal.take()
+    assert core.metrics.compacted_bytes > 0
+    for snapshot in (first, later.finish()):
+        redo = Redo(snapshot.data)
+        redo.frames(snapshot.data)
+        redo.frames(wal.data)
+        found = redo.end(core.header.now_ns)
+        found.check()
+        assert payloads(found) == timers
 
 
 def test_blobs_that_fit_nowhere_end_the_search() -> None:
