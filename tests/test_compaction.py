@@ -39,9 +39,7 @@ def core_with(timers: int, payload_bytes: int, **config: Any) -> Core:
     return Core(capacity=timers, payload_bytes=payload_bytes, **config)
 
 
-def fill(
-    core: Core, payload_bytes: int, after: Callable[[], object] = bool
-) -> dict[bytes, bytes]:
+def fill(core: Core, payload_bytes: int, after: Callable[[], object] = bool) -> dict[bytes, bytes]:
     """Arm timers with payloads of this length until the payload memory is full. Call `after` after
     each of them."""
     timers: dict[bytes, bytes] = {}

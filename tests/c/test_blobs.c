@@ -13,7 +13,7 @@ struct blob {
     uint8_t fill;
 };
 
-/* What the next call of model_compact does. */
+/* The phases of the model: each names what the next call of model_compact does. */
 enum phase { OPEN, GROW, MOVE, SHRINK };
 
 struct model {

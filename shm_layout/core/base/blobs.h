@@ -91,7 +91,7 @@ uint32_t blobs_evacuate(struct blob_pool *p, uint32_t blob, uint32_t granules);
 /* Raise `passes`, which notifies readers that the memory of moved blobs will change. Call this before
  * the zone shrinks. */
 void blobs_pass_end(struct blob_pool *p);
-/* A reader of a changing arena loads `passes` with acquire order before it loads a blob's number, and
+/* A reader of a changing arena reads `passes` with acquire order before it reads a blob's number, and
  * again after an acquire fence behind its copy of the blob. If the values differ, the copy may have
  * foreign bytes. */
 static inline const struct pg_blob_heap *blobs_heap(const struct blob_pool *p) { return p->heap; }
