@@ -60,7 +60,8 @@ class Requests:
 
 class Direct:
     """The direct calls of a connection. `wait_ns`: longest time until a call leaves its message to
-    the engine. `spin_ns`: longest time that a call looks for its answer without sleep.
+    the engine. `spin_ns`: longest time that a call looks for its answer without sleep. `adapts`:
+    while such looks mostly find nothing, most calls omit them.
 
     With `wait_ns` 0 the calls are those of an event loop, which is its own engine. They do not
     wait, and the loop calls collect() once the socket is readable."""
@@ -68,7 +69,7 @@ class Direct:
     def __init__(
         self, requests: Requests, connection: Connection, namespace: str,
         topics: dict[str, bytes], entry: bytes, modes: dict[str, int], wait_ns: int,
-        spin_ns: int, /,
+        spin_ns: int, adapts: bool, /,
     ) -> None: ...  # fmt: skip
     def lend(
         self, putter: int, taker: int, bell: int, socket: int, session: int, sequence: int,

@@ -31,6 +31,7 @@ from purgatoryd.clients.connection import NEVER_S, Connection
 from purgatoryd.clients.core import (
     BYE_S,
     DIRECT_S,
+    NO_SPIN,
     OPEN_RETRY_S,
     QUEUE_LIMIT,
     QUEUE_LIMIT_MAX,
@@ -492,7 +493,7 @@ class AsyncClient(
     def _lend(self) -> None:
         """Let direct calls use the rings until _take_back(), if nothing else is to be done."""
         if not (self._lent or self._jobs.expects):
-            self._lent = self._core.lend(self._requests, 0, 0) and self._core.direct is not None
+            self._lent = self._core.lend(self._requests, 0, NO_SPIN) and self._core.direct is not None
             self._requests.admit()
 
     def _take_back(self) -> None:

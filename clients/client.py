@@ -28,9 +28,9 @@ from purgatoryd.clients.core import (
     BYE_S,
     QUEUE_LIMIT,
     QUEUE_LIMIT_MAX,
-    SPIN_MAX_US,
     Core,
     Mode,
+    check_spin,
 )
 from purgatoryd.clients.engine import Call, Engine
 from purgatoryd.clients.jobs import Job, in_doubt
@@ -106,6 +106,7 @@ class Client(TimerCalls[TimerInfo, Handle[TimerInfo], CancelResult, Handle[Cance
     this host; "zmq" = ZeroMQ; "auto" = shared memory if the daemon grants it, else ZeroMQ.
     `spin_us`: microseconds, up to 1000, that add(), cancel() and get() look for their answer in
     shared memory before they sleep. Spinning occupies a CPU and saves the wake-up of the caller.
+    None = 50, and while most spins find no answer, most calls sleep at once.
 
     The namespace may have any number of partitions. A call goes to the shard that has its key, and
     the results of a bulk call are in the order of its rows. While a shard does not answer, calls
@@ -139,11 +140,11 @@ class Client(TimerCalls[TimerInfo, Handle[TimerInfo], CancelResult, Handle[Cance
         worker: str | None = None,
         numa_local: bool = False,
         transport: Transport = "auto",
-        spin_us: int = 0,
+        spin_us: int | None = None,
     ) -> None:
         self.timeout = check_limit_s(timeout)
         self.queue_limit = check_whole("queue_limit", queue_limit, 1, QUEUE_LIMIT_MAX)
-        self._spin_ns = check_whole("spin_us", spin_us, 0, SPIN_MAX_US) * 1000
+        self._spin = check_spin(spin_us)
         self._core = Core(
             name, namespace, remote, durable, ledger, worker, numa_local, self._resume,
             transport=transport,
@@ -158,7 +159,7 @@ class Client(TimerCalls[TimerInfo, Handle[TimerInfo], CancelResult, Handle[Cance
             raise
 
     def _start(self) -> Engine:
-        return Engine(self._core, spin_ns=self._spin_ns)
+        return Engine(self._core, spin=self._spin)
 
     @property
     def name(self) -> str:

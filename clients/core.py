@@ -10,7 +10,7 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Generic, Literal, TypeVar
+from typing import TYPE_CHECKING, Generic, Literal, NamedTuple, TypeVar
 
 from purgatoryd.clients import times
 from purgatoryd.clients._pack import Direct, Requests
@@ -71,13 +71,32 @@ MODES: dict[str, int] = {mode.name.lower(): int(mode) for mode in PutMode}
 UNCOLLECTED_MAX = 10_000  # Number of refusals stored for flush(); more refusals are only counted.
 QUEUE_LIMIT = 65_536  # Default limit for packed calls without an answer, for each partition.
 QUEUE_LIMIT_MAX = 2**31 - 1
-SPIN_MAX_US = 1000  # Longest time that a direct call looks for its answer without sleep.
 DIRECT_S = 0.02
 """Time after which a direct call without an answer becomes a batch in flight of the engine, which
 alone watches the end of the connection."""
 OPEN_RETRY_S = 0.01  # Time between two attempts to find the daemon's socket.
 HOST_MAX = 50  # Largest number of characters of the host's name in the name of a worker.
 BYE_S = 0.2  # Time that a closing client waits until the daemon has ended its session.
+
+
+class Spin(NamedTuple):
+    """How a direct call looks for its answer before it sleeps."""
+
+    longest_ns: int = 0
+    adapts: bool = False
+    """While most spins find no answer, most calls omit them."""
+
+
+NO_SPIN = Spin()
+_ADAPTING = Spin(50_000, adapts=True)
+_SPIN_MAX_US = 1000
+
+
+def check_spin(spin_us: int | None) -> Spin:
+    """Return the spin of a client. None = one that adapts. Raises InvalidArgument."""
+    if spin_us is None:
+        return _ADAPTING
+    return Spin(check_whole("spin_us", spin_us, 0, _SPIN_MAX_US) * 1000)
 
 
 def mode_number(mode: str) -> int:
@@ -191,7 +210,7 @@ class Core:
         self.on_connection(connection)
         return connection
 
-    def lend(self, requests: Requests, wait_ns: int, spin_ns: int) -> bool:
+    def lend(self, requests: Requests, wait_ns: int, spin: Spin) -> bool:
         """Let direct calls use the rings of quiet connections. Returns whether one of them has
         rings. The other arguments are those of Direct."""
         lent = False
@@ -200,7 +219,7 @@ class Core:
                 names = self.names
                 connection.direct = Direct(
                     requests, connection, self.namespace, names.topics, names.of_key, MODES,
-                    wait_ns, spin_ns,
+                    wait_ns, *spin,
                 )  # fmt: skip
                 self.direct = connection.direct if len(self.connections) == 1 else None
             lent |= connection.lend()

@@ -29,7 +29,7 @@ from typing import Any, TypeVar
 
 from purgatoryd.clients._pack import Requests
 from purgatoryd.clients.connection import Connection
-from purgatoryd.clients.core import DIRECT_S, OPEN_RETRY_S, Core
+from purgatoryd.clients.core import DIRECT_S, NO_SPIN, OPEN_RETRY_S, Core, Spin
 from purgatoryd.clients.jobs import Job, Jobs, Started, nothing
 from purgatoryd.clients.poller import ChannelPoller
 from purgatoryd.shm_layout.errors import CallTimeout, Closed, PurgatorydError
@@ -221,13 +221,13 @@ class Engine(CallThread, Jobs):
         after: Callable[[], float] = nothing,
         at_end: Callable[[], object] = nothing,
         listens: bool = False,
-        spin_ns: int = 0,
+        spin: Spin = NO_SPIN,
     ) -> None:
         super().__init__(core, after, listens=listens)
         self._at_end = at_end
         self._requests: SimpleQueue[Callable[[], object] | Call[Any]] = SimpleQueue()
         self._queue = Requests(self._requests, nothing)
-        self._spin_ns = spin_ns
+        self._spin = spin
         self._bell: SimpleQueue[None] = SimpleQueue()
         # The eventfd is closed with the engine, not with the connection, because a caller may write
         # to it after close(). The two statements share a line: no interrupt may come between them.
@@ -339,7 +339,7 @@ class Engine(CallThread, Jobs):
 
     def _lend(self) -> None:
         """Let callers use the rings of idle connections themselves, until a request comes."""
-        self.core.lend(self._queue, round(DIRECT_S * 1e9), self._spin_ns)
+        self.core.lend(self._queue, round(DIRECT_S * 1e9), self._spin)
         self._queue.admit()
 
     def _take_back(self) -> None:

@@ -17,7 +17,7 @@ import pytest
 
 from purgatoryd.clients._pack import Direct, Requests
 from purgatoryd.clients.connection import Connection
-from purgatoryd.clients.core import MODES, Core
+from purgatoryd.clients.core import MODES, NO_SPIN, Core, Spin
 from purgatoryd.clients.packing import PendingAdd, PendingCancel
 from purgatoryd.shm_layout import layout, wire
 from purgatoryd.shm_layout._core import lib
@@ -37,7 +37,7 @@ Reply = Callable[[bytes], bytes]
 class Rings:
     """Both sides of a pair of rings in this process, and the direct calls of the client's side."""
 
-    def __init__(self, spin_ns: int = 0, wait_ns: int = 10**11) -> None:
+    def __init__(self, spin: Spin = NO_SPIN, wait_ns: int = 10**11) -> None:
         self.core = Core("demo", "shop")
         connection = self.core._connection(0)
         connection.delay_clock = ClockKind.VIRTUAL  # so that messages do not depend on the time
@@ -53,7 +53,7 @@ class Rings:
         self.requests = Requests(self.queue, "nothing")
         names = self.core.names
         self.direct = Direct(
-            self.requests, connection, "shop", names.topics, names.of_key, MODES, wait_ns, spin_ns
+            self.requests, connection, "shop", names.topics, names.of_key, MODES, wait_ns, *spin
         )
 
     def lend(self, *, admit: bool = True) -> None:
@@ -76,6 +76,9 @@ class Rings:
     def daemon_takes(self) -> bytes:
         return bytes(self.daemon.take() or b"")
 
+    def client_spins(self) -> bool:
+        return bool(self.daemon.putter.words.taker_sleeps == lib.PG_RING_AWAKE)
+
     def close(self) -> None:
         self.direct.take_back()
         self.client.close()
@@ -85,7 +88,10 @@ class Rings:
             one.close()
 
 
-@pytest.fixture(params=[0, 100_000], ids=["sleeping", "spinning"])
+@pytest.fixture(
+    params=[NO_SPIN, Spin(100_000), Spin(100_000, adapts=True)],
+    ids=["sleeping", "spinning", "adapting"],
+)
 def rings(request: pytest.FixtureRequest) -> Iterator[Rings]:
     with contextlib.closing(Rings(request.param)) as rings:
         rings.lend()
@@ -243,6 +249,24 @@ def test_the_engine_takes_the_rings_from_a_waiting_call(rings: Rings) -> None:
     assert taken[0] == SEQUENCE + 1
     assert taken[1] is rings.pending
     assert taken[2] == rings.daemon_takes()
+
+
+def test_calls_omit_spins_after_one_that_found_nothing() -> None:
+    # A spin of this length never ends by itself, so a call that sleeps has omitted its spin.
+    with contextlib.closing(Rings(Spin(10**12, adapts=True))) as rings:
+        rings.lend()
+        with calling(rings):
+            assert rings.client_spins()
+            rings.direct.take_back()
+        rings.daemon_takes()
+        rings.lend()
+        for omitted in (True, True, True, False):
+            with calling(rings) as results:
+                while omitted and rings.client_spins():
+                    pass
+                assert rings.client_spins() != omitted
+                rings.daemon.put(answer(rings.daemon_takes()))
+            assert results == [True]
 
 
 def test_a_second_thread_does_not_wait_for_a_direct_call(rings: Rings) -> None:

@@ -259,8 +259,10 @@ def sent_bytes(client: Client) -> int:
     return int(channel._pair.putter.words.tail)
 
 
-@pytest.mark.parametrize("spin_us", [0, 1000])
-def test_a_direct_call_reaches_the_next_daemon_once(daemon: StartDaemon, spin_us: int) -> None:
+@pytest.mark.parametrize("spin_us", [0, 1000, None])
+def test_a_direct_call_reaches_the_next_daemon_once(
+    daemon: StartDaemon, spin_us: int | None
+) -> None:
     real = daemon("demo")
     with Client("demo", transport="ring", timeout=30, spin_us=spin_us) as client:
         client.add("first", 60)

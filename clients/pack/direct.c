@@ -176,6 +176,14 @@ static PyObject *requests_admit(struct requests *r, PyObject *none UNUSED)
 
 /* ---- Direct: the direct calls of a connection ---------------------------------------------------- */
 
+/* How calls look for their answer before they sleep. */
+struct spin {
+    int64_t longest_ns;           /* longest time of a spin; 0 = no spins */
+    bool adapts;                  /* calls omit spins that find nothing */
+    uint32_t misses;              /* rises with each spin that finds nothing, else falls */
+    uint32_t omitted;             /* number of calls until the next spin */
+};
+
 struct direct {
     PyObject_HEAD
     struct requests *requests;
@@ -197,7 +205,7 @@ struct direct {
     PyObject *modes;              /* dict: enum pg_put_mode by name */
     int64_t wait_ns;              /* longest time until a call leaves its message to the engine; 0 =
                                      calls of an event loop do not wait */
-    int64_t spin_ns;              /* longest time that a call looks for its answer without sleep */
+    struct spin spin;
     PyObject *call, *message;     /* the Answer and the message that were left to the engine, or
                                      NULL */
 };
@@ -210,8 +218,10 @@ static int direct_init(struct direct *d, PyObject *args, PyObject *named UNUSED)
 {
     PyObject *requests, *connection, *namespace, *topics, *entry, *modes;
     long long wait_ns, spin_ns;
-    if (!PyArg_ParseTuple(args, "O!OOO!SO!LL", requests_type, &requests, &connection, &namespace,
-                          &PyDict_Type, &topics, &entry, &PyDict_Type, &modes, &wait_ns, &spin_ns))
+    int adapts;
+    if (!PyArg_ParseTuple(args, "O!OOO!SO!LLp", requests_type, &requests, &connection, &namespace,
+                          &PyDict_Type, &topics, &entry, &PyDict_Type, &modes, &wait_ns, &spin_ns,
+                          &adapts))
         return -1;
     d->requests = (struct requests *)Py_NewRef(requests);
     d->connection = Py_NewRef(connection);
@@ -220,7 +230,7 @@ static int direct_init(struct direct *d, PyObject *args, PyObject *named UNUSED)
     d->entry = Py_NewRef(entry);
     d->modes = Py_NewRef(modes);
     d->wait_ns = wait_ns;
-    d->spin_ns = spin_ns;
+    d->spin = (struct spin){.longest_ns = spin_ns, .adapts = adapts};
     d->forks = forks;
     return 0;
 }
@@ -340,13 +350,38 @@ static enum end take_plain(struct direct *d, struct pg_result *result)
     return ANSWERED;
 }
 
-/* Look for a message for at most `spin_ns`. */
+/* Return whether the next call spins. */
+static bool spins(struct spin *s)
+{
+    if (s->longest_ns == 0 || s->omitted == 0)
+        return s->longest_ns != 0;
+    s->omitted--;
+    return false;
+}
+
+/* Note whether a spin has found its answer. Spins that find less than two answers of three soon
+ * become rare: where the daemon has to wait for the CPU of the caller, a spin only delays it. */
+static void spin_note(struct spin *s, bool found)
+{
+    enum { MISSES_MAX = 10 };
+    if (!s->adapts)
+        return;
+    if (found && s->misses != 0)
+        s->misses--;
+    if (!found)
+        s->misses = s->misses + 2 < MISSES_MAX ? s->misses + 2 : MISSES_MAX;
+    s->omitted = ((uint32_t)1 << s->misses) - 1;
+}
+
+/* Look for a message. */
 static void spin(struct direct *d, int64_t start_ns)
 {
-    while (pg_ring_next(d->in) == 0 && LOAD_RELAXED(&d->in->recalled) == 0 &&
-           clock_ns(CLOCK_MONOTONIC) - start_ns < d->spin_ns)
+    bool found;
+    while (!(found = pg_ring_next(d->in) != 0) && LOAD_RELAXED(&d->in->recalled) == 0 &&
+           clock_ns(CLOCK_MONOTONIC) - start_ns < d->spin.longest_ns)
         for (int i = 0; i < 8; i++)
             PAUSE();
+    spin_note(&d->spin, found);
 }
 
 /* Sleep until a message comes. Returns false if the call has to leave its message. */
@@ -377,7 +412,7 @@ static bool waited(struct direct *d, int64_t limit_ns)
 {
     const int64_t start_ns = clock_ns(CLOCK_MONOTONIC);
     ring_bell(d);
-    if (d->spin_ns != 0)
+    if (spins(&d->spin))
         spin(d, start_ns);
     return sleep_until_answered(d, start_ns + limit_ns);
 }
