@@ -278,6 +278,14 @@ static int64_t some_delay(struct fixture *fx)
                             : (int64_t)(rng_next(&fx->rng) >> (24 + below(fx, 30)));
 }
 
+/* Return the flags of an add: a part of the timers has a slack of up to a second. Timers of one
+ * bucket have none, because it moves them to other buckets. */
+static uint8_t slack_flags(const struct fixture *fx, int64_t delay_ns)
+{
+    const bool has = fx->shape != SHARED_BUCKET && delay_ns % 4 == 0;
+    return has ? (uint8_t)(1 + (uint64_t)delay_ns / 4 % 31) : 0;
+}
+
 static void put_draft(struct fixture *fx, struct draft *d, unsigned mode)
 {
     struct pg_record *r = record_new(fx, d, PG_OP_PUT, false);
@@ -287,6 +295,7 @@ static void put_draft(struct fixture *fx, struct draft *d, unsigned mode)
     r->time_ns = r->time_kind == PG_T_DELAY  ? delay
                  : r->time_kind == PG_T_WALL ? fx->now_ns + fx->offset_ns + delay
                                              : fx->now_ns + delay;
+    r->flags = slack_flags(fx, delay);
     payload_add(fx, d, r);
 }
 
