@@ -493,7 +493,8 @@ class AsyncClient(
     def _lend(self) -> None:
         """Let direct calls use the rings until _take_back(), if nothing else is to be done."""
         if not (self._lent or self._jobs.expects):
-            self._lent = self._core.lend(self._requests, 0, NO_SPIN) and self._core.direct is not None
+            lent = self._core.lend(self._requests, 0, NO_SPIN)
+            self._lent = lent and self._core.direct is not None
             self._requests.admit()
 
     def _take_back(self) -> None:

@@ -80,7 +80,7 @@ BYE_S = 0.2  # Time that a closing client waits until the daemon has ended its s
 
 
 class Spin(NamedTuple):
-    """How a direct call looks for its answer before it sleeps."""
+    """Time that a direct call looks for its answer before it sleeps."""
 
     longest_ns: int = 0
     adapts: bool = False

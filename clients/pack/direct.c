@@ -176,7 +176,7 @@ static PyObject *requests_admit(struct requests *r, PyObject *none UNUSED)
 
 /* ---- Direct: the direct calls of a connection ---------------------------------------------------- */
 
-/* How calls look for their answer before they sleep. */
+/* State of the looks for an answer that precede sleeps. */
 struct spin {
     int64_t longest_ns;           /* longest time of a spin; 0 = no spins */
     bool adapts;                  /* calls omit spins that find nothing */
