@@ -41,7 +41,7 @@ def test_a_kill_before_any_store_loses_and_doubles_nothing() -> None:
     needs("cc")
     subprocess.run(["make", "--silent", "build/crash/stores"], cwd=ROOT, check=True)
     run = subprocess.run(
-        [ROOT / "build/crash/stores", "4", "101", str(DOUBLE_EVERY)], capture_output=True, text=True
+        [ROOT / "build/crash/stores", "4", "15", str(DOUBLE_EVERY)], capture_output=True, text=True
     )
     assert run.returncode == 0, run.stderr
     counts = json.loads(run.stdout)

@@ -127,24 +127,28 @@ bool names_elsewhere(const struct pg_arena *a, struct name ns)
 
 /* ---- births ----------------------------------------------------------------------------- */
 
+static uint32_t namespace_free_row(const struct pg_arena *a)
+{
+    for (uint32_t i = 0; i < a->namespace_rows; i++)
+        if (namespace_at(a, i)->name_len == 0)
+            return i;
+    return PG_NIL;
+}
+
 static uint32_t namespace_born(struct pg_arena *a, struct name name, uint32_t cell)
 {
-    for (uint32_t i = 0; i < a->namespace_rows; i++) {
-        struct pg_namespace *row = namespace_at(a, i);
-        if (row->name_len != 0)
-            continue;
-        row->shard = a->header->shard;
-        row->owner_uid = PG_NIL;
-        row->created_uid = a->call.uid;
-        memcpy(row->name, name.bytes, name.len);
-        if (has_wal(a))
-            wal_append_namespace(a, i, row, name);
-        STORE_RELEASE(&row->name_len, name.len);
-        pg_wake_all(&a->header->wake);
-        *name_cell(a, cell) = i + 1;
-        return i;
-    }
-    return PG_NIL;
+    const uint32_t i = namespace_free_row(a);
+    struct pg_namespace *row = namespace_at(a, i);
+    row->shard = a->header->shard;
+    row->owner_uid = PG_NIL;
+    row->created_uid = a->call.uid;
+    memcpy(row->name, name.bytes, name.len);
+    if (has_wal(a))
+        wal_append_namespace(a, i, row, name);
+    STORE_RELEASE(&row->name_len, name.len);
+    pg_wake_all(&a->header->wake);
+    *name_cell(a, cell) = i + 1;
+    return i;
 }
 
 static bool topic_reusable(const struct pg_arena *a, const struct pg_topic *t)
@@ -321,19 +325,26 @@ static uint32_t namespaces_held(const struct pg_arena *a)
     return held;
 }
 
+/* Return whether the uid may have another namespace. */
+static bool namespace_admitted(const struct pg_arena *a, struct pg_result *why)
+{
+    if (!share_admits(a, PG_Q_UID_NAMESPACES, a->namespace_rows, namespaces_held(a), why))
+        return false;
+    if (namespace_free_row(a) != PG_NIL)
+        return true;
+    answer(why, 0, PG_ST_FULL_NAMESPACES, 0);
+    return false;
+}
+
 uint32_t names_namespace(struct pg_arena *a, struct name ns, struct pg_result *why)
 {
     uint32_t cell = 0;
-    uint32_t row = name_find(a, PG_NIL, ns, &cell);
+    const uint32_t row = name_find(a, PG_NIL, ns, &cell);
     if (row != PG_NIL)
         return row;
-    if ((has_wal(a) && !wal_buffer_admits(a, why)) ||
-        !share_admits(a, PG_Q_UID_NAMESPACES, a->namespace_rows, namespaces_held(a), why))
+    if ((has_wal(a) && !wal_buffer_admits(a, why)) || !namespace_admitted(a, why))
         return PG_NIL;
-    row = namespace_born(a, ns, cell);
-    if (row == PG_NIL)
-        answer(why, 0, PG_ST_FULL_NAMESPACES, 0);
-    return row;
+    return namespace_born(a, ns, cell);
 }
 
 /* Return the topic's row number; the row numbers of topics follow those of namespaces. */
@@ -349,7 +360,11 @@ uint32_t names_topic(struct pg_arena *a, struct name ns, struct name topic, stru
     uint32_t row = topic_find(a, ns, topic);
     if (row != PG_NIL)
         return row - a->namespace_rows;
-    if ((has_wal(a) && !wal_buffer_admits(a, why)) || !topic_admitted(a, why))
+    /* The namespace comes first. Its refusal stays the same when the message is repeated after a
+     * kill, but that of the topic depends on topics that other records of the message have got. */
+    if ((has_wal(a) && !wal_buffer_admits(a, why)) ||
+        (names_find_namespace(a, ns) == PG_NIL && !namespace_admitted(a, why)) ||
+        !topic_admitted(a, why))
         return PG_NIL;
     const uint32_t ns_row = names_namespace(a, ns, why);
     if (ns_row == PG_NIL)
