@@ -32,8 +32,10 @@ from purgatoryd.clients import (
     Status,
 )
 from purgatoryd.clients.local_channel import LocalChannel
+from purgatoryd.daemon.listeners.ring_server import Ring, RingServer
 from purgatoryd.shm_layout._core import lib
 from purgatoryd.shm_layout.layout import Message
+from purgatoryd.shm_layout.rings import RingPair, create_memory
 
 pytestmark = pytest.mark.tier("test")
 
@@ -114,6 +116,30 @@ def test_a_message_larger_than_the_ring_arrives_whole(daemon: StartDaemon, trans
             info = client.get(f"k{n}")
             assert info is not None
             assert info.payload == PAYLOAD[: 50_000 + n]
+
+
+def test_a_reply_without_space_waits_for_a_ring_that_sleeps() -> None:
+    """Outcomes are sent to clients that are silent, so the daemon waits for space by itself."""
+    size = 512
+    woken: list[int] = []
+    fd = create_memory(size)
+    try:
+        daemon_side = RingPair(fd, size, daemon=True, wake=lambda *_: None)
+        client_side = RingPair(fd, size, daemon=False, wake=lambda *_: woken.append(1))
+    finally:
+        os.close(fd)
+    with contextlib.closing(daemon_side), contextlib.closing(client_side):
+        server, ring = RingServer(size), Ring(daemon_side, (0, 0, 0), 7)
+        server.add(ring)
+        assert server.may_sleep()
+        body = bytes(range(250)) * 4
+        assert ring.send(body)
+        assert server.may_sleep()
+        assert client_side.take() is None  # only the first pieces
+        assert woken == [1]
+        while (taken := client_side.take()) is None:
+            ring.flush()
+        assert taken == body
 
 
 def test_many_calls_in_flight_keep_their_order(daemon: StartDaemon) -> None:
