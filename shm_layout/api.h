@@ -799,6 +799,12 @@ struct pg_ring_client {
     struct pg_ring_client *next_answered;
 };
 
+enum pg_woken {                   /* causes of the end of a sleep of the loop */
+    PG_WOKEN_FOR_CALLER,          /* the caller of pg_loop_wait has something to do */
+    PG_WOKEN_BY_RINGS,            /* clients rang, or there was no sleep */
+    PG_WOKEN_BY_TIME
+};
+
 struct pg_ring_server;
 /* The system calls of the loop. Tests provide their own. */
 struct pg_loop_calls {
@@ -807,7 +813,7 @@ struct pg_loop_calls {
     int64_t (*wall_ns)(void *context);                   /* CLOCK_REALTIME */
     void (*wake)(void *context, uint32_t how, uint32_t *word, int socket);  /* pg_ring_wake */
     /* Sleep until `until_boot_ns`, or until the loop is woken; INT64_MIN = do not sleep. Rouse the
-     * rings whose clients rang. Returns 1 unless the caller of pg_loop_wait has something to do. */
+     * rings whose clients rang. Returns enum pg_woken. */
     int (*wait)(void *context, struct pg_ring_server *s, int64_t until_boot_ns);
 };
 
@@ -882,14 +888,15 @@ struct pg_loop {
                                      the caller */
     uint32_t budget;              /* as in pg_advance */
     uint32_t most;                /* number of messages that an iteration applies */
+    uint8_t  fires;               /* 1 = no socket wants notices, so due timers need no caller */
     /* results of pg_loop_wait */
     int64_t  begun_boot_ns;       /* begin of the last iteration; 0 = there was none */
     int64_t  planned_boot_ns;     /* latest time at which the next iteration was planned to begin */
     uint64_t iterations, wakeups;
 };
-/* Sleep as pg_wait does. Before and meanwhile do the iterations for messages of rings, as long as
- * nothing else has to be done: no timer is due, and no message needs the caller. Only for an arena without a WAL
- * on the real clock. Returns 0, or -1 with errno. */
+/* Sleep as pg_wait does. Before and meanwhile do the iterations for messages of rings and, if `fires`,
+ * for due timers, as long as no message, operation or outage needs the caller. Only for an arena
+ * without a WAL on the real clock. Returns 0, or -1 with errno. */
 int pg_loop_wait(struct pg_arena *a, struct pg_loop *l, int64_t until_boot_ns);
 
 /* ---- sleeping readers (futex.c): system calls on words of a mapping ------------------------ */
