@@ -856,6 +856,8 @@ uint32_t pg_rings_serve(struct pg_arena *a, struct pg_ring_server *s,
 void pg_rings_rouse(struct pg_ring_server *s, struct pg_ring_client *c);
 /* Forget a client. */
 void pg_rings_remove(struct pg_ring_server *s, struct pg_ring_client *c);
+/* Return whether a ring that is awake has a message or has ended. */
+int pg_rings_ready(struct pg_ring_server *s);
 /* Announce to all rings that the daemon is about to sleep. Returns 0 if a ring has a message. */
 int pg_rings_sleep(struct pg_ring_server *s);
 /* Let the daemon wait for the eventfd of a client in `bells`, an epoll descriptor. Returns 0, or -1
@@ -883,7 +885,8 @@ struct pg_loop {
     struct pg_waiter *waiter;     /* used unless the server has its own calls */
     struct pg_ring_server *server;
     struct pg_time_shares *shares;
-    int64_t  spin_ns;             /* the caller wants to be awake this long before timers are due */
+    int64_t  spin_ns;             /* the caller wants to be awake this long before timers are due, and
+                                     this long after a message */
     int64_t  late_ns;             /* an iteration that begins so much later than planned is left to
                                      the caller */
     uint32_t budget;              /* as in pg_advance */

@@ -30,6 +30,7 @@ from purgatoryd.clients import (
     Remote,
     RingsRefused,
     Status,
+    Subscriber,
 )
 from purgatoryd.clients.local_channel import LocalChannel
 from purgatoryd.daemon.listeners.ring_server import Ring, RingServer
@@ -439,6 +440,31 @@ def test_a_call_that_is_larger_than_the_ring_is_made(daemon: StartDaemon) -> Non
             assert client.add(f"s{n}", 60).key == f"s{n}"
 
 
+def test_a_daemon_that_polls_rings_serves_others(daemon: StartDaemon) -> None:
+    """Timers, ZeroMQ and new clients are served while a client keeps the loop awake."""
+    real = daemon("demo", "--busy-poll", "10ms")
+    ended = threading.Event()
+
+    def keep_awake() -> int:
+        with Client("demo", transport="ring", timeout=30, spin_us=1000) as client:
+            while not ended.is_set():
+                client.add("key", 60, mode="replace")
+        return 1
+
+    with in_thread(keep_awake) as results, Subscriber("demo") as subscriber:
+        try:
+            for transport in ("ring", "zmq"):
+                with Client("demo", transport=transport, timeout=30) as client:
+                    client.add("due", 0)
+                    notice = subscriber.get(timeout=30)
+                    assert notice is not None
+                    assert notice.key == "due"
+            assert sessions_of(real) >= 1
+        finally:
+            ended.set()
+    assert results == [1]
+
+
 @pytest.mark.parametrize("spin_us", [-1, 1001, True, 1.5, "5"])
 def test_a_spin_out_of_range_is_refused(daemon_dir: Path, spin_us: Any) -> None:
     with pytest.raises(InvalidArgument, match="spin_us"):
@@ -601,8 +627,11 @@ def test_a_uid_outside_the_user_namespace_gets_no_rings(
             assert connection.recv(64) == b""
 
 
-def test_the_daemon_sleeps_while_clients_are_idle(daemon: StartDaemon) -> None:
-    real = daemon("demo")
+@pytest.mark.parametrize("settings", [(), ("--busy-poll", "1ms")], ids=" ".join)
+def test_the_daemon_sleeps_while_clients_are_idle(
+    daemon: StartDaemon, settings: tuple[str, ...]
+) -> None:
+    real = daemon("demo", *settings)
     with contextlib.ExitStack() as stack:
         for n in range(20):
             stack.enter_context(Client("demo", transport="ring")).add(f"k{n}", 600)

@@ -160,6 +160,25 @@ static int rings_are_ready(struct pg_loop *l)
     return 0;
 }
 
+/* Look for a message for at most `spin_ns` and not beyond `until_boot_ns`, if the last iteration had
+ * one. Returns whether there is one, or an outage. */
+static bool message_soon(struct pg_loop *l, int64_t until_boot_ns)
+{
+    if (l->spin_ns == 0 || l->server->applied == 0 || l->server->calls != NULL)
+        return false;
+    int64_t now_ns = pg_boot_ns();
+    const int64_t end_ns = earlier(until_boot_ns, now_ns + l->spin_ns);
+    while (!pg_rings_ready(l->server)) {
+        l->planned_boot_ns = now_ns;
+        now_ns = pg_boot_ns();
+        if (now_ns - l->planned_boot_ns >= l->late_ns)
+            break;
+        if (now_ns >= end_ns)
+            return false;
+    }
+    return true;
+}
+
 /* Return whether an iteration that begins at `now_ns` may be done without the caller. `due_ns`: the
  * wheel needs it. */
 static bool is_ours(const struct pg_loop *l, int64_t until_boot_ns, int64_t due_ns, int64_t now_ns)
@@ -176,7 +195,8 @@ int pg_loop_wait(struct pg_arena *a, struct pg_loop *l, int64_t until_boot_ns)
     l->planned_boot_ns = loop_boot_ns(l->server->calls);
     for (int64_t now_ns = INT64_MIN;;) {                 /* the caller has looked at the time */
         const int64_t due_ns = pg_next_ns(a) - l->spin_ns, until_ns = earlier(until_boot_ns, due_ns);
-        const bool sleeps = !more && now_ns < until_ns && pg_rings_sleep(l->server);
+        const bool sleeps = !more && now_ns < until_ns && !message_soon(l, until_ns) &&
+                            pg_rings_sleep(l->server);
         if (sleeps)
             l->planned_boot_ns = until_ns;
         const int how = sleep_or_poll(l, sleeps ? until_ns : POLL_NONE);
