@@ -55,6 +55,9 @@ class Requests:
     def put(self, request: object, /) -> None:
         """Put a request into the queue; no direct call begins before the engine has taken it."""
 
+    def open(self, request: object, /) -> None:
+        """Put the request of a lot into the queue. The lot is open until the next put()."""
+
     def admit(self) -> None:
         """Let direct calls begin, if the queue is empty."""
 
@@ -110,6 +113,50 @@ class Direct:
     def get(self, limit_s: float, key: Key, /) -> bytes | None:
         """Ask for the timer of a key. Returns the daemon's reply, or None if the engine has to
         ask."""
+
+class Lot:
+    """Calls that do not wait, in one batch. `requests`: the requests to the engine. `records_max`,
+    `bytes_max`: a lot with so many records or more bytes takes no further record. `delays`: the
+    daemon computes deadlines from delays. `kind`: class of the handles."""
+
+    calls: dict[int, Any]
+    """The Answers of calls for which somebody has asked, by index of the record."""
+    results: bytes | None
+    """The struct pg_result of each record; None before the answer."""
+
+    def __init__(
+        self, requests: Requests, records_max: int, bytes_max: int, delays: bool,
+        topics: dict[str, bytes], entry: bytes, modes: dict[str, int], kind: type[Receipt], /,
+    ) -> None: ...  # fmt: skip
+    def __len__(self) -> int: ...
+    def record(self, call: Answer, fields: tuple[Any, ...], /) -> bool:
+        """Add a record: the arguments of Builder.record as `fields`. Returns False if the lot is
+        not open."""
+
+    def shut(self) -> None:
+        """Take no further record."""
+
+    def body(self) -> tuple[int, int, int, bytes]:
+        """Shut the lot, and return what Builder.body returns."""
+
+    def row(self, number: int, /) -> tuple[int, int, bytes, bytes, bytes]:
+        """Return (operation, key type, key, entry of the name table, payload) of a record."""
+
+class Receipt:
+    """A client, and a call that it made."""
+
+    _client: Any
+    @property
+    def _pending(self) -> Any:
+        """The call. A call in a lot gets its Answer from Lot.of()."""
+
+    def __init__(self, client: object, call: object, /) -> None: ...
+
+class Caller:
+    """A client. Its add() and cancel() with wait=False add plain calls to `_lot`. For all other
+    calls they call the methods of TimerCalls, which have the documentation."""
+
+    _lot: Lot | None
 
 class Builder:
     """A batch under construction."""

@@ -20,7 +20,15 @@ from purgatoryd.clients.batch import Batch, Outcome, Partial
 from purgatoryd.clients.connection import Connection
 from purgatoryd.clients.core import mode_number
 from purgatoryd.clients.model import CancelResult, Codes
-from purgatoryd.clients.packing import Builder, Converted, Names, Source, is_refusal, refusal
+from purgatoryd.clients.packing import (
+    ACCEPTED,
+    Builder,
+    Converted,
+    Names,
+    Source,
+    is_refusal,
+    refusal,
+)
 from purgatoryd.clients.retries import all_busy
 from purgatoryd.shm_layout import wire
 from purgatoryd.shm_layout.errors import (
@@ -134,7 +142,7 @@ class BulkResult:
     def refused(self) -> list[tuple[int, Status]]:
         """The (row, status) of each refused row."""
         statuses = self._status_bytes()
-        refusals = set(statuses.translate(None, _ACCEPTED))
+        refusals = set(statuses.translate(None, ACCEPTED))
         if not refusals:
             return []
         return [(row, Status(one)) for row, one in enumerate(statuses) if one in refusals]
@@ -148,7 +156,7 @@ class BulkResult:
         """Return the CancelResult of each row. Raises Refused for the first refused row, with the
         key "row N"."""
         statuses = self._status_bytes()
-        if statuses.translate(None, _ACCEPTED):
+        if statuses.translate(None, ACCEPTED):
             for row, (word, deadline_ns) in enumerate(self._rows()):
                 if is_refusal(word & 0xFF):
                     raise refusal(f"row {row}", word, deadline_ns)
@@ -254,9 +262,6 @@ class Bulk(NamedTuple):
     result: BulkResult
     parts: list[Part]
 
-
-_ACCEPTED = bytes(status for status in range(256) if not is_refusal(status))
-"""The statuses that are no refusals."""
 
 
 def unchecked(result: BulkResult) -> BulkResult:

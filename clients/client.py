@@ -19,7 +19,7 @@ from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, Self, TypeVar, overload
 
-from purgatoryd.clients import jobs, partitions
+from purgatoryd.clients import _pack, jobs, partitions
 from purgatoryd.clients.arguments import check_limit_s, check_whole
 from purgatoryd.clients.bulk import Bulk, BulkResult, checked, checked_cancels, unchecked
 from purgatoryd.clients.calls import Kind, TimerCalls
@@ -35,6 +35,7 @@ from purgatoryd.clients.core import (
 from purgatoryd.clients.engine import Call, Engine
 from purgatoryd.clients.jobs import Job, in_doubt
 from purgatoryd.clients.local_channel import Transport
+from purgatoryd.clients.lots import Lot
 from purgatoryd.clients.model import CancelResult, TimerInfo
 from purgatoryd.clients.packing import Entry, Pending
 from purgatoryd.shm_layout.errors import (
@@ -64,31 +65,34 @@ class Waiter(Protocol):
     def _await(self, pending: Pending | Call[Any], limit_s: float) -> None: ...
 
 
-class Handle(Generic[Outcome]):
+class Handle(_pack.Receipt, Generic[Outcome]):
     """A call made with wait=False, or an interrupted call. result() waits for its outcome."""
 
-    __slots__ = ("_client", "_pending")
+    __slots__ = ()
 
     def __init__(self, client: Waiter, pending: Pending | Call[Any]) -> None:
-        self._client = client
-        self._pending = pending
+        super().__init__(client, pending)
 
     @property
     def done(self) -> bool:
         """True once the outcome is known."""
-        return self._pending.done
+        done: bool = self._pending.done
+        return done
 
     def result(self, timeout: float | None = None) -> Outcome:
         """Wait for the outcome. Return the result or raise the error, as with wait=True.
 
         `timeout`: seconds, default the client's. Raises Refused, DaemonError.
         """
-        self._client._await(self._pending, self._client._limit_s(timeout))
-        outcome: Outcome = self._pending.outcome()
+        pending = self._pending
+        self._client._await(pending, self._client._limit_s(timeout))
+        outcome: Outcome = pending.outcome()
         return outcome
 
 
-class Client(TimerCalls[TimerInfo, Handle[TimerInfo], CancelResult, Handle[CancelResult]]):
+class Client(
+    _pack.Caller, TimerCalls[TimerInfo, Handle[TimerInfo], CancelResult, Handle[CancelResult]]
+):
     """A client of the daemon `name`.
 
     `namespace`: namespace of this client's keys and topics, 1 to 63 bytes. `timeout`: seconds that
@@ -445,18 +449,36 @@ class Client(TimerCalls[TimerInfo, Handle[TimerInfo], CancelResult, Handle[Cance
             self._engine.leave_handle(error, Handle[Any](self, pending), lambda: pending.packed)
 
     def _later(self, entry: Entry[Any], limit_s: float) -> Handle[Any]:
-        """Pack one call once the queue has space, and return its handle."""
-        connection = entry.pending.connection
-        if self._engine.queued(connection) >= self.queue_limit:
-            self._await_space(connection, limit_s)
+        """Add one call to the open lot, or to a new one once the queue has space, and return its
+        handle."""
         handle: Handle[Any] = Handle(self, entry.pending)
+        packer = entry.pending.connection.packer
+        lot = packer.lots[-1] if packer.lots else None
         try:
-            self._engine.put(partial(connection.packer.add, entry))
+            if lot is None or not lot.add(entry):
+                self._open_lot(entry, self._space(entry.pending.connection, limit_s))
             return handle
         except BaseException as error:
-            packed = partial(self._engine.knows, lambda: entry.pending.packed)
-            self._engine.leave_handle(error, handle, packed)
+            if in_doubt(error):
+                packed = partial(self._engine.knows, lambda: entry.pending.packed)
+                self._engine.leave_handle(error, handle, packed)
             raise
+
+    def _space(self, connection: Connection, limit_s: float) -> int:
+        """Return the number of calls that the queue has space for, once it has some. Raises
+        QueueFull."""
+        while (space := self.queue_limit - self._engine.queued(connection)) <= 0:
+            self._await_space(connection, limit_s)
+        return space
+
+    def _open_lot(self, entry: Entry[Any], limit: int) -> None:
+        """Put a new lot into the queue, with one call that has been checked."""
+        connection = entry.pending.connection
+        lot = Lot(self._engine.requests, connection, self._core._note, limit, Handle)
+        lot.add(entry)
+        self._engine.collect(lot, connection.packer)
+        breaks = connection.breaker is not None and connection.breaker.failures > 0
+        self._lot = lot if len(self._core.connections) == 1 and not breaks else None
 
     def _run(self, job: Job[None], outcome: Callable[[], T], handle: object) -> T:
         """Run a job and return its outcome. Attach `handle` to an exception that interrupts it."""

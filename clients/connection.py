@@ -305,6 +305,7 @@ class Connection(Destination):
         apart = not 0 <= self.host.boot_ns() - welcome.real_boot_ns < APART_NS
         same_clock = self.session.same_clock = self._remote is None and not apart
         self.delay_clock = self.clock if same_clock else ClockKind.VIRTUAL
+        self.packer.shut()  # a lot has one clock
         if self._numa_local:
             self._numa_local = False
             pin_numa_local(kernel_number(welcome.node), kernel_number(welcome.reaper_cpu))
@@ -329,6 +330,7 @@ class Connection(Destination):
         in_doubt = self.session.in_doubt()
         if self.breaker is not None:
             self.breaker.failed()
+            self.packer.shut()  # the next call must ask the breaker
         if refusal := self.session.refusal or self.session.astray:
             return refusal
         greeting = self.session.state is State.GREETING

@@ -25,15 +25,19 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from queue import Empty, SimpleQueue
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from purgatoryd.clients._pack import Requests
 from purgatoryd.clients.connection import Connection
 from purgatoryd.clients.core import DIRECT_S, NO_SPIN, OPEN_RETRY_S, Core, Spin
 from purgatoryd.clients.jobs import Job, Jobs, Started, nothing
+from purgatoryd.clients.packing import Packer
 from purgatoryd.clients.poller import ChannelPoller
 from purgatoryd.shm_layout.errors import CallTimeout, Closed, PurgatorydError
 from purgatoryd.shm_layout.layout import BATCH_RECORDS
+
+if TYPE_CHECKING:
+    from purgatoryd.clients.lots import Lot
 
 FLUSH_S = 0.0003  # Time that a packed call waits for other calls to fill its batch.
 ALIVE_S = 1.0  # Interval at which a waiting caller checks that the engine runs.
@@ -247,9 +251,8 @@ class Engine(CallThread, Jobs):
     # ---- for callers ---------------------------------------------------------------------------
 
     def queued(self, connection: Connection) -> int:
-        """Return the number of records of the connection that have no result, plus the number of
-        all requests in the queue."""
-        return connection.packer.queued + self._requests.qsize()
+        """Return the number of records of the connection that have no result, with those in lots."""
+        return connection.packer.queued + connection.packer.collecting
 
     def put(self, request: Callable[[], object] | Call[Any], *, urgent: bool = False) -> None:
         """Hand a request to the engine. An interrupt before it is in the queue has no effect.
@@ -258,6 +261,20 @@ class Engine(CallThread, Jobs):
         """
         self._queue.put(request)
         if (enough := self._wake_at) and (urgent or self._requests.qsize() >= enough):
+            self._wake()
+
+    @property
+    def requests(self) -> Requests:
+        """The queue, for lots."""
+        return self._queue
+
+    def collect(self, lot: Lot, packer: Packer) -> None:
+        """Let the engine collect a lot after all earlier requests. Callers may add to the lot until
+        then. An interrupt before the request is in the queue has no effect."""
+        full = packer.collecting
+        self._queue.open(partial(packer.collect, lot))
+        packer.opened(lot)
+        if self._wake_at == 1 or (self._wake_at and full):
             self._wake()
 
     def knows(self, taken: Callable[[], bool]) -> bool:
@@ -297,6 +314,7 @@ class Engine(CallThread, Jobs):
             self.ended = self._refuses = True
             self._take_back()
             self.core.close()
+            self._queue.put(nothing)  # the open lots end, so later calls see that the client is closed
             self._refuse(error)
 
     def _refuse(self, error: BaseException) -> None:
@@ -324,18 +342,24 @@ class Engine(CallThread, Jobs):
         """Sleep until there is work, and take the requests from the queue."""
         if not self.expects and not self.listens:
             self._lend()
-            request = self._requests.get()
-            self._take_back()
-            self._take(request)
-            self._drain()
-            if not self._calls:
-                self._await_company()
+            self._open(self._requests.get())
         elif not self.core.try_open():
             with suppress(Empty):
                 self._take(self._requests.get(timeout=OPEN_RETRY_S))
         else:
             self._listen()
         self._drain()
+
+    def _open(self, request: Callable[[], object] | Call[Any]) -> None:
+        """Take the request that ends the idle time. Without a waiting caller, let others join."""
+        self._take_back()
+        if isinstance(request, Call):
+            self._take(request)
+            self._drain()
+        if not self._calls:
+            self._await_company()
+        if not isinstance(request, Call):
+            self._take(request)
 
     def _lend(self) -> None:
         """Let callers use the rings of idle connections themselves, until a request comes."""

@@ -6,7 +6,7 @@ from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import fields
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 from purgatoryd.clients import _pack
 from purgatoryd.clients.batch import Batch, Outcome, Partial, Settle
@@ -35,6 +35,9 @@ from purgatoryd.shm_layout.errors import (
 from purgatoryd.shm_layout.host import Host
 from purgatoryd.shm_layout.layout import Op, Quota, Status
 from purgatoryd.shm_layout.wire import Key
+
+if TYPE_CHECKING:
+    from purgatoryd.clients.lots import Lot
 
 # Far below PG_MESSAGE_MAX, because a batch is copied once and applied in one loop iteration.
 BATCH_BYTES = 1 << 20
@@ -81,6 +84,8 @@ def is_refusal(status: int) -> bool:
     return status >= Status.FULL or status == Status.EXISTS
 
 
+ACCEPTED = bytes(status for status in range(256) if not is_refusal(status))
+"""The statuses that are no refusals."""
 _TAKEN = {int(status): status for status in Status if not is_refusal(status)}
 
 
@@ -366,6 +371,8 @@ class Packer:
     def __init__(self, host: Host) -> None:
         self._host = host
         self.sealed: deque[Batch] = deque()
+        self.lots: list[Lot] = []
+        """The lots that were opened last, in order. Callers may add to the last of them."""
         self.at_ns: int | None = None
         # `packed` and `settled` only rise. A job waits until `settled` has reached the value that
         # `packed` had earlier. `queued` is their difference, so a caller may read it at any time.
@@ -420,8 +427,30 @@ class Packer:
         self._open()
         return batch
 
+    def opened(self, lot: Lot) -> None:
+        """Note a lot whose request is in the queue of the engine."""
+        self.lots = [one for one in self.lots if not one.collected]
+        self.lots.append(lot)
+
+    def collect(self, lot: Lot) -> None:
+        """Queue a lot behind the open batch."""
+        batch = lot.batch()
+        if batch.count:
+            self.bulk(batch)
+        lot.collected = True
+
+    def shut(self) -> None:
+        """Let later calls that do not wait open a new lot."""
+        for lot in self.lots:
+            lot.shut()
+
+    @property
+    def collecting(self) -> int:
+        """Number of records in lots that were not collected. Any thread may read it."""
+        return sum(len(lot) for lot in self.lots if not lot.collected)
+
     def bulk(self, batch: Batch) -> None:
-        """Queue a batch of a bulk call behind the open batch."""
+        """Queue a batch of a bulk call or a lot behind the open batch."""
         self.seal()
         batch.at_ns = self.at_ns
         batch.packed_boot_ns = self._host.boot_ns()

@@ -25,6 +25,7 @@
 #include "core/base/common.h"
 #include "core/ring/ring.h"
 
+#include "arguments.h"
 #include "batch.h"
 #include "plain.h"
 #include "types.h"
@@ -120,6 +121,7 @@ struct requests {
     PyObject *put, *empty;        /* methods of the queue */
     PyObject *nothing;            /* a request that only wakes the engine */
     bool idle;                    /* the engine waits for a request: direct calls may begin */
+    uint64_t ends;                /* number of requests that ended the open lots (lot.c) */
 };
 
 static int requests_init(struct requests *r, PyObject *args, PyObject *named UNUSED)
@@ -161,8 +163,22 @@ static void requests_dealloc(struct requests *r)
 static PyObject *requests_put(struct requests *r, PyObject *request)
 {
     r->idle = false;
+    r->ends++;
     return PyObject_CallFunctionObjArgs(r->put, request, NULL);
 }
+
+static PyObject *requests_open(struct requests *r, PyObject *request)
+{
+    r->idle = false;
+    return PyObject_CallFunctionObjArgs(r->put, request, NULL);
+}
+
+uint64_t requests_ends(PyObject *requests)
+{
+    return ((const struct requests *)requests)->ends;
+}
+
+uint32_t fork_count(void) { return forks; }
 
 static PyObject *requests_admit(struct requests *r, PyObject *none UNUSED)
 {
@@ -213,6 +229,8 @@ struct direct {
 enum end { ANSWERED, LEFT };
 
 static PyTypeObject *answer_type, *requests_type;
+
+bool is_requests(PyObject *object) { return PyObject_TypeCheck(object, requests_type); }
 
 static int direct_init(struct direct *d, PyObject *args, PyObject *named UNUSED)
 {
@@ -592,78 +610,7 @@ static PyObject *direct_record(struct direct *d, PyObject *args)
     return called(d, call, limit_s, &s, clock_ns(CLOCK_BOOTTIME));
 }
 
-/* ---- plain arguments ----------------------------------------------------------------------------- */
-
-enum { ADD_KEY, ADD_DELAY, ADD_DELAY_NS, ADD_DEADLINE, ADD_DEADLINE_BOOT_NS, ADD_TOPIC,
-       ADD_PAYLOAD, ADD_MODE, ADD_WITHIN, ADD_ARGUMENTS };
-enum { CANCEL_KEY, CANCEL_TICKET, CANCEL_ARGUMENTS };
-
-static bool whole_of(int64_t *n, PyObject *number)
-{
-    int overflow;
-    if (!PyLong_CheckExact(number))
-        return false;
-    *n = PyLong_AsLongLongAndOverflow(number, &overflow);
-    return overflow == 0;
-}
-
-static enum outcome time_of(struct item *item, const struct times *times, PyObject *const a[])
-{
-    const bool delay = a[ADD_DELAY] != Py_None, delay_ns = a[ADD_DELAY_NS] != Py_None;
-    const bool boot = a[ADD_DEADLINE_BOOT_NS] != Py_None;
-    int64_t n;
-    if (delay + delay_ns + boot != 1 || a[ADD_DEADLINE] != Py_None)
-        return ODD;
-    if (delay)
-        return delay_of(item, times, a[ADD_DELAY]);
-    if (!whole_of(&n, delay_ns ? a[ADD_DELAY_NS] : a[ADD_DEADLINE_BOOT_NS]))
-        return ODD;
-    if (delay_ns)
-        return whole(item, times, n, 1);
-    item->head.time_kind = PG_T_BOOT;
-    item->head.time_ns = n > 0 ? n : 0;
-    return PLAIN;
-}
-
-/* Take a topic's entry of the name table, and the number of a mode. */
-static enum outcome names_of(struct item *item, struct pack_text *entry, const struct direct *d,
-                             PyObject *topic, PyObject *mode)
-{
-    int64_t number;
-    if (!PyUnicode_CheckExact(topic) || !PyUnicode_CheckExact(mode))
-        return ODD;
-    PyObject *name = PyDict_GetItemWithError(d->topics, topic);
-    PyObject *found = name != NULL ? PyDict_GetItemWithError(d->modes, mode) : NULL;
-    if (found == NULL || !whole_of(&number, found))
-        return PyErr_Occurred() ? FAILED : ODD;
-    item->head.mode = (uint8_t)number;
-    return bytes_of(entry, name, UINT64_MAX);
-}
-
-static enum outcome add_of(struct item *item, struct pack_text *entry, const struct direct *d,
-                           const struct times *times, PyObject *const a[])
-{
-    enum outcome found = a[ADD_WITHIN] == Py_None ? key_of(item, a[ADD_KEY]) : ODD;
-    if (found == PLAIN)
-        found = time_of(item, times, a);
-    if (found == PLAIN)
-        found = names_of(item, entry, d, a[ADD_TOPIC], a[ADD_MODE]);
-    item->head.op = PG_OP_PUT;
-    return found == PLAIN ? bytes_of(&item->payload, a[ADD_PAYLOAD], PG_PAYLOAD_MAX) : found;
-}
-
-static enum outcome cancel_of(struct item *item, struct pack_text *entry, const struct direct *d,
-                              PyObject *const a[])
-{
-    int64_t ticket;
-    if (!whole_of(&ticket, a[CANCEL_TICKET]) || ticket < 0 || (uint64_t)ticket > PG_TICKET_MAX ||
-        bytes_of(entry, d->entry, UINT64_MAX) != PLAIN)
-        return ODD;
-    item->head.op = PG_OP_CANCEL;
-    item->head.value = (uint64_t)ticket;
-    item->payload = NOTHING;
-    return key_of(item, a[CANCEL_KEY]);
-}
+/* ---- calls with plain arguments --------------------------------------------------------------- */
 
 /* Get the arguments of a call: (Answer, limit in s, tuple of `count` arguments). */
 static bool arguments_of(PyObject *a[], Py_ssize_t count, struct answer **call, double *limit_s,
@@ -708,7 +655,11 @@ static PyObject *direct_add(struct direct *d, PyObject *args)
     renew(&call->namespace, d->namespace);
     renew(&call->topic, a[ADD_TOPIC]);
     renew(&call->payload, a[ADD_PAYLOAD]);
-    const enum outcome found = add_of(&item, &entry, d, &times, a);
+    enum outcome found = add_of(&item, &times, a);
+    if (found == PLAIN)
+        found = mode_of(&item, d->modes, a[ADD_MODE]);
+    if (found == PLAIN)
+        found = topic_of(&entry, d->topics, a[ADD_TOPIC]);
     return plain_call(d, call, limit_s, found, &item, entry, times.now_ns);
 }
 
@@ -724,7 +675,9 @@ static PyObject *direct_cancel(struct direct *d, PyObject *args)
     if (!may_begin(d))
         Py_RETURN_FALSE;
     renew(&call->key, a[CANCEL_KEY]);
-    const enum outcome found = cancel_of(&item, &entry, d, a);
+    enum outcome found = cancel_of(&item, a);
+    if (found == PLAIN)
+        found = bytes_of(&entry, d->entry, UINT64_MAX);
     return plain_call(d, call, limit_s, found, &item, entry, clock_ns(CLOCK_BOOTTIME));
 }
 
@@ -796,6 +749,8 @@ static PyObject *direct_get(struct direct *d, PyObject *args)
 static PyMethodDef requests_methods[] = {
     {"put", (PyCFunction)requests_put, METH_O,
      "Put a request into the queue; no direct call begins before the engine has taken it."},
+    {"open", (PyCFunction)requests_open, METH_O,
+     "Put the request of a lot into the queue. The lot stays open until the next put()."},
     {"admit", (PyCFunction)requests_admit, METH_NOARGS,
      "Let direct calls begin, if the queue is empty."},
     {NULL, NULL, 0, NULL},

@@ -6,6 +6,13 @@
 #include <Python.h>
 
 #include <stdbool.h>
+#include <stdint.h>
+
+/* Return how many requests have ended the open lots. `requests`: an object of type Requests. */
+uint64_t requests_ends(PyObject *requests);
+bool is_requests(PyObject *object);
+/* Return the number of forks between the first process and this one. */
+uint32_t fork_count(void);
 
 /* Add the types Answer, Requests and Direct to the module. Returns false with an exception. */
 bool direct_types_add(PyObject *module);

@@ -11,9 +11,11 @@
 
 #include <string.h>
 
+#include "arguments.h"
 #include "batch.h"
 #include "direct.h"
 #include "ends.h"
+#include "lot.h"
 #include "maker.h"
 #include "plain.h"
 #include "types.h"
@@ -74,26 +76,17 @@ static int named(struct builder *b, struct pack_text entry)
     return index;
 }
 
-/* Add a record of any kind; the arguments have been checked. Entry and fields of struct pg_record,
- * with the bytes in place of their lengths. */
+/* Add a record of any kind; the arguments have been checked (see fields_of). */
 static PyObject *builder_record(struct builder *b, PyObject *args)
 {
-    struct pg_record head = {0};
-    const char *name, *key, *payload, *extension;
-    Py_ssize_t name_len, key_len, payload_len, extension_len;
-    if (!PyArg_ParseTuple(args, "y#bbby#bby#y#LK", &name, &name_len, &head.op, &head.mode,
-                          &head.key_type, &key, &key_len, &head.time_kind, &head.flags, &payload,
-                          &payload_len, &extension, &extension_len, &head.time_ns, &head.value))
+    struct pack_single s;
+    if (!fields_of(&s, args))
         return NULL;
-    const int index = named(b, (struct pack_text){(const uint8_t *)name, (uint64_t)name_len});
+    const int index = named(b, s.entry);
     if (index < 0)
         return PyErr_Occurred() ? NULL : PyErr_Format(PyExc_ValueError, "the batch is full");
-    head.name = (uint16_t)index;
-    if (key_len > PG_KEY_MAX)
-        return PyErr_Format(PyExc_ValueError, "the key is too long");
-    if (!pack_record(&b->batch, head, (struct pack_text){(const uint8_t *)key, (uint64_t)key_len},
-                     (struct pack_text){(const uint8_t *)payload, (uint64_t)payload_len},
-                     (struct pack_text){(const uint8_t *)extension, (uint64_t)extension_len}))
+    s.record.name = (uint16_t)index;
+    if (!pack_record(&b->batch, s.record, s.key, s.payload, s.extension))
         return PyErr_NoMemory();
     Py_RETURN_NONE;
 }
@@ -656,5 +649,5 @@ PyMODINIT_FUNC PyInit__pack(void)
         if (i == 1)
             source_type = (PyTypeObject *)type;
     }
-    return direct_types_add(made) && ends_open(made) ? made : NULL;
+    return direct_types_add(made) && lot_types_add(made) && ends_open(made) ? made : NULL;
 }
