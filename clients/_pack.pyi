@@ -58,6 +58,9 @@ class Requests:
     def open(self, request: object, /) -> None:
         """Put the request of a lot into the queue. The lot is open until the next put()."""
 
+    streams: bool
+    """True if the only request since the engine became idle is that of a lot."""
+
     def admit(self) -> None:
         """Let direct calls begin, if the queue is empty."""
 
@@ -76,16 +79,23 @@ class Direct:
     ) -> None: ...  # fmt: skip
     def lend(
         self, putter: int, taker: int, bell: int, socket: int, session: int, sequence: int,
-        flags: int, same_clock: bool, delays: bool, /,
+        flags: int, window: int, same_clock: bool, delays: bool, /,
     ) -> None:  # fmt: skip
         """Let direct calls use the rings (addresses of struct pg_ring_end, the daemon's eventfd,
-        the connection's socket). `sequence`:
-        that of the next batch. `delays`: the daemon computes deadlines from delays."""
+        the connection's socket). `sequence`: that of the next batch. `window`: largest number of
+        batches without an answer. `delays`: the daemon computes deadlines from delays."""
 
-    def take_back(self) -> tuple[int, Any, bytes | None] | None:
+    def take_back(self) -> tuple[int, tuple[tuple[Any, bytes], ...], Any] | None:
         """Wait until no direct call runs, and let none begin. Returns the sequence of the next
-        batch, and the Answer and the message of a call that waits for its answer; None if the
-        rings were not lent."""
+        batch; (Answer or Lot, message) for what was sent and has no answer, in order; and the lot
+        that callers fill, or None. Returns None if the rings were not lent."""
+
+    lots: int
+    """Number of lots that callers have sent."""
+
+    def stream(self, lot: Lot, /) -> None:
+        """Let callers send a lot, and the lots after it, once they are full. No effect unless
+        Requests.streams is True and the rings are lent."""
 
     def collect(self) -> bool | None:
         """Look for the answer of a call of an event loop. Returns True if the call has its outcome;
@@ -117,15 +127,18 @@ class Direct:
 class Lot:
     """Calls that do not wait, in one batch. `requests`: the requests to the engine. `records_max`,
     `bytes_max`: a lot with so many records or more bytes takes no further record. `delays`: the
-    daemon computes deadlines from delays. `kind`: class of the handles."""
+    daemon computes deadlines from delays. `kind`: class of the handles. `direct`: lets a caller send
+    the full lot; None = only the engine sends it."""
 
     calls: dict[int, Any]
     """The Answers of calls for which somebody has asked, by index of the record."""
     results: bytes | None
     """The struct pg_result of each record; None before the answer."""
+    collected: bool
+    """True once the engine has the batch, or a caller has sent it."""
 
     def __init__(
-        self, requests: Requests, records_max: int, bytes_max: int, delays: bool,
+        self, requests: Requests, direct: Direct | None, records_max: int, bytes_max: int, delays: bool,
         topics: dict[str, bytes], entry: bytes, modes: dict[str, int], kind: type[Receipt], /,
     ) -> None: ...  # fmt: skip
     def __len__(self) -> int: ...

@@ -477,6 +477,8 @@ class Client(
         lot = Lot(self._engine.requests, connection, self._core._note, limit, Handle)
         lot.add(entry)
         self._engine.collect(lot, connection.packer)
+        if connection.direct is not None:
+            connection.direct.stream(lot)
         breaks = connection.breaker is not None and connection.breaker.failures > 0
         self._lot = lot if len(self._core.connections) == 1 and not breaks else None
 

@@ -173,12 +173,15 @@ class Connection(Destination):
         return True
 
     def take_back(self) -> None:
-        """Wait until no direct call runs. A call without an answer goes on as a batch in flight."""
+        """Wait until no direct call runs. Calls and lots without an answer go on as batches in
+        flight. The lot that callers fill is collected."""
         if self.direct is None or (taken := self.direct.take_back()) is None:
             return
-        sequence, pending, message = taken
-        batch = None if message is None else self.packer.adopt(pending, message)
-        self.session.note_direct(sequence, batch)
+        sequence, unanswered, lot = taken
+        batches = [self.packer.adopt(call, message) for call, message in unanswered]
+        self.session.note_direct(sequence, batches)
+        if lot is not None:
+            self.packer.collect(lot)
 
     def call(self, entry: Entry[Any], limit_s: float) -> bool:
         """Make a direct call. Returns whether it has its outcome. If not, the engine has to send

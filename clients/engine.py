@@ -351,15 +351,26 @@ class Engine(CallThread, Jobs):
         self._drain()
 
     def _open(self, request: Callable[[], object] | Call[Any]) -> None:
-        """Take the request that ends the idle time. Without a waiting caller, let others join."""
-        self._take_back()
+        """Take the request that ends the idle time. Unless a caller waits, let others join."""
         if isinstance(request, Call):
+            self._take_back()
             self._take(request)
             self._drain()
-        if not self._calls:
-            self._await_company()
-        if not isinstance(request, Call):
+            if not self._calls:
+                self._await_company()
+        else:
+            self._await_lots()
+            self._take_back()
             self._take(request)
+
+    def _await_lots(self) -> None:
+        """Wait for other requests, and while callers send full lots themselves."""
+        direct, seen = self.core.direct, None
+        while (sent := 0 if direct is None else direct.lots) != seen:
+            seen = sent
+            self._await_company()
+            if not self._queue.streams:
+                return
 
     def _lend(self) -> None:
         """Let callers use the rings of idle connections themselves, until a request comes."""

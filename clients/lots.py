@@ -23,11 +23,13 @@ from purgatoryd.clients.packing import (
     PendingAdd,
     PendingCancel,
 )
-from purgatoryd.shm_layout import wire
+from purgatoryd.shm_layout import layout, wire
 from purgatoryd.shm_layout.errors import DaemonError
 from purgatoryd.shm_layout.layout import BATCH_RECORDS, ClockKind, Status
 
 _SIZE = wire.RESULT.size
+_STREAMED = (layout.WINDOW + 1) * BATCH_RECORDS
+"""A caller that sends its lots itself has at most this number of calls without an answer."""
 
 
 class Lot(_pack.Lot):
@@ -37,27 +39,31 @@ class Lot(_pack.Lot):
     handles.
     """
 
-    __slots__ = ("_connection", "_error", "_note", "collected")
+    __slots__ = ("_connection", "_error", "_like", "_note")
 
     def __init__(
         self, requests: _pack.Requests, connection: Connection, note: Callable[[Pending], None],
         limit: int, kind: type[_pack.Receipt],
     ) -> None:  # fmt: skip
         names, delays = connection.names, connection.delay_clock == ClockKind.VIRTUAL
+        direct = connection.direct if limit >= _STREAMED else None
         super().__init__(
-            requests, min(limit, BATCH_RECORDS), BATCH_BYTES, delays, names.topics, names.of_key,
-            MODES, kind,
+            requests, direct, min(limit, BATCH_RECORDS), BATCH_BYTES, delays, names.topics,
+            names.of_key, MODES, kind,
         )  # fmt: skip
+        self._like = requests, connection, note, limit, kind
         self._connection = connection
         self._note = note
         self._error: DaemonError | None = None
         """The reason why some results are missing, or None."""
-        self.collected = False
-        """True once the engine has the batch."""
 
     def add(self, entry: Entry[Pending]) -> bool:
         """Add a call that has been checked. Returns False if the lot is not open."""
         return self.record(entry.pending, (entry.name, *entry.fields))
+
+    def next(self) -> Lot:
+        """Return a new lot with the same arguments."""
+        return Lot(*self._like)
 
     def batch(self) -> Batch:
         """Close the lot, and return its batch."""

@@ -403,15 +403,19 @@ class Packer:
         entry.pending.packed = True
         self.packed += 1
 
-    def adopt(self, pending: Pending, message: bytes) -> Batch:
-        """Return the batch of a direct call, which has sent `message` and has no answer."""
-        names_bytes = wire.FRAME.unpack_from(message)[_NAMES_BYTES]
-        settlement = _Settlement(self, [pending])
-        batch = Batch(1, 1, names_bytes, message[wire.FRAME.size :], settlement)
+    def adopt(self, call: Pending | Lot, message: bytes) -> Batch:
+        """Return the batch of a direct call or a lot. Its caller has sent `message`, and there is no
+        answer."""
+        if isinstance(call, Pending):
+            names_bytes = wire.FRAME.unpack_from(message)[_NAMES_BYTES]
+            settlement = _Settlement(self, [call])
+            batch = Batch(1, 1, names_bytes, message[wire.FRAME.size :], settlement)
+            batch.calls = [call]
+        else:
+            batch = call.batch()
         batch.packed_boot_ns = self._host.boot_ns()
-        batch.calls = [pending]
         batch.frame = message
-        self.packed += 1
+        self.packed += batch.count
         return batch
 
     def seal(self) -> Batch | None:
@@ -434,6 +438,8 @@ class Packer:
 
     def collect(self, lot: Lot) -> None:
         """Queue a lot behind the open batch."""
+        if lot.collected:
+            return  # its caller has sent it
         batch = lot.batch()
         if batch.count:
             self.bulk(batch)

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import enum
 from collections import deque
-from collections.abc import Callable, Iterable, Set
+from collections.abc import Callable, Iterable, Sequence, Set
 from typing import TYPE_CHECKING
 
 from purgatoryd.clients.batch import Batch, Letter
@@ -142,22 +142,25 @@ class Session:
             self._address_query(self._questions, query)
             self._outgoing.append(query)
 
-    def direct(self) -> tuple[int, int, int] | None:
-        """Return (id, sequence, flags) for the next batch if a direct call may send it, else None.
-        Then this session has sent all messages and received all answers."""
+    def direct(self) -> tuple[int, int, int, int] | None:
+        """Return (id, sequence, flags, window) for the next batch if a direct call may send it, else
+        None. Then this session has sent all messages and received all answers."""
         quiet = self.state is State.OPEN and not (self.busy or self.sends or self._leaving)
         if not quiet or self._ledger is not None or self.astray is not None:
             return None
-        return self.id, self._sequence + 1, layout.FLAG_DURABLE * self._durable
+        flags = layout.FLAG_DURABLE * self._durable
+        return self.id, self._sequence + 1, flags, self.window
 
-    def note_direct(self, next_sequence: int, batch: Batch | None) -> None:
-        """Note that direct calls have used all sequences below `next_sequence`. `batch`: the last
-        of their batches, if it has no answer."""
+    def note_direct(self, next_sequence: int, batches: Sequence[Batch]) -> None:
+        """Note that direct calls have used all sequences below `next_sequence`. `batches`: the last
+        of their batches, which have no answer."""
         self._sequence = next_sequence - 1
-        if batch is not None:
+        first = next_sequence - len(batches)
+        for number, batch in enumerate(batches):
             self._handed_out += 1
-            batch.order, batch.sequence, batch.sent = self._handed_out, self._sequence, True
-            self._flight[self._sequence] = batch
+            batch.order, batch.sequence, batch.sent = self._handed_out, first + number, True
+            batch.behind = number
+            self._flight[batch.sequence] = batch
 
     def unsent(self, call: object) -> Batch | None:
         """Return the unsent batch that contains only this call, for withdraw(); None if there is

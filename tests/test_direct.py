@@ -59,7 +59,7 @@ class Rings:
     def lend(self, *, admit: bool = True) -> None:
         socket_fd = self.sockets[0].fileno()
         rings = (*self.client.addresses, self.bell, socket_fd)
-        self.direct.lend(*rings, SESSION, SEQUENCE, layout.FLAG_DURABLE, False, True)
+        self.direct.lend(*rings, SESSION, SEQUENCE, layout.FLAG_DURABLE, layout.WINDOW, False, True)
         if admit:
             self.requests.admit()
 
@@ -142,11 +142,11 @@ def left(rings: Rings) -> bytes:
     assert rings.queue.get_nowait() == "nothing"
     taken = rings.direct.take_back()
     assert taken is not None
-    assert taken[:2] == (SEQUENCE + 1, rings.pending)
+    ((pending, message),) = taken[1]
+    assert (taken[0], pending, taken[2]) == (SEQUENCE + 1, rings.pending, None)
     assert rings.pending.packed
     assert not rings.pending.done
-    assert taken[2] is not None
-    return taken[2]
+    return message
 
 
 # ---- answers -----------------------------------------------------------------------------------
@@ -160,7 +160,7 @@ def test_a_plain_answer_is_the_outcome(rings: Rings, status: Status) -> None:
     assert head[2:5] == (Message.BATCH, SESSION, SEQUENCE)
     pending = rings.pending
     assert (pending.done, pending.word, pending.deadline_ns) == (True, 9 << 8 | status, 1234)
-    assert rings.direct.take_back() == (SEQUENCE + 1, None, None)
+    assert rings.direct.take_back() == (SEQUENCE + 1, (), None)
     assert rings.queue.empty()
 
 
@@ -245,10 +245,7 @@ def test_the_engine_takes_the_rings_from_a_waiting_call(rings: Rings) -> None:
     with calling(rings) as results:
         taken = rings.direct.take_back()
     assert results == [None]
-    assert taken is not None
-    assert taken[0] == SEQUENCE + 1
-    assert taken[1] is rings.pending
-    assert taken[2] == rings.daemon_takes()
+    assert taken == (SEQUENCE + 1, ((rings.pending, rings.daemon_takes()),), None)
 
 
 def test_calls_omit_spins_after_one_that_found_nothing() -> None:
@@ -305,7 +302,7 @@ def test_calls_of_threads_and_an_engine_that_interrupts_them(rings: Rings) -> No
         taken = rings.direct.take_back()
         if taken is not None:
             sequence = taken[0]
-            if taken[2] is not None:
+            if taken[1]:
                 left_ones += 1
                 while rings.client.take() is None:
                     pass
@@ -313,7 +310,7 @@ def test_calls_of_threads_and_an_engine_that_interrupts_them(rings: Rings) -> No
             rings.queue.get()
         socket_fd = rings.sockets[0].fileno()
         ends = (*rings.client.addresses, rings.bell, socket_fd)
-        rings.direct.lend(*ends, SESSION, sequence, 0, False, True)
+        rings.direct.lend(*ends, SESSION, sequence, 0, layout.WINDOW, False, True)
         rings.requests.admit()
     ended.set()
     server.join()
@@ -392,7 +389,7 @@ def test_an_unusual_reply_stays_for_the_engine(rings: Rings, fields: dict[str, A
     with answering(rings, reply):
         assert rings.direct.get(LONG_S, "key") is None
     assert bytes(rings.client.take() or b"") == replies[0]
-    assert rings.direct.take_back() == (SEQUENCE, None, None)
+    assert rings.direct.take_back() == (SEQUENCE, (), None)
 
 
 def test_a_question_that_is_not_answered_in_time_is_asked_by_the_engine() -> None:

@@ -10,7 +10,8 @@
  * ring ends. Python runs no signal handler within a call of C. So an exception of a
  * handler never separates a message in the ring from the note of it here. */
 
-#include "direct.h"
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
 
 #include <errno.h>
 #include <linux/futex.h>
@@ -27,6 +28,8 @@
 
 #include "arguments.h"
 #include "batch.h"
+#include "direct.h"
+#include "lot.h"
 #include "plain.h"
 #include "types.h"
 
@@ -121,6 +124,8 @@ struct requests {
     PyObject *put, *empty;        /* methods of the queue */
     PyObject *nothing;            /* a request that only wakes the engine */
     bool idle;                    /* the engine waits for a request: direct calls may begin */
+    bool streams;                 /* since then only one request came, that of a lot: callers may send
+                                     full lots themselves */
     uint64_t ends;                /* number of requests that ended the open lots (lot.c) */
 };
 
@@ -162,13 +167,14 @@ static void requests_dealloc(struct requests *r)
 /* One step for the interpreter, so a later call of the same thread stays behind the request. */
 static PyObject *requests_put(struct requests *r, PyObject *request)
 {
-    r->idle = false;
+    r->idle = r->streams = false;
     r->ends++;
     return PyObject_CallFunctionObjArgs(r->put, request, NULL);
 }
 
 static PyObject *requests_open(struct requests *r, PyObject *request)
 {
+    r->streams = r->idle;
     r->idle = false;
     return PyObject_CallFunctionObjArgs(r->put, request, NULL);
 }
@@ -177,6 +183,11 @@ uint64_t requests_ends(PyObject *requests)
 {
     return ((const struct requests *)requests)->ends;
 }
+
+static PyMemberDef requests_members[] = {
+    {"streams", T_BOOL, offsetof(struct requests, streams), READONLY, NULL},
+    {NULL, 0, 0, 0, NULL},
+};
 
 uint32_t fork_count(void) { return forks; }
 
@@ -224,6 +235,12 @@ struct direct {
     struct spin spin;
     PyObject *call, *message;     /* the Answer and the message that were left to the engine, or
                                      NULL */
+    PyObject *lot;                /* the open lot, which callers send once it is full; NULL = none */
+    struct { PyObject *lot, *message; } flights[PG_WINDOW]; /* lots that were sent and have no
+                                     answer, in order */
+    unsigned flying;              /* number of these lots */
+    unsigned window;              /* so many batches may have no answer */
+    unsigned long long lots;      /* number of lots that callers have sent */
 };
 
 enum end { ANSWERED, LEFT };
@@ -231,6 +248,10 @@ enum end { ANSWERED, LEFT };
 static PyTypeObject *answer_type, *requests_type;
 
 bool is_requests(PyObject *object) { return PyObject_TypeCheck(object, requests_type); }
+
+static PyTypeObject *direct_type;
+
+bool is_direct(PyObject *object) { return PyObject_TypeCheck(object, direct_type); }
 
 static int direct_init(struct direct *d, PyObject *args, PyObject *named UNUSED)
 {
@@ -261,7 +282,18 @@ static int direct_traverse(struct direct *d, visitproc visit, void *arg)
     Py_VISIT(d->topics);
     Py_VISIT(d->modes);
     Py_VISIT(d->call);
+    Py_VISIT(d->lot);
+    for (unsigned i = 0; i < d->flying; i++)
+        Py_VISIT(d->flights[i].lot);
     return 0;
+}
+
+static void flight_drop(struct direct *d)
+{
+    PyObject *lot = d->flights[0].lot, *message = d->flights[0].message;
+    memmove(d->flights, d->flights + 1, --d->flying * sizeof *d->flights);
+    Py_DECREF(lot);
+    Py_DECREF(message);
 }
 
 static int direct_clear(struct direct *d)
@@ -274,6 +306,9 @@ static int direct_clear(struct direct *d)
     Py_CLEAR(d->modes);
     Py_CLEAR(d->call);
     Py_CLEAR(d->message);
+    Py_CLEAR(d->lot);
+    while (d->flying > 0)
+        flight_drop(d);
     return 0;
 }
 
@@ -289,8 +324,8 @@ static PyObject *direct_lend(struct direct *d, PyObject *args)
     unsigned long long out, in, session, sequence;
     unsigned flags;
     int same_clock;
-    if (!PyArg_ParseTuple(args, "KKiiKKIpp", &out, &in, &d->bell, &d->socket, &session, &sequence, &flags,
-                          &same_clock, &d->virtual_clock))
+    if (!PyArg_ParseTuple(args, "KKiiKKIIpp", &out, &in, &d->bell, &d->socket, &session, &sequence,
+                          &flags, &d->window, &same_clock, &d->virtual_clock))
         return NULL;
     d->out = (struct pg_ring_end *)(uintptr_t)out;
     d->in = (struct pg_ring_end *)(uintptr_t)in;
@@ -322,28 +357,51 @@ static void interrupt_call(struct direct *d)
     }
 }
 
+/* Return the calls and lots that were sent and have no answer, each with its message, in order. */
+static PyObject *unanswered(struct direct *d)
+{
+    PyObject *found = PyTuple_New(d->flying + (d->call != NULL));
+    for (unsigned i = 0; found != NULL && i < d->flying; i++)
+        PyTuple_SetItem(found, i, Py_BuildValue("OO", d->flights[i].lot, d->flights[i].message));
+    if (found != NULL && d->call != NULL)
+        PyTuple_SetItem(found, d->flying, Py_BuildValue("OO", d->call, d->message));
+    return found;
+}
+
 static PyObject *direct_take_back(struct direct *d, PyObject *none UNUSED)
 {
-    d->requests->idle = false;
+    d->requests->idle = d->requests->streams = false;
     if (d->in == NULL)
         Py_RETURN_NONE;
     interrupt_call(d);
+    PyObject *taken = unanswered(d);
+    if (taken == NULL)
+        return NULL;
+    PyObject *lot = d->lot != NULL ? d->lot : Py_NewRef(Py_None);
     d->out = d->in = NULL;
-    PyObject *call = d->call != NULL ? d->call : Py_NewRef(Py_None);
-    PyObject *message = d->message != NULL ? d->message : Py_NewRef(Py_None);
-    d->call = d->message = NULL;
-    return Py_BuildValue("KNN", (unsigned long long)d->head.sequence, call, message);
+    d->lot = NULL;
+    Py_CLEAR(d->call);
+    Py_CLEAR(d->message);
+    while (d->flying > 0)
+        flight_drop(d);
+    return Py_BuildValue("KNN", (unsigned long long)d->head.sequence, taken, lot);
 }
 
 /* ---- a direct call, without the GIL -------------------------------------------------------------- */
+
+/* Return whether a message is the answer to the batch with this sequence. */
+static bool answers(const struct direct *d, const struct pg_frame *reply, uint64_t sequence)
+{
+    return reply->magic == PG_WIRE_MAGIC && reply->version == PG_WIRE_VERSION &&
+           reply->message == PG_M_BATCH && reply->session == d->head.session &&
+           reply->sequence == sequence && reply->error == 0;
+}
 
 static bool is_plain(const struct direct *d, const struct pg_frame *reply,
                      const struct pg_result *result)
 {
     const uint8_t status = (uint8_t)result->ticket;
-    return reply->magic == PG_WIRE_MAGIC && reply->version == PG_WIRE_VERSION &&
-           reply->message == PG_M_BATCH && reply->session == d->head.session &&
-           reply->sequence + 1 == d->head.sequence && reply->error == 0 && status != PG_ST_BUSY;
+    return answers(d, reply, d->head.sequence - 1) && status != PG_ST_BUSY;
 }
 
 /* Take the next message, and wake the daemon if it waits for the space. */
@@ -744,6 +802,106 @@ static PyObject *direct_get(struct direct *d, PyObject *args)
     return asked(d, &item, entry, limit_s);
 }
 
+/* ---- lots ----------------------------------------------------------------------------------------- */
+
+void answer_settle(PyObject *call, const struct pg_result *result)
+{
+    struct answer *a = (struct answer *)call;
+    a->word = result->ticket;
+    a->deadline_ns = result->deadline_ns;
+    a->packed = a->done = 1;
+}
+
+bool is_answer(PyObject *object) { return PyObject_TypeCheck(object, answer_type); }
+
+/* Take the next message if it is the plain answer to the first lot in flight. */
+static bool take_results(struct direct *d)
+{
+    static struct { struct pg_frame head; struct pg_result results[PG_BATCH_RECORDS]; } reply;
+    const uint64_t bytes = d->flying != 0 ? pg_ring_next(d->in) : 0;
+    if (bytes < sizeof reply.head || bytes > sizeof reply || is_large(d->in, bytes))
+        return false;
+    pg_ring_peek(d->in, &reply, bytes);
+    const uint64_t count = (bytes - sizeof reply.head) / sizeof *reply.results;
+    if (!answers(d, &reply.head, d->head.sequence - d->flying) ||
+        bytes != sizeof reply.head + count * sizeof *reply.results ||
+        !lot_answered(d->flights[0].lot, reply.results, count))
+        return false;
+    take(d, &reply);
+    d->answered_ns = d->begun_ns;
+    flight_drop(d);
+    return true;
+}
+
+/* Sleep until the first lot in flight has its plain answer. Returns false if it has not. */
+static bool results_awaited(struct direct *d)
+{
+    bool came;
+    if (d->flying == 0)
+        return false;
+    d->runs = true;
+    Py_BEGIN_ALLOW_THREADS
+    came = waited(d, d->wait_ns);
+    Py_END_ALLOW_THREADS
+    note_end(d);
+    return came && take_results(d);
+}
+
+/* Put the message of a lot into the ring. */
+static bool lot_sent(struct direct *d, PyObject *lot, PyObject *message)
+{
+    const int64_t now_ns = clock_ns(CLOCK_BOOTTIME);
+    struct pg_frame frame = d->head;
+    frame.detail[0] = d->same_clock ? (uint64_t)now_ns : 0;
+    frame.detail[1] = d->flying;
+    if (d->flying == PG_WINDOW || d->flying == d->window)
+        return false;
+    lot_frame(lot, frame, (uint8_t *)PyBytes_AsString(message));
+    if (!sent(d, PyBytes_AsString(message), (uint64_t)PyBytes_Size(message), now_ns))
+        return false;
+    d->begun_ns = now_ns;
+    d->head.sequence++;
+    d->lots++;
+    lot_sent_note(lot);
+    d->flights[d->flying].lot = Py_NewRef(lot);
+    d->flights[d->flying++].message = Py_NewRef(message);
+    ring_bell(d);
+    return true;
+}
+
+bool direct_streams(PyObject *direct, PyObject *lot)
+{
+    const struct direct *d = (const struct direct *)direct;
+    return d->lot == lot && d->in != NULL && !d->runs && d->forks == forks && d->requests->streams;
+}
+
+bool direct_send(PyObject *direct, PyObject *lot, PyObject *next)
+{
+    struct direct *d = (struct direct *)direct;
+    PyObject *message = lot_message(lot);
+    if (message == NULL)
+        return false;
+    while (take_results(d))
+        continue;
+    bool done = lot_sent(d, lot, message);
+    while (!done && results_awaited(d))
+        done = lot_sent(d, lot, message);
+    Py_DECREF(message);
+    if (!done)
+        return false;
+    d->lot = d->requests->streams ? Py_NewRef(next) : NULL;
+    Py_DECREF(lot);
+    return d->lot != NULL;
+}
+
+/* Let callers send a lot themselves, if its request is the only one since the engine became idle. */
+static PyObject *direct_stream(struct direct *d, PyObject *lot)
+{
+    if (d->requests->streams && d->in != NULL && d->lot == NULL && !d->runs && d->wait_ns != 0)
+        d->lot = Py_NewRef(lot);
+    Py_RETURN_NONE;
+}
+
 /* ---- the types ------------------------------------------------------------------------------------ */
 
 static PyMethodDef requests_methods[] = {
@@ -759,6 +917,7 @@ static PyMethodDef direct_methods[] = {
     {"lend", (PyCFunction)direct_lend, METH_VARARGS, "Let direct calls use the rings."},
     {"take_back", (PyCFunction)direct_take_back, METH_NOARGS,
      "Wait until no direct call runs, and let none begin."},
+    {"stream", (PyCFunction)direct_stream, METH_O, "Let callers send a lot once it is full."},
     {"collect", (PyCFunction)direct_collect, METH_NOARGS,
      "Look for the answer of a call of an event loop."},
     {"record", (PyCFunction)direct_record, METH_VARARGS, "Make a direct call with one record."},
@@ -782,8 +941,13 @@ static PyType_Slot requests_slots[] = {
     {Py_tp_dealloc, requests_dealloc},
     {Py_tp_traverse, requests_traverse},
     {Py_tp_clear, requests_clear},
+    {Py_tp_members, requests_members},
     {Py_tp_methods, requests_methods},
     {0, NULL},
+};
+static PyMemberDef direct_members[] = {
+    {"lots", T_ULONGLONG, offsetof(struct direct, lots), READONLY, NULL},
+    {NULL, 0, 0, 0, NULL},
 };
 static PyType_Slot direct_slots[] = {
     DOC("The direct calls of a connection."),
@@ -791,6 +955,7 @@ static PyType_Slot direct_slots[] = {
     {Py_tp_dealloc, direct_dealloc},
     {Py_tp_traverse, direct_traverse},
     {Py_tp_clear, direct_clear},
+    {Py_tp_members, direct_members},
     {Py_tp_methods, direct_methods},
     {0, NULL},
 };
@@ -816,5 +981,6 @@ bool direct_types_add(PyObject *module)
     }
     answer_type = types[0];
     requests_type = types[1];
+    direct_type = types[2];
     return pthread_atfork(NULL, NULL, forked) == 0 || PyErr_NoMemory() != NULL;
 }

@@ -7,6 +7,7 @@
 
 #include "lot.h"
 
+#include <string.h>
 #include <structmember.h>
 #include <time.h>
 
@@ -24,7 +25,9 @@ struct lot {
     PyObject *requests;           /* the requests to the engine */
     uint64_t ends;                /* requests_ends() when the lot was made */
     uint32_t forks;               /* fork_count() when the lot was made */
-    bool shut;                    /* the lot takes no further record */
+    char shut;                    /* the lot takes no further record */
+    char collected;               /* the engine has the batch, or it was sent */
+    PyObject *direct;             /* the Direct that may send the lot; NULL = only the engine sends */
     int virtual_clock;            /* as in struct times */
     unsigned records_max;
     unsigned long long bytes_max;
@@ -42,19 +45,25 @@ struct lot {
 static PyMemberDef lot_members[] = {
     {"calls", T_OBJECT_EX, offsetof(struct lot, calls), READONLY, NULL},
     {"results", T_OBJECT, offsetof(struct lot, results), 0, NULL},
+    {"collected", T_BOOL, offsetof(struct lot, collected), 0, NULL},
     {NULL, 0, 0, 0, NULL},
 };
 
 static int lot_init(struct lot *lot, PyObject *args, PyObject *named UNUSED)
 {
-    PyObject *requests, *topics, *entry, *modes, *kind;
-    if (!PyArg_ParseTuple(args, "OIKpO!SO!O!", &requests, &lot->records_max, &lot->bytes_max,
-                          &lot->virtual_clock, &PyDict_Type, &topics, &entry, &PyDict_Type, &modes,
-                          &PyType_Type, &kind))
+    PyObject *requests, *direct, *topics, *entry, *modes, *kind;
+    if (!PyArg_ParseTuple(args, "OOIKpO!SO!O!", &requests, &direct, &lot->records_max,
+                          &lot->bytes_max, &lot->virtual_clock, &PyDict_Type, &topics, &entry,
+                          &PyDict_Type, &modes, &PyType_Type, &kind))
         return -1;
-    if (!is_requests(requests) || (lot->calls = PyDict_New()) == NULL)
+    if (!is_requests(requests) || !(direct == Py_None || is_direct(direct))) {
+        PyErr_SetString(PyExc_TypeError, "Requests, and Direct or None, are expected");
+        return -1;
+    }
+    if ((lot->calls = PyDict_New()) == NULL)
         return -1;
     lot->requests = Py_NewRef(requests);
+    lot->direct = direct != Py_None ? Py_NewRef(direct) : NULL;
     lot->topics = Py_NewRef(topics);
     lot->entry = Py_NewRef(entry);
     lot->modes = Py_NewRef(modes);
@@ -67,7 +76,7 @@ static int lot_init(struct lot *lot, PyObject *args, PyObject *named UNUSED)
 
 static int lot_traverse(struct lot *lot, visitproc visit, void *arg)
 {
-    PyObject *const objects[] = {lot->requests, lot->topics, lot->modes, lot->topic, lot->mode,
+    PyObject *const objects[] = {lot->requests, lot->direct, lot->topics, lot->modes, lot->topic, lot->mode,
                                  (PyObject *)lot->kind, lot->calls, lot->results};
     Py_VISIT(Py_TYPE((PyObject *)lot));
     for (unsigned i = 0; i < sizeof objects / sizeof *objects; i++)
@@ -79,6 +88,7 @@ static int lot_clear(struct lot *lot)
 {
     lot->shut = true;
     Py_CLEAR(lot->requests);
+    Py_CLEAR(lot->direct);
     Py_CLEAR(lot->topics);
     Py_CLEAR(lot->modes);
     Py_CLEAR(lot->entry);
@@ -103,11 +113,16 @@ static Py_ssize_t lot_length(struct lot *lot)
     return lot->batch.count;
 }
 
+static bool is_full(const struct lot *lot)
+{
+    return lot->batch.count >= lot->records_max || !pack_takes(&lot->batch, lot->bytes_max);
+}
+
 /* Return whether the lot takes a further record. */
 static bool is_open(const struct lot *lot)
 {
     return !lot->shut && requests_ends(lot->requests) == lot->ends && fork_count() == lot->forks &&
-           lot->batch.count < lot->records_max && pack_takes(&lot->batch, lot->bytes_max);
+           !is_full(lot);
 }
 
 /* Add a record whose entry of the name table has this index. Returns false with an exception. */
@@ -130,6 +145,8 @@ static PyObject *lot_record(struct lot *lot, PyObject *args)
     struct pack_single s;
     if (!PyArg_ParseTuple(args, "OO!", &call, &PyTuple_Type, &fields) || !fields_of(&s, fields))
         return NULL;
+    if (!is_answer(call))
+        return PyErr_Format(PyExc_TypeError, "the call must be an Answer");
     if (!is_open(lot) || !pack_has_space(&lot->batch, s.entry))
         Py_RETURN_FALSE;
     PyObject *number = PyLong_FromUnsignedLong(lot->batch.count);
@@ -161,6 +178,56 @@ static PyObject *lot_body(struct lot *lot, PyObject *none UNUSED)
     pack_write(&lot->batch, (uint8_t *)PyBytes_AsString(body));
     return Py_BuildValue("IIKN", lot->batch.count, lot->batch.names_count,
                          (unsigned long long)pack_names_bytes(&lot->batch), body);
+}
+
+PyObject *lot_message(PyObject *lot)
+{
+    const struct pack_batch *b = &((const struct lot *)lot)->batch;
+    const uint64_t bytes = sizeof(struct pg_frame) + pack_body_bytes(b);
+    PyObject *message = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)bytes);
+    ((struct lot *)lot)->shut = true;
+    if (message != NULL)
+        pack_write(b, (uint8_t *)PyBytes_AsString(message) + sizeof(struct pg_frame));
+    return message;
+}
+
+void lot_frame(PyObject *lot, struct pg_frame frame, uint8_t *message)
+{
+    const struct pack_batch *b = &((const struct lot *)lot)->batch;
+    frame.count = b->count;
+    frame.names = b->names_count;
+    frame.names_bytes = (uint32_t)pack_names_bytes(b);
+    memcpy(message, &frame, sizeof frame);
+}
+
+void lot_sent_note(PyObject *lot) { ((struct lot *)lot)->collected = true; }
+
+static bool all_taken(const struct pg_result *results, uint64_t count)
+{
+    for (uint64_t i = 0; i < count; i++) {
+        const uint64_t status = results[i].ticket & 0xff;
+        if (status == PG_ST_NONE || status == PG_ST_EXISTS || status >= PG_ST_FULL)
+            return false;
+    }
+    return true;
+}
+
+bool lot_answered(PyObject *object, const struct pg_result *results, uint64_t count)
+{
+    struct lot *lot = (struct lot *)object;
+    PyObject *number, *call;
+    Py_ssize_t at = 0;
+    if (count != lot->batch.count || !all_taken(results, count))
+        return false;
+    lot->results = PyBytes_FromStringAndSize((const char *)results,
+                                             (Py_ssize_t)(count * sizeof *results));
+    if (lot->results == NULL) {
+        PyErr_Clear();
+        return false;
+    }
+    while (PyDict_Next(lot->calls, &at, &number, &call))
+        answer_settle(call, results + PyLong_AsUnsignedLong(number));
+    return true;
 }
 
 /* Return (operation, key type, key, entry of the name table, payload) of a record. */
@@ -418,7 +485,7 @@ static PyObject *later(struct caller *c, const struct method *m, PyObject *const
     struct item item;
     int index = 0;
     if (receipt == NULL || !is_open(lot)) {
-        Py_XDECREF(receipt);
+        Py_XDECREF((PyObject *)receipt);
         return NULL;
     }
     item.head = (struct pg_record){0};
@@ -451,17 +518,39 @@ static PyObject *checked(const struct method *m, PyObject *self, PyObject *const
     return outcome;
 }
 
+/* Send a full lot, and open the next one. Returns false if the engine has to do so, perhaps with an
+ * exception. */
+static bool renewed(struct caller *c, struct lot *lot)
+{
+    if (lot->direct == NULL || !is_full(lot) || !direct_streams(lot->direct, (PyObject *)lot))
+        return false;
+    Py_INCREF((PyObject *)lot);
+    PyObject *next = PyObject_CallMethod((PyObject *)lot, "next", NULL);
+    const bool sent = next != NULL && PyObject_TypeCheck(next, lot_type) &&
+                      direct_streams(lot->direct, (PyObject *)lot) &&
+                      direct_send(lot->direct, (PyObject *)lot, next) &&
+                      c->lot == (PyObject *)lot;
+    if (sent)
+        note(&c->lot, next);
+    Py_DECREF((PyObject *)lot);
+    Py_XDECREF(next);
+    return sent;
+}
+
 static bool opened(struct method *m);
 
 static PyObject *made(struct method *m, struct caller *c, PyObject *const *args, Py_ssize_t count,
                       PyObject *names)
 {
     PyObject *a[ADD_ALL];
-    if (c->lot != NULL && is_open((struct lot *)c->lot) && sorted(a, m, args, count, names)) {
+    struct lot *lot = (struct lot *)c->lot;
+    if (lot != NULL && sorted(a, m, args, count, names) && (is_open(lot) || renewed(c, lot))) {
         PyObject *receipt = later(c, m, a);
-        if (receipt != NULL || PyErr_Occurred())
+        if (receipt != NULL)
             return receipt;
     }
+    if (PyErr_Occurred())
+        return NULL;
     return m->checked != NULL || opened(m) ? checked(m, (PyObject *)c, args, count, names) : NULL;
 }
 
