@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
+from purgatoryd.clients.batch import Batch
 from purgatoryd.clients.connection import Connection
 from purgatoryd.shm_layout.errors import DaemonError
 from purgatoryd.shm_layout.wire import Key
@@ -120,6 +121,14 @@ class Direct:
     def cancel(self, answer: Answer, limit_s: float, arguments: tuple[Any, ...], /) -> bool | None:
         """Make a direct call with the arguments of Core.cancel, as add() does."""
 
+    def batch(
+        self, batch: Batch, limit_s: float, count: int, names: int, names_bytes: int, body: bytes,
+        results: list[bytes], unanswered: set[int], index: int, /,
+    ) -> None:  # fmt: skip
+        """Make a direct call with a batch. If the message was sent, batch.sent becomes True. If its
+        plain answer has come, the results are in results[index], and unanswered has no `index`.
+        Else the message was left to the engine, which takes its answer."""
+
     def get(self, limit_s: float, key: Key, /) -> bytes | None:
         """Ask for the timer of a key. Returns the daemon's reply, or None if the engine has to
         ask."""
@@ -127,8 +136,8 @@ class Direct:
 class Lot:
     """Calls that do not wait, in one batch. `requests`: the requests to the engine. `records_max`,
     `bytes_max`: a lot with so many records or more bytes takes no further record. `delays`: the
-    daemon computes deadlines from delays. `kind`: class of the handles. `direct`: lets a caller send
-    the full lot; None = only the engine sends it."""
+    daemon computes deadlines from delays. `kind`: class of the handles. `direct`: lets a caller
+    send the full lot; None = only the engine sends it."""
 
     calls: dict[int, Any]
     """The Answers of calls for which somebody has asked, by index of the record."""

@@ -42,6 +42,7 @@ from purgatoryd.shm_layout.layout import TICKET_MAX, ClockKind, Op, Status, stru
 from purgatoryd.shm_layout.wire import Key
 
 if TYPE_CHECKING:
+    from purgatoryd.clients._pack import Direct
     from purgatoryd.clients.bulk_loads import BulkLoad
 
 _TIMES = ("delay", "delay_ns", "deadline", "deadline_boot_ns")
@@ -61,7 +62,8 @@ class BulkResult:
         self._connection = connection
         self._arrays = arrays
         self._parts: list[bytes] = []
-        self._open = 0
+        self._open: set[int] = set()
+        """Indexes of the batches without an answer."""
         self._error: PurgatorydError | None = None
 
     def __repr__(self) -> str:
@@ -75,7 +77,7 @@ class BulkResult:
 
     @property
     def _unanswered(self) -> int:
-        return self._open
+        return len(self._open)
 
     @property
     def _failure(self) -> PurgatorydError | None:
@@ -170,15 +172,23 @@ class BulkResult:
         settle() receives, are stored in this object."""
         index = len(self._parts)
         self._parts.append(bytes(count * wire.RESULT.size))
-        self._open += 1
+        self._open.add(index)
         batch = cast(Batch, build(partial(self._settle, index, count)))
         batch.calls = self
         return batch
 
+    def send(self, direct: Direct, batch: Batch, limit_s: float) -> None:
+        """Send the only batch as a direct call. Afterwards batch.sent is True if it was sent, and
+        the result is done if it was answered."""
+        direct.batch(
+            batch, limit_s, batch.count, batch.names, batch.names_bytes, batch.body, self._parts,
+            self._open, 0,
+        )  # fmt: skip
+
     def _settle(self, index: int, count: int, outcome: Outcome) -> None:
         assert self._connection is not None
         self._connection.packer.settled += count
-        self._open -= 1
+        self._open.discard(index)
         if isinstance(outcome, Partial):
             self._parts[index], self._error = outcome
         elif isinstance(outcome, DaemonError):
@@ -227,7 +237,7 @@ class MergedResult(BulkResult):
 
     @property
     def _unanswered(self) -> int:
-        return sum(result._open for _, result in self.parts)
+        return sum(result._unanswered for _, result in self.parts)
 
     @property
     def _failure(self) -> PurgatorydError | None:
@@ -261,6 +271,18 @@ class Bulk(NamedTuple):
 
     result: BulkResult
     parts: list[Part]
+
+    @property
+    def only(self) -> Batch | None:
+        """The batch of a call that may be direct: it has no other batch and no bulk load."""
+        if len(self.parts) != 1 or len(self.parts[0].batches) != 1 or type(self.result) is not BulkResult:
+            return None
+        batch = self.parts[0].batches[0]
+        return None if batch.rows else batch
+
+    def without_batches(self) -> Bulk:
+        """Return this call, after its batches were sent."""
+        return Bulk(self.result, [part._replace(batches=()) for part in self.parts])
 
 
 

@@ -524,5 +524,22 @@ class Client(
         `last`: True if no other call, such as settle(), is to wait for the same result. Then rows
         that were refused as BUSY are abandoned at the timeout.
         """
+        direct, batch = self._core.direct, bulk.only if wait else None
+        if direct is not None and batch is not None:
+            try:
+                bulk.result.send(direct, batch, limit_s)
+                if batch.sent:
+                    return self._sent(bulk, limit_s, outcome)
+            except BaseException as error:
+                if in_doubt(error):
+                    self._engine.leave_handle(error, bulk.result, lambda: batch.sent)
+                raise
         job = jobs.bulk(self.queue_limit, bulk, wait, limit_s, last=last and wait)
         return self._run(job, partial(outcome, bulk.result), bulk.result)
+
+    def _sent(self, bulk: Bulk, limit_s: float, outcome: Callable[[BulkResult], T]) -> T:
+        """Return the outcome of a direct bulk call. Wait for it if the engine has the call."""
+        if not bulk.result.done:
+            left = bulk.without_batches()
+            self._engine.call(jobs.bulk(self.queue_limit, left, True, limit_s, last=True))
+        return outcome(bulk.result)

@@ -251,7 +251,7 @@ class Engine(CallThread, Jobs):
     # ---- for callers ---------------------------------------------------------------------------
 
     def queued(self, connection: Connection) -> int:
-        """Return the number of records of the connection that have no result, with those in lots."""
+        """Return the number of records of the connection that have no result."""
         return connection.packer.queued + connection.packer.collecting
 
     def put(self, request: Callable[[], object] | Call[Any], *, urgent: bool = False) -> None:
@@ -273,7 +273,7 @@ class Engine(CallThread, Jobs):
         then. An interrupt before the request is in the queue has no effect."""
         full = packer.collecting
         self._queue.open(partial(packer.collect, lot))
-        packer.opened(lot)
+        packer.lots.append(lot)
         if self._wake_at == 1 or (self._wake_at and full):
             self._wake()
 
@@ -314,7 +314,7 @@ class Engine(CallThread, Jobs):
             self.ended = self._refuses = True
             self._take_back()
             self.core.close()
-            self._queue.put(nothing)  # the open lots end, so later calls see that the client is closed
+            self._queue.put(nothing)  # ends the open lots, so that later calls raise Closed
             self._refuse(error)
 
     def _refuse(self, error: BaseException) -> None:

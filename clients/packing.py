@@ -371,8 +371,9 @@ class Packer:
     def __init__(self, host: Host) -> None:
         self._host = host
         self.sealed: deque[Batch] = deque()
-        self.lots: list[Lot] = []
-        """The lots that were opened last, in order. Callers may add to the last of them."""
+        self.lots: deque[Lot] = deque()
+        """Lots whose requests are in the engine's queue, in order, and the last collected lot.
+        Callers append to it."""
         self.at_ns: int | None = None
         # `packed` and `settled` only rise. A job waits until `settled` has reached the value that
         # `packed` had earlier. `queued` is their difference, so a caller may read it at any time.
@@ -403,10 +404,12 @@ class Packer:
         entry.pending.packed = True
         self.packed += 1
 
-    def adopt(self, call: Pending | Lot, message: bytes) -> Batch:
-        """Return the batch of a direct call or a lot. Its caller has sent `message`, and there is no
+    def adopt(self, call: Pending | Lot | Batch, message: bytes) -> Batch:
+        """Return the batch of a direct call or a lot. Its caller has sent `message`, and has no
         answer."""
-        if isinstance(call, Pending):
+        if isinstance(call, Batch):
+            batch = call
+        elif isinstance(call, Pending):
             names_bytes = wire.FRAME.unpack_from(message)[_NAMES_BYTES]
             settlement = _Settlement(self, [call])
             batch = Batch(1, 1, names_bytes, message[wire.FRAME.size :], settlement)
@@ -431,29 +434,25 @@ class Packer:
         self._open()
         return batch
 
-    def opened(self, lot: Lot) -> None:
-        """Note a lot whose request is in the queue of the engine."""
-        self.lots = [one for one in self.lots if not one.collected]
-        self.lots.append(lot)
-
     def collect(self, lot: Lot) -> None:
-        """Queue a lot behind the open batch."""
-        if lot.collected:
-            return  # its caller has sent it
-        batch = lot.batch()
-        if batch.count:
-            self.bulk(batch)
-        lot.collected = True
+        """Queue a lot behind the open batch, unless its caller has sent it."""
+        if not lot.collected:
+            batch = lot.batch()
+            if batch.count:
+                self.bulk(batch)
+            lot.collected = True
+        while len(self.lots) > 1 and self.lots[0].collected:
+            self.lots.popleft()
 
     def shut(self) -> None:
         """Let later calls that do not wait open a new lot."""
-        for lot in self.lots:
+        for lot in tuple(self.lots):
             lot.shut()
 
     @property
     def collecting(self) -> int:
         """Number of records in lots that were not collected. Any thread may read it."""
-        return sum(len(lot) for lot in self.lots if not lot.collected)
+        return sum(len(lot) for lot in tuple(self.lots) if not lot.collected)
 
     def bulk(self, batch: Batch) -> None:
         """Queue a batch of a bulk call or a lot behind the open batch."""

@@ -143,8 +143,8 @@ class Session:
             self._outgoing.append(query)
 
     def direct(self) -> tuple[int, int, int, int] | None:
-        """Return (id, sequence, flags, window) for the next batch if a direct call may send it, else
-        None. Then this session has sent all messages and received all answers."""
+        """Return (id, sequence, flags, window) for the next batch if a direct call may send it,
+        else None. Then this session has sent all messages and received all answers."""
         quiet = self.state is State.OPEN and not (self.busy or self.sends or self._leaving)
         if not quiet or self._ledger is not None or self.astray is not None:
             return None

@@ -20,7 +20,7 @@ from purgatoryd.clients.core import MODES
 from purgatoryd.clients.lots import Lot
 from purgatoryd.clients.packing import PUT, Entry, PendingAdd, PendingCancel
 from purgatoryd.shm_layout import layout, wire
-from purgatoryd.shm_layout.errors import BatchError, Closed, Exists, QueueFull
+from purgatoryd.shm_layout.errors import BatchError, Closed, Exists, ForkedProcess, QueueFull
 from purgatoryd.shm_layout.layout import Status
 
 pytestmark = pytest.mark.tier("test")
@@ -248,7 +248,7 @@ def test_a_child_does_not_use_the_lot_of_its_parent(client: Client) -> None:
     if child == 0:
         try:
             client.add("second", HOUR_S, wait=False)
-        except Closed:
+        except ForkedProcess:
             os._exit(7)
         finally:
             os._exit(8)

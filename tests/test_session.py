@@ -6,7 +6,6 @@ import itertools
 import math
 import os
 from collections import Counter, deque
-from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
@@ -307,14 +306,13 @@ def test_only_an_answer_extends_the_deadline_of_a_call(extend: bool, later_s: fl
 
 @pytest.mark.parametrize("packed", [False, True])
 def test_an_interrupted_call_has_its_handle_if_it_was_packed(packed: bool) -> None:
-    def put(job: Callable[[], None]) -> None:
-        if packed:
-            job()
+    def open_lot(entry: Entry[Any], _: int) -> None:
+        entry.pending.packed = packed
         raise KeyboardInterrupt
 
-    engine: Any = SimpleNamespace(queued=lambda _: 0, put=put, knows=lambda fact: fact())
+    engine: Any = SimpleNamespace(knows=lambda fact: fact())
     engine.leave_handle = partial(CallThread.leave_handle, engine)
-    client: Any = SimpleNamespace(queue_limit=1, _engine=engine)
+    client: Any = SimpleNamespace(_engine=engine, _open_lot=open_lot, _space=lambda *_: 1)
     one = with_partitions(1, "demo", "shop").cancel("k", 0, collect=False)
     with pytest.raises(KeyboardInterrupt) as caught:
         Client._later(client, one, 1.0)

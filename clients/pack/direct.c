@@ -233,8 +233,8 @@ struct direct {
     int64_t wait_ns;              /* longest time until a call leaves its message to the engine; 0 =
                                      calls of an event loop do not wait */
     struct spin spin;
-    PyObject *call, *message;     /* the Answer and the message that were left to the engine, or
-                                     NULL */
+    PyObject *call, *message;     /* the Answer or Batch and the message that were left to the
+                                     engine, or NULL */
     PyObject *lot;                /* the open lot, which callers send once it is full; NULL = none */
     struct { PyObject *lot, *message; } flights[PG_WINDOW]; /* lots that were sent and have no
                                      answer, in order */
@@ -534,14 +534,14 @@ static void note_end(struct direct *d)
         syscall(SYS_futex, &d->ended, FUTEX_WAKE_PRIVATE, 1, NULL, NULL, 0);
 }
 
-static void retain(struct direct *d, struct answer *call, PyObject *message)
+static void retain(struct direct *d, PyObject *call, PyObject *message)
 {
-    d->call = Py_NewRef((PyObject *)call);
+    d->call = Py_NewRef(call);
     d->message = Py_NewRef(message);
 }
 
 /* Leave a message to the engine, and wake it. */
-static PyObject *leave(struct direct *d, struct answer *call, PyObject *message)
+static PyObject *leave(struct direct *d, PyObject *call, PyObject *message)
 {
     retain(d, call, message);
     PyObject *none = requests_put(d->requests, d->requests->nothing);
@@ -560,7 +560,7 @@ static PyObject *exchanged(struct direct *d, struct answer *call, PyObject *mess
     Py_BEGIN_ALLOW_THREADS
     end = waited(d, limit_ns) ? take_plain(d, &result) : LEFT;
     Py_END_ALLOW_THREADS
-    PyObject *outcome = end == ANSWERED ? answered(d, call, &result) : leave(d, call, message);
+    PyObject *outcome = end == ANSWERED ? answered(d, call, &result) : leave(d, (PyObject *)call, message);
     note_end(d);
     return outcome;
 }
@@ -585,7 +585,7 @@ static PyObject *looked_for(struct direct *d)
 
 static PyObject *posted(struct direct *d, struct answer *call, PyObject *message)
 {
-    retain(d, call, message);
+    retain(d, (PyObject *)call, message);
     d->requests->idle = false;
     ring_bell(d);
     return looked_for(d);
@@ -814,18 +814,29 @@ void answer_settle(PyObject *call, const struct pg_result *result)
 
 bool is_answer(PyObject *object) { return PyObject_TypeCheck(object, answer_type); }
 
+/* The answer to a batch. The GIL protects it. */
+static struct { struct pg_frame head; struct pg_result results[PG_BATCH_RECORDS]; } reply;
+
+/* Copy the next message to `reply` if it is an answer to the batch with this sequence, and has
+ * nothing but results. Returns their number; 0 = another message, or none. */
+static uint64_t results_come(struct direct *d, uint64_t sequence)
+{
+    const uint64_t bytes = pg_ring_next(d->in);
+    if (bytes <= sizeof reply.head || bytes > sizeof reply || is_large(d->in, bytes))
+        return 0;
+    pg_ring_peek(d->in, &reply, bytes);
+    const uint64_t count = (bytes - sizeof reply.head) / sizeof *reply.results;
+    return answers(d, &reply.head, sequence) &&
+                   bytes == sizeof reply.head + count * sizeof *reply.results
+               ? count
+               : 0;
+}
+
 /* Take the next message if it is the plain answer to the first lot in flight. */
 static bool take_results(struct direct *d)
 {
-    static struct { struct pg_frame head; struct pg_result results[PG_BATCH_RECORDS]; } reply;
-    const uint64_t bytes = d->flying != 0 ? pg_ring_next(d->in) : 0;
-    if (bytes < sizeof reply.head || bytes > sizeof reply || is_large(d->in, bytes))
-        return false;
-    pg_ring_peek(d->in, &reply, bytes);
-    const uint64_t count = (bytes - sizeof reply.head) / sizeof *reply.results;
-    if (!answers(d, &reply.head, d->head.sequence - d->flying) ||
-        bytes != sizeof reply.head + count * sizeof *reply.results ||
-        !lot_answered(d->flights[0].lot, reply.results, count))
+    const uint64_t count = d->flying != 0 ? results_come(d, d->head.sequence - d->flying) : 0;
+    if (count == 0 || !lot_answered(d->flights[0].lot, reply.results, count))
         return false;
     take(d, &reply);
     d->answered_ns = d->begun_ns;
@@ -902,6 +913,105 @@ static PyObject *direct_stream(struct direct *d, PyObject *lot)
     Py_RETURN_NONE;
 }
 
+/* ---- a batch ------------------------------------------------------------------------------------------ */
+
+struct bulk {                     /* a direct call with a batch */
+    PyObject *batch;              /* the Batch */
+    double limit_s;
+    struct pg_frame frame;        /* count, names and names_bytes are set */
+    PyObject *body;
+    PyObject *parts, *open;       /* list of results; set of indexes without results */
+    Py_ssize_t index;
+};
+
+static bool none_busy(uint64_t count)
+{
+    for (uint64_t i = 0; i < count; i++)
+        if ((reply.results[i].ticket & 0xff) == PG_ST_BUSY)
+            return false;
+    return true;
+}
+
+/* Take the next message if it is the plain answer to a batch, and store its results. */
+static bool take_bulk(struct direct *d, const struct bulk *b)
+{
+    const uint64_t count = results_come(d, d->head.sequence - 1);
+    PyObject *index = PyLong_FromSsize_t(b->index), *results = NULL;
+    if (index != NULL && count == b->frame.count && none_busy(count))
+        results = PyBytes_FromStringAndSize((const char *)reply.results,
+                                            (Py_ssize_t)(count * sizeof *reply.results));
+    const bool taken = results != NULL && PyList_SetItem(b->parts, b->index, results) == 0 &&
+                       PySet_Discard(b->open, index) >= 0;
+    Py_XDECREF(index);
+    if (taken)
+        take(d, &reply);
+    PyErr_Clear();                /* without memory the engine takes the message */
+    return taken;
+}
+
+static PyObject *bulk_message(struct direct *d, const struct bulk *b, int64_t now_ns)
+{
+    const Py_ssize_t bytes = PyBytes_Size(b->body);
+    PyObject *message = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)sizeof b->frame + bytes);
+    struct pg_frame frame = d->head;
+    if (message == NULL)
+        return NULL;
+    frame.count = b->frame.count;
+    frame.names = b->frame.names;
+    frame.names_bytes = b->frame.names_bytes;
+    frame.detail[0] = d->same_clock ? (uint64_t)now_ns : 0;
+    memcpy(PyBytes_AsString(message), &frame, sizeof frame);
+    memcpy(PyBytes_AsString(message) + sizeof frame, PyBytes_AsString(b->body), (size_t)bytes);
+    return message;
+}
+
+/* Wait for the answer to a batch that was sent. */
+static PyObject *bulk_awaited(struct direct *d, const struct bulk *b, PyObject *message)
+{
+    bool came;
+    d->runs = true;
+    Py_BEGIN_ALLOW_THREADS
+    came = waited(d, limit_ns_of(d, b->limit_s));
+    Py_END_ALLOW_THREADS
+    PyObject *outcome;
+    if (came && take_bulk(d, b)) {
+        d->answered_ns = d->begun_ns;
+        outcome = Py_NewRef(Py_None);
+    } else {
+        outcome = leave(d, b->batch, message);
+    }
+    note_end(d);
+    return outcome;
+}
+
+static PyObject *direct_batch(struct direct *d, PyObject *args)
+{
+    struct bulk b = {.batch = NULL};
+    unsigned count, names, names_bytes;
+    if (!PyArg_ParseTuple(args, "OdIIISO!O!n", &b.batch, &b.limit_s, &count, &names, &names_bytes,
+                          &b.body, &PyList_Type, &b.parts, &PySet_Type, &b.open, &b.index))
+        return NULL;
+    if (!may_begin(d) || d->wait_ns == 0)
+        Py_RETURN_NONE;
+    b.frame.count = count;
+    b.frame.names = names;
+    b.frame.names_bytes = names_bytes;
+    const int64_t now_ns = clock_ns(CLOCK_BOOTTIME);
+    PyObject *message = bulk_message(d, &b, now_ns);
+    if (message == NULL)
+        return NULL;
+    PyObject *outcome = Py_NewRef(Py_None);
+    if (sent(d, PyBytes_AsString(message), (uint64_t)PyBytes_Size(message), now_ns)) {
+        d->begun_ns = now_ns;
+        d->head.sequence++;
+        Py_DECREF(outcome);
+        PyObject_SetAttrString(b.batch, "sent", Py_True);
+        outcome = bulk_awaited(d, &b, message);
+    }
+    Py_DECREF(message);
+    return outcome;
+}
+
 /* ---- the types ------------------------------------------------------------------------------------ */
 
 static PyMethodDef requests_methods[] = {
@@ -923,6 +1033,7 @@ static PyMethodDef direct_methods[] = {
     {"record", (PyCFunction)direct_record, METH_VARARGS, "Make a direct call with one record."},
     {"add", (PyCFunction)direct_add, METH_VARARGS, "Make a direct call of add()."},
     {"cancel", (PyCFunction)direct_cancel, METH_VARARGS, "Make a direct call of cancel()."},
+    {"batch", (PyCFunction)direct_batch, METH_VARARGS, "Make a direct call with a batch."},
     {"get", (PyCFunction)direct_get, METH_VARARGS, "Make a direct call of get()."},
     {NULL, NULL, 0, NULL},
 };
