@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable, Iterator
+from types import MethodDescriptorType
 from typing import Any
 
 from purgatoryd import clients
@@ -69,17 +70,18 @@ def _parameters(signature: inspect.Signature) -> Iterator[str]:
 
 def _methods(kind: type) -> Iterator[tuple[str, Any]]:
     """Yield (name, value) for the public methods and properties of a class and of its bases in this
-    package."""
+    package. A method in C is shown as the method in Python that it speeds up."""
     found: dict[str, Any] = {}
     for base in reversed(kind.__mro__):
         if base.__module__.startswith("purgatoryd."):
-            found |= vars(base)
+            methods = vars(base).items()
+            found |= {k: v for k, v in methods if not isinstance(v, MethodDescriptorType)}
     for name, value in found.items():
         shown = isinstance(value, property | staticmethod | classmethod) or inspect.isfunction(
             value
         )
         if shown and not name.startswith("_") and inspect.getdoc(getattr(kind, name)):
-            yield name, getattr(kind, name)
+            yield name, value if inspect.isfunction(value) else getattr(kind, name)
 
 
 def _entry(name: str) -> Iterator[str]:

@@ -125,9 +125,9 @@ class Direct:
         self, batch: Batch, limit_s: float, count: int, names: int, names_bytes: int, body: bytes,
         results: list[bytes], unanswered: set[int], index: int, /,
     ) -> None:  # fmt: skip
-        """Make a direct call with a batch. If the message was sent, batch.sent becomes True. If its
-        plain answer has come, the results are in results[index], and unanswered has no `index`.
-        Else the message was left to the engine, which takes its answer."""
+        """Make a direct call with a batch. batch.sent becomes True if the message was sent. A plain
+        answer is stored in results[index], and `index` leaves `unanswered`. Without one the message
+        is left to the engine, which takes its answer."""
 
     def get(self, limit_s: float, key: Key, /) -> bytes | None:
         """Ask for the timer of a key. Returns the daemon's reply, or None if the engine has to
@@ -147,8 +147,9 @@ class Lot:
     """True once the engine has the batch, or a caller has sent it."""
 
     def __init__(
-        self, requests: Requests, direct: Direct | None, records_max: int, bytes_max: int, delays: bool,
-        topics: dict[str, bytes], entry: bytes, modes: dict[str, int], kind: type[Receipt], /,
+        self, requests: Requests, direct: Direct | None, records_max: int, bytes_max: int,
+        delays: bool, topics: dict[str, bytes], entry: bytes, modes: dict[str, int],
+        kind: type[Receipt], /,
     ) -> None: ...  # fmt: skip
     def __len__(self) -> int: ...
     def record(self, call: Answer, fields: tuple[Any, ...], /) -> bool:

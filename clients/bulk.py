@@ -177,14 +177,6 @@ class BulkResult:
         batch.calls = self
         return batch
 
-    def send(self, direct: Direct, batch: Batch, limit_s: float) -> None:
-        """Send the only batch as a direct call. Afterwards batch.sent is True if it was sent, and
-        the result is done if it was answered."""
-        direct.batch(
-            batch, limit_s, batch.count, batch.names, batch.names_bytes, batch.body, self._parts,
-            self._open, 0,
-        )  # fmt: skip
-
     def _settle(self, index: int, count: int, outcome: Outcome) -> None:
         assert self._connection is not None
         self._connection.packer.settled += count
@@ -275,15 +267,23 @@ class Bulk(NamedTuple):
     @property
     def only(self) -> Batch | None:
         """The batch of a call that may be direct: it has no other batch and no bulk load."""
-        if len(self.parts) != 1 or len(self.parts[0].batches) != 1 or type(self.result) is not BulkResult:
+        batches = self.parts[0].batches if len(self.parts) == 1 else ()
+        if len(batches) != 1 or type(self.result) is not BulkResult:
             return None
-        batch = self.parts[0].batches[0]
-        return None if batch.rows else batch
+        return None if batches[0].rows else batches[0]
 
     def without_batches(self) -> Bulk:
         """Return this call, after its batches were sent."""
         return Bulk(self.result, [part._replace(batches=()) for part in self.parts])
 
+
+def send_direct(direct: Direct, batch: Batch, result: BulkResult, limit_s: float) -> None:
+    """Send the only batch of a result as a direct call. Afterwards batch.sent is True if it was
+    sent, and the result is done if it was answered."""
+    direct.batch(
+        batch, limit_s, batch.count, batch.names, batch.names_bytes, batch.body, result._parts,
+        result._open, 0,
+    )  # fmt: skip
 
 
 def unchecked(result: BulkResult) -> BulkResult:

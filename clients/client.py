@@ -21,7 +21,14 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, Self, TypeVar
 
 from purgatoryd.clients import _pack, jobs, partitions
 from purgatoryd.clients.arguments import check_limit_s, check_whole
-from purgatoryd.clients.bulk import Bulk, BulkResult, checked, checked_cancels, unchecked
+from purgatoryd.clients.bulk import (
+    Bulk,
+    BulkResult,
+    checked,
+    checked_cancels,
+    send_direct,
+    unchecked,
+)
 from purgatoryd.clients.calls import Kind, TimerCalls
 from purgatoryd.clients.connection import Connection
 from purgatoryd.clients.core import (
@@ -527,7 +534,7 @@ class Client(
         direct, batch = self._core.direct, bulk.only if wait else None
         if direct is not None and batch is not None:
             try:
-                bulk.result.send(direct, batch, limit_s)
+                send_direct(direct, batch, bulk.result, limit_s)
                 if batch.sent:
                     return self._sent(bulk, limit_s, outcome)
             except BaseException as error:

@@ -9,6 +9,7 @@ call gets one as well, for flush().
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 from purgatoryd.clients import _pack
 from purgatoryd.clients.batch import Batch, Outcome, Partial
@@ -57,7 +58,7 @@ class Lot(_pack.Lot):
         self._error: DaemonError | None = None
         """The reason why some results are missing, or None."""
 
-    def add(self, entry: Entry[Pending]) -> bool:
+    def add(self, entry: Entry[Any]) -> bool:
         """Add a call that has been checked. Returns False if the lot is not open."""
         return self.record(entry.pending, (entry.name, *entry.fields))
 
@@ -101,14 +102,12 @@ class Lot(_pack.Lot):
         """Take the results of all calls, or the error that replaces them."""
         count = len(self)
         self._connection.packer.settled += count
-        error: DaemonError | None = None
         if isinstance(outcome, DaemonError):
-            outcome, error = bytes(count * _SIZE), outcome
-        elif isinstance(outcome, Partial):
-            outcome, error = outcome
-        self._fail(outcome, error)
+            outcome = Partial(bytes(count * _SIZE), outcome)
+        results, error = outcome if isinstance(outcome, Partial) else (outcome, None)
+        self._fail(results, error)
         # A caller that asks for its call finds the results, or the call is filled here.
-        self._error, self.results = error, outcome[: count * _SIZE]
+        self._error, self.results = error, results[: count * _SIZE]
         for number, pending in list(self.calls.items()):
             if not pending.done:
                 self._fill(number, pending)
@@ -126,9 +125,7 @@ class Lot(_pack.Lot):
         """Give the calls with these indexes their results. The others have none yet."""
         self._hand_over(places, results, None)
 
-    def _hand_over(
-        self, places: Iterable[int], results: bytes, error: DaemonError | None
-    ) -> None:
+    def _hand_over(self, places: Iterable[int], results: bytes, error: DaemonError | None) -> None:
         for n, place in enumerate(places):
             pending = self.of(place)
             if pending.done:

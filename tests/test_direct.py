@@ -7,7 +7,7 @@ import os
 import signal
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from queue import SimpleQueue
 from typing import Any
@@ -15,9 +15,13 @@ from uuid import UUID
 
 import pytest
 
-from purgatoryd.clients._pack import Direct, Requests
+from purgatoryd.clients import Handle, lots
+from purgatoryd.clients._pack import Caller, Direct, Requests
+from purgatoryd.clients.batch import Batch
+from purgatoryd.clients.bulk import BulkResult, pack_puts, send_direct
 from purgatoryd.clients.connection import Connection
 from purgatoryd.clients.core import MODES, NO_SPIN, Core, Spin
+from purgatoryd.clients.lots import Lot
 from purgatoryd.clients.packing import PendingAdd, PendingCancel
 from purgatoryd.shm_layout import layout, wire
 from purgatoryd.shm_layout._core import lib
@@ -541,3 +545,222 @@ def test_wrong_arguments_raise(rings: Rings) -> None:
         rings.direct.add(PendingAdd(), LONG_S, ADD[:3])
     with pytest.raises(TypeError):
         rings.direct.add(object(), LONG_S, ADD)  # type: ignore[arg-type]
+
+
+# ---- a batch -------------------------------------------------------------------------------------
+
+
+def bulk(rings: Rings, count: int = 3) -> tuple[Batch, BulkResult]:
+    """Return the only batch of an add_many, and the result of the call."""
+    rows = [(b"k%d" % n, 5, "default", b"p") for n in range(count)]
+    result, (batch,) = pack_puts(rings.core.connections[0], rows, "default", "error")
+    return batch, result
+
+
+def answers(message: bytes, statuses: Sequence[int], **fields: Any) -> bytes:
+    """Return the answer of a daemon to a batch."""
+    head = answer(message, **fields)[: wire.FRAME.size]
+    return head + b"".join(wire.RESULT.pack(9 << 8 | status, 1234) for status in statuses)
+
+
+def test_a_direct_batch_has_the_bytes_of_the_engine(rings: Rings) -> None:
+    batch, result = bulk(rings)
+    statuses = (Status.ADDED, Status.EXISTS, Status.FULL)
+    with answering(rings, lambda message: answers(message, statuses)) as messages:
+        send_direct(rings.direct, batch, result, LONG_S)
+    assert (batch.sent, result.done) == (True, True)
+    assert (tuple(result.statuses), result.tickets) == (statuses, [9, 9, 9])
+    assert rings.direct.take_back() == (SEQUENCE + 1, (), None)
+    assert rings.queue.empty()
+    batch.address(SESSION, SEQUENCE, True, False)
+    assert messages[0] == batch.frame
+
+
+@pytest.mark.parametrize(
+    ("statuses", "fields"),
+    [
+        ((1, Status.BUSY, 1), {}),
+        ((1, 1), {}),
+        ((1, 1, 1, 1), {}),
+        ((), {"error": WireError.SESSION_EXPIRED}),
+        ((1, 1, 1), {"session": SESSION + 1}),
+        ((1, 1, 1), {"sequence": SEQUENCE - 1}),
+    ],
+    ids=repr,
+)
+def test_another_answer_to_a_batch_is_left_to_the_engine(
+    rings: Rings, statuses: Sequence[int], fields: dict[str, Any]
+) -> None:
+    batch, result = bulk(rings)
+    with answering(rings, lambda message: answers(message, statuses, **fields)) as messages:
+        send_direct(rings.direct, batch, result, LONG_S)
+    assert (batch.sent, result.done) == (True, False)
+    assert rings.queue.get_nowait() == "nothing"
+    assert rings.direct.take_back() == (SEQUENCE + 1, ((batch, messages[0]),), None)
+    assert bytes(rings.client.take() or b"") == answers(messages[0], statuses, **fields)
+
+
+@pytest.mark.parametrize("case", ["queued", "not lent", "larger than the ring", "event loop"])
+def test_a_batch_that_is_not_sent_stays_with_its_caller(case: str) -> None:
+    with contextlib.closing(Rings(wait_ns=0 if case == "event loop" else 10**11)) as rings:
+        if case != "not lent":
+            rings.lend()
+        if case == "queued":
+            rings.requests.put("request")
+        batch, result = bulk(rings, 600 if case == "larger than the ring" else 3)
+        send_direct(rings.direct, batch, result, LONG_S)
+        assert (batch.sent, result.done) == (False, False)
+        assert not rings.daemon.next_bytes
+
+
+def test_a_late_answer_to_a_batch_is_left_to_the_engine(rings: Rings) -> None:
+    batch, result = bulk(rings)
+    send_direct(rings.direct, batch, result, 0.001)
+    assert (batch.sent, result.done) == (True, False)
+    taken = rings.direct.take_back()
+    assert taken == (SEQUENCE + 1, ((batch, rings.daemon_takes()),), None)
+    adopted = rings.core.connections[0].packer.adopt(*taken[1][0])
+    assert adopted is batch
+    adopted.settle(b"".join(wire.RESULT.pack(n << 8 | 1, 5) for n in range(3)))
+    assert (result.done, result.tickets) == (True, [0, 1, 2])
+
+
+# ---- lots ----------------------------------------------------------------------------------------
+
+FULL = 40
+"""Number of calls that fill a lot in these tests."""
+
+
+class Adds(Caller):
+    """A client whose calls in Python are only counted."""
+
+    def __init__(self, rings: Rings) -> None:
+        self.checked = 0
+        self.noted: list[Any] = []
+        like = rings.requests, rings.core.connections[0], self.noted.append, 10**6, Handle
+        self.first = Lot(*like)
+        self._lot = self.first
+
+    def _made(self, *_: Any) -> None:
+        self.checked += 1
+
+    def fill(self, number: int, count: int = FULL) -> None:
+        for n in range(count):
+            self.add(b"k%d" % (number * FULL + n), None, deadline_boot_ns=10**15, wait=False)  # type: ignore[attr-defined]
+
+
+@pytest.fixture
+def adds(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Rings, Adds]]:
+    monkeypatch.setattr(lots, "BATCH_RECORDS", FULL)
+    with contextlib.closing(Rings(wait_ns=10**7)) as rings:
+        rings.lend()
+        made = Adds(rings)
+        made.first.add(rings.core.put(*ADD, collect=True))
+        rings.requests.open("the lot")
+        rings.core.connections[0].direct = rings.direct
+        made.first = made._lot = made.first.next()
+        rings.direct.stream(made.first)
+        yield rings, made
+
+
+def added(message: bytes) -> bytes:
+    return answers(message, [Status.ADDED] * FULL)
+
+
+def test_callers_send_full_lots_in_order(adds: tuple[Rings, Adds]) -> None:
+    rings, client = adds
+    client.fill(0)
+    assert not rings.daemon.next_bytes, "the next call sends the lot"
+    bodies: list[bytes] = []
+    for number in range(1, 5):
+        client.fill(number, 1)
+        message = rings.daemon_takes()
+        head = wire.FRAME.unpack_from(message)
+        assert head[3:6] == (SESSION, SEQUENCE + number - 1, FULL)
+        bodies.append(message[wire.FRAME.size :])
+        rings.daemon.put(added(message))
+        client.fill(number, FULL - 1)
+    assert (rings.direct.lots, client.checked) == (4, 0)
+    assert bodies[0] == client.first.batch().body
+    assert client.first.results is not None
+    assert client.first.of(3).outcome().ticket == 9
+    taken = rings.direct.take_back()
+    assert taken is not None
+    assert (taken[0], len(taken[1]), taken[2]) == (SEQUENCE + 4, 1, client._lot)
+
+
+def test_a_lot_waits_while_the_window_is_full(adds: tuple[Rings, Adds]) -> None:
+    rings, client = adds
+    for number in range(layout.WINDOW + 1):
+        client.fill(number)
+    assert rings.direct.lots == layout.WINDOW
+    client.fill(layout.WINDOW + 1, 1)
+    assert (rings.direct.lots, client.checked) == (layout.WINDOW, 1), "no answer came in time"
+    taken = rings.direct.take_back()
+    assert taken is not None
+    assert [message for _, message in taken[1]] == [
+        rings.daemon_takes() for _ in range(layout.WINDOW)
+    ]
+    assert [wire.FRAME.unpack_from(message)[-1] for _, message in taken[1]] == [0, 1, 2, 3]
+    assert taken[2] is client._lot
+
+
+def test_an_answer_with_a_refusal_stays_for_the_engine(adds: tuple[Rings, Adds]) -> None:
+    rings, client = adds
+    client.fill(0)
+    client.fill(1, 1)
+    message = rings.daemon_takes()
+    refused = answers(message, [Status.EXISTS] + [Status.ADDED] * (FULL - 1))
+    rings.daemon.put(refused)
+    client.fill(1, FULL - 1)
+    client.fill(2, 1)
+    assert rings.direct.lots == 2
+    taken = rings.direct.take_back()
+    assert taken is not None
+    assert taken[1][0] == (client.first, message)
+    assert bytes(rings.client.take() or b"") == refused
+    packer = rings.core.connections[0].packer
+    packer.adopt(*taken[1][0]).settle(refused[wire.FRAME.size :])
+    assert [pending.failed for pending in client.noted] == [True]
+
+
+@pytest.mark.parametrize("end", ["request", "lot", "taken back"])
+def test_a_later_request_ends_the_sending_of_lots(adds: tuple[Rings, Adds], end: str) -> None:
+    rings, client = adds
+    client.fill(0)
+    if end == "request":
+        rings.requests.put("request")
+    elif end == "lot":
+        rings.requests.open("another lot")
+    else:
+        rings.direct.take_back()
+    client.fill(1, 1)
+    assert (rings.direct.lots, client.checked) == (0, 1)
+    assert not rings.daemon.next_bytes
+
+
+def test_arguments_that_python_must_convert(adds: tuple[Rings, Adds]) -> None:
+    _, client = adds
+    before = len(client.first)
+    some: Any = client
+    odd: list[tuple[tuple[Any, ...], dict[str, Any]]] = [
+        ((UUID(int=1), 5), {}), (("k", timedelta(5)), {}), (("k", 5), {"within": 1.0}),
+        (("k", 5), {"topic": "unknown"}), (("k", 5), {"mode": "never"}),
+        (("k", 5), {"deadline": NOW}), (("k", 5), {"timeout": 1.0}), (("k",), {}),
+        (("k", 5, 6), {}), ((), {"delay": 5}), (("k", 5), {"payload": "text"}),
+    ]  # fmt: skip
+    for arguments, named in odd[:8] + odd[10:]:
+        some.add(*arguments, wait=False, **named)
+    for arguments, named in odd[8:10]:
+        with pytest.raises(TypeError):
+            some.add(*arguments, wait=False, **named)
+    with pytest.raises(TypeError):
+        some.add("k", 5, wait=False, unknown=1)
+    some.add("k", 5)
+    some.cancel("k", ticket=-1, wait=False)
+    some.cancel("k")
+    assert (client.checked, len(client.first)) == (12, before)
+    some.cancel("k", wait=False)
+    some.cancel(b"k", ticket=7, wait=False)
+    some.add(key="k", delay=5, wait=False)
+    assert (client.checked, len(client.first)) == (12, before + 3)

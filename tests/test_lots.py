@@ -89,9 +89,11 @@ def test_a_handle_keeps_the_same_call(client: Client) -> None:
 
 
 def test_plain_and_converted_arguments_share_a_lot(client: Client) -> None:
-    keys = ["text", b"bytes", UUID(int=7)]
+    keys: list[Any] = ["text", b"bytes", UUID(int=7)]
     delays: list[Any] = [HOUR_S, 3600, timedelta(hours=1)]
-    handles = [client.add(key, delay, wait=False) for key in keys for delay in delays]
+    handles: list[Handle[Any]] = [
+        client.add(key, delay, wait=False) for key in keys for delay in delays
+    ]
     handles += [client.cancel(key, wait=False) for key in keys]
     assert [handle.result().key for handle in handles[::3][:3]] == keys
     for handle in [handles[n] for n in (1, 2, 4, 5, 7, 8)]:

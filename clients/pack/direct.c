@@ -239,7 +239,7 @@ struct direct {
     struct { PyObject *lot, *message; } flights[PG_WINDOW]; /* lots that were sent and have no
                                      answer, in order */
     unsigned flying;              /* number of these lots */
-    unsigned window;              /* so many batches may have no answer */
+    unsigned window;              /* largest number of batches without an answer */
     unsigned long long lots;      /* number of lots that callers have sent */
 };
 

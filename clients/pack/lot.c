@@ -343,7 +343,7 @@ enum { CANCEL_WAIT = CANCEL_ARGUMENTS, CANCEL_TIMEOUT, CANCEL_ALL };
 struct method {                   /* add() or cancel() of a client */
     const char *name;
     Py_ssize_t count;             /* number of arguments */
-    Py_ssize_t unnamed;           /* so many of them may be given without their names */
+    Py_ssize_t unnamed;           /* number of arguments that may have no name */
     Py_ssize_t wait;              /* index of `wait`; `timeout` follows */
     PyObject *names[ADD_ALL];     /* interned */
     PyObject *defaults[ADD_ALL];  /* the first has none */
