@@ -308,10 +308,10 @@ class Connection(Destination):
         apart = not 0 <= self.host.boot_ns() - welcome.real_boot_ns < APART_NS
         same_clock = self.session.same_clock = self._remote is None and not apart
         self.delay_clock = self.clock if same_clock else ClockKind.VIRTUAL
-        self.packer.shut()  # a lot has one clock
         if self._numa_local:
             self._numa_local = False
             pin_numa_local(kernel_number(welcome.node), kernel_number(welcome.reaper_cpu))
+        self.packer.shut()  # a lot has one clock
 
     @property
     def full(self) -> MessageRefused | None:
