@@ -1,8 +1,9 @@
 """The blocking client: thread-safe, with one session for each partition of its namespace.
 
 Calls check their arguments in the caller's thread. One thread of the client, the engine, packs,
-sends and receives. It collects calls with wait=False in a batch, and sends the batch when it is
-full, when an earlier batch is answered, or after FLUSH_S.
+sends and receives. Callers pack calls with wait=False into a lot. The engine sends the lot when it
+is full, when an earlier batch is answered, or after FLUSH_S. With rings the callers also send
+messages themselves, while the engine is idle (pack/direct.c).
 
 If a signal handler or Ctrl-C interrupts a call, either the call never reached the engine, or its
 outcome is in doubt. In the second case the exception has the attribute `handle`, which gives the

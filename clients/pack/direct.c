@@ -1,5 +1,5 @@
-/* direct.c - direct calls: the caller's thread sends one record through the rings of a connection,
- * sleeps until the answer comes, and takes it. The engine's thread takes no part.
+/* direct.c - direct calls: the caller's thread sends a record or a batch through the rings of a
+ * connection, sleeps until the answer comes, and takes it. The engine's thread takes no part.
  *
  * A direct call begins only while the engine is idle, so nothing else of the client is in flight.
  * It ends with a plain answer, or it leaves its message to the engine: when the answer is unusual or
@@ -8,7 +8,11 @@
  *
  * The GIL protects all fields. A call releases it only while it waits, and then uses only the two
  * ring ends. Python runs no signal handler within a call of C. So an exception of a
- * handler never separates a message in the ring from the note of it here. */
+ * handler never separates a message in the ring from the note of it here.
+ *
+ * A stream of lots (lot.c) begins when the request of a lot is the only one since the engine was
+ * idle. The engine then waits with the rings lent while callers send full lots. It takes back the
+ * lots without an answer, in order, and the open one. */
 
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
