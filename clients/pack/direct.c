@@ -848,15 +848,17 @@ static bool take_results(struct direct *d)
     return true;
 }
 
-/* Sleep until the first lot in flight has its plain answer. Returns false if it has not. */
+/* Sleep until the first lot in flight has its plain answer. Returns false if it has not. A call that
+ * does not wait sleeps at most as long as another thread of Python may delay it. */
 static bool results_awaited(struct direct *d)
 {
+    enum { SWITCH_INTERVAL_NS = 5000000 };
     bool came;
     if (d->flying == 0)
         return false;
     d->runs = true;
     Py_BEGIN_ALLOW_THREADS
-    came = waited(d, d->wait_ns);
+    came = waited(d, SWITCH_INTERVAL_NS);
     Py_END_ALLOW_THREADS
     note_end(d);
     return came && take_results(d);
