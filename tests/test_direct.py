@@ -259,6 +259,7 @@ def test_calls_omit_spins_after_one_that_found_nothing() -> None:
         with calling(rings):
             assert rings.client_spins()
             rings.direct.take_back()
+        assert rings.queue.get_nowait() == "nothing"
         rings.daemon_takes()
         rings.lend()
         for omitted in (True, True, True, False):

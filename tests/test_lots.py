@@ -356,7 +356,7 @@ def test_wrong_calls_raise() -> None:
     with pytest.raises(TypeError):
         client._lot = "no lot"
     client._lot = None
-    direct = Direct(requests, lot._connection, "shop", {}, b"", MODES, 10**9, 0)
+    direct = Direct(requests, lot._connection, "shop", {}, b"", MODES, 10**9, 0, False)
     direct.stream(lot)
     assert direct.take_back() is None
     assert isinstance(PendingCancel("k", None), PendingCancel)
