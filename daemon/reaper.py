@@ -152,12 +152,15 @@ class Reaper:
             self.arena.measure(Measured.WAKEUP_LATENESS, now_ns - loop.slept_until_ns)
         if loop.ready and not loop.ready.isdisjoint(self.wal.fds):
             self.wal.clear_wakeup()
+            self._commands.release()
         if not (self._clock.virtual or self.wal.full):
             self._grace.begin_iteration(now_ns)
         left = self._fire(now_ns)
         busy = loop.woke_for(self._transport.admin.fd) and self._serve_admin()
         busy |= self._commands.clients.serve(now_ns, look=loop.woke_for(self._processes_fd))
-        busy |= self._serve_commands() | self._commands.push()
+        busy |= self._serve_commands()
+        self.wal.end_work()
+        busy |= self._commands.push()
         return left or busy
 
     def end_iteration(self, now_ns: int, *, busy: bool) -> bool:
@@ -166,7 +169,7 @@ class Reaper:
         While the WAL is full, the remaining work waits until group commit wakes the loop.
         """
         busy |= self._sweep(now_ns)
-        self.wal.end_iteration()
+        self.wal.end_work()
         self._commands.release()
         self._look_after_names()
         return busy and not self.wal.full

@@ -260,8 +260,9 @@ class NullWal:
         """True while due timers have to wait for the disk."""
         return False
 
-    def end_iteration(self) -> None:
-        """Note the end of a loop iteration. From then on its records may be committed."""
+    def end_work(self) -> None:
+        """Note the end of a part of an iteration's work. Its records may be committed from then
+        on."""
 
     def replied(self, reply: Any, built_boot_ns: int, handed_boot_ns: int) -> None:
         """Note that an answer was complete at `built_boot_ns` and sent at `handed_boot_ns`."""
@@ -373,7 +374,7 @@ class Wal(NullWal):
         if self._open:
             self._replies.extend(answers)
 
-    def end_iteration(self) -> None:
+    def end_work(self) -> None:
         """Wake the group-commit thread if records were appended."""
         if int(self._wal_buffer.tail) != self._kicked:
             self._kick()

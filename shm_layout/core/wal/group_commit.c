@@ -44,6 +44,9 @@ struct pg_group_commit {
     int error;
     int wake, moved;                 /* eventfds: wakes the thread; reports commits to the daemon */
     atomic_bool kicked, stopping;
+    /* WAL buffer position up to which the daemon has requested a commit. Later frames, such as
+     * REPLIED records, wait for the next request, so that they cost no sync of their own. */
+    atomic_uint_least64_t requested;
     /* `pauses`: number of requests to pause or to continue; odd = the last request is to pause.
      * `paused`: the value that `pauses` had when the thread last began to pause. */
     atomic_uint pauses, paused;
@@ -552,6 +555,12 @@ static void wait_for_kick(struct pg_group_commit *c)
     atomic_exchange(&c->kicked, false);
 }
 
+/* The last round commits all frames. */
+static bool commit_is_requested(struct pg_group_commit *c, bool last)
+{
+    return last || atomic_load(&c->requested) > c->position;
+}
+
 static bool pausing(struct pg_group_commit *c) { return atomic_load(&c->pauses) % 2 != 0; }
 
 /* Wait until no pause is requested. The daemon may request the next pause before the thread sees
@@ -575,7 +584,7 @@ static void *run(void *context)
     prctl(PR_SET_NAME, "group-commit");
     do {
         last = atomic_load(&c->stopping);
-        while (!pausing(c) && pg_group_commit_iterate(c)) {}
+        while (!pausing(c) && commit_is_requested(c, last) && pg_group_commit_iterate(c)) {}
         if (pausing(c)) {
             wait_paused(c);
             last = false;            /* frames may have been appended during the pause */
@@ -604,6 +613,7 @@ int pg_group_commit_start(struct pg_group_commit *c, struct pg_fault *why)
 
 void pg_group_commit_kick(struct pg_group_commit *c)
 {
+    atomic_store(&c->requested, c->wal_buffer->tail);
     if (!atomic_exchange(&c->kicked, true))
         eventfd_write(c->wake, 1);
 }
