@@ -309,11 +309,17 @@ class Commands:
         """True while so many answers wait for the WAL that no further messages are taken."""
         return self._pending_acks.full
 
+    @property
+    def pending(self) -> int:
+        """Number of answers that wait for the WAL."""
+        return len(self._pending_acks)
+
     def release(self) -> None:
         """Send answers whose records are on disk. If the WAL has stopped, send errors instead of
         the other answers."""
-        committed_lsn, errno = self._wal.committed_lsn, self._wal.errno
-        self._pending_acks.release(committed_lsn)
+        committed_lsn, errno, pending = self._wal.committed_lsn, self._wal.errno, self.pending
+        if self._pending_acks.release(committed_lsn):
+            self._wal.released(pending)
         if errno:
             self._pending_acks.refuse(committed_lsn, errno)
 

@@ -50,11 +50,16 @@ class PendingAcks:
         to `route` waits."""
         return self._replies[-1].lsn if route in self._routes else 0
 
-    def release(self, committed_lsn: int) -> None:
-        """Send the replies that wait for records up to `committed_lsn`."""
+    def __len__(self) -> int:
+        return len(self._replies)
+
+    def release(self, committed_lsn: int) -> bool:
+        """Send the replies that wait for records up to `committed_lsn`. True = there were some."""
+        before = len(self)
         while self._replies and self._replies[0].lsn <= committed_lsn:
             reply = self._take()
             self._send(reply.route, reply.body, reply.built_boot_ns)
+        return len(self) < before
 
     def refuse(self, committed_lsn: int, errno: int) -> None:
         """Answer all pending calls with NOT_DURABLE: the WAL has stopped with `errno`."""

@@ -159,7 +159,7 @@ class Reaper:
         busy = loop.woke_for(self._transport.admin.fd) and self._serve_admin()
         busy |= self._commands.clients.serve(now_ns, look=loop.woke_for(self._processes_fd))
         busy |= self._serve_commands()
-        self.wal.end_work()
+        self.wal.end_work(self._commands.pending)
         busy |= self._commands.push()
         return left or busy
 
@@ -169,8 +169,8 @@ class Reaper:
         While the WAL is full, the remaining work waits until group commit wakes the loop.
         """
         busy |= self._sweep(now_ns)
-        self.wal.end_work()
         self._commands.release()
+        self.wal.end_work(self._commands.pending)
         self._look_after_names()
         return busy and not self.wal.full
 
@@ -390,7 +390,7 @@ class Reaper:
         """
         if self.wal.full:
             return latest_ns
-        until_ns = min(latest_ns, self._grace.ends_ns)
+        until_ns = min(latest_ns, self._grace.ends_ns, self.wal.commit_at_ns)
         if not self.core_fires:
             until_ns = min(until_ns, self._due_ns() - self._placement.plan.spin_ns)
         self._grace.sleep(until_ns)

@@ -18,8 +18,9 @@ from purgatoryd.daemon.recovery import Step
 from purgatoryd.daemon.replies import Replies
 from purgatoryd.daemon.retention import Keep, is_untidy
 from purgatoryd.daemon.snapshot import Child, save_snapshot, start, tidy_and_tell
+from purgatoryd.daemon.sync_sharing import SyncSharing
 from purgatoryd.daemon.wal_birth import refuse_copy
-from purgatoryd.shm_layout.arena import Arena, Handle
+from purgatoryd.shm_layout.arena import NONE_NS, Arena, Handle
 from purgatoryd.shm_layout.disk import DISK, Disk
 from purgatoryd.shm_layout.errors import (
     BadPath,
@@ -260,9 +261,17 @@ class NullWal:
         """True while due timers have to wait for the disk."""
         return False
 
-    def end_work(self) -> None:
-        """Note the end of a part of an iteration's work. Its records may be committed from then
-        on."""
+    @property
+    def commit_at_ns(self) -> int:
+        """Boot time at which the loop has to request the next commit."""
+        return NONE_NS
+
+    def end_work(self, pending: int) -> None:
+        """Note the end of a part of an iteration's work. Its records may be committed from then on.
+        `pending`: number of answers that wait for a commit."""
+
+    def released(self, callers: int) -> None:
+        """Note that a commit allowed answers. `callers`: number of answers that waited before."""
 
     def replied(self, reply: Any, built_boot_ns: int, handed_boot_ns: int) -> None:
         """Note that an answer was complete at `built_boot_ns` and sent at `handed_boot_ns`."""
@@ -327,6 +336,7 @@ class Wal(NullWal):
         self._open = True
         self._child: Child | None = None
         self._kicked = self._segment = self._heartbeats = 0
+        self._sharing = SyncSharing(int(self._wal_buffer.syncs), int(self._wal_buffer.sync_ns))
         self._measured_boot_ns = host.boot_ns()
         self._reported = False
         self._replies = Replies(arena)
@@ -374,16 +384,34 @@ class Wal(NullWal):
         if self._open:
             self._replies.extend(answers)
 
-    def end_work(self) -> None:
-        """Wake the group-commit thread if records were appended."""
-        if int(self._wal_buffer.tail) != self._kicked:
+    def end_work(self, pending: int) -> None:
+        """Wake the group-commit thread if records were appended, unless the commit waits for more
+        calls."""
+        tail = int(self._wal_buffer.tail)
+        if tail == self._kicked:
+            return
+        committing = int(self._wal_buffer.committed) < self._kicked
+        urgent = self.full or self.errno
+        if urgent or not self._sharing.waits(pending, self._host.boot_ns(), committing=committing):
             self._kick()
+
+    @property
+    def commit_at_ns(self) -> int:
+        """Boot time at which the next commit begins, although calls are missing that may share
+        it."""
+        return self._sharing.until_ns
+
+    def released(self, callers: int) -> None:
+        """Note that answers left after a commit. `callers`: number of pending answers before."""
+        wal_buffer = self._wal_buffer
+        self._sharing.answered(callers, int(wal_buffer.syncs), int(wal_buffer.sync_ns))
 
     def _kick(self) -> None:
         """Append REPLIED records and wake the group-commit thread. REPLIED records alone do not
         wake the thread, because the next durable call would wait for their commit."""
         self._replies.append()
         self._kicked = int(self._wal_buffer.tail)
+        self._sharing.begun()
         self._group_commit.kick()
 
     def commit_group(self) -> bool:

@@ -60,7 +60,9 @@ def serving(
         session_ids=list, session_grace_ns=lambda session: None, measure=measure,
     )  # fmt: skip
     host: Any = SimpleNamespace(boot_ns=boot_ns)
-    wal: Any = SimpleNamespace(committed_lsn=4, errno=0, replied=lambda *answer: None)
+    wal: Any = SimpleNamespace(
+        committed_lsn=4, errno=0, replied=lambda *answer: None, released=lambda callers: None
+    )  # fmt: skip
     access: Any = SimpleNamespace(may_connect=lambda uid, gid: True)
     sockets: Any = SimpleNamespace(
         commands=socket, peers=SimpleNamespace(), ring_server=RingServer(0)

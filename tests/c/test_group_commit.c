@@ -395,6 +395,49 @@ static void test_a_pause_right_behind_a_pause(void)
     world_free(w);
 }
 
+/* Set by the main thread: the next sync appends a frame to this world. */
+static _Atomic(struct world *) interrupted;
+static int (*sync_of_disk)(void *context, int file);
+
+static int sync_and_append(void *context, int file)
+{
+    struct world *w = atomic_exchange(&interrupted, NULL);
+    CHECK(w == NULL || append_one(w, 64));
+    return sync_of_disk(context, file);
+}
+
+/* A frame that is appended during a sync, without a request, gets no sync of its own. It is written
+ * with the frames of the next request. */
+static void test_a_frame_waits_for_a_request(void)
+{
+    const struct timespec tick = {.tv_nsec = 1000000}, long_enough = {.tv_nsec = 20000000};
+    struct world *w = world_new(1);
+    struct pg_fault why;
+
+    sync_of_disk = w->storage.fdatasync;
+    w->storage.fdatasync = sync_and_append;
+    CHECK(wal_open(w, &why));
+    const uint64_t groups = w->wal_buffer.group, lsn = w->wal_buffer.next_lsn;
+    CHECK(pg_group_commit_start(w->c, &why));
+    append_one(w, 64);
+    atomic_store(&interrupted, w);
+    pg_group_commit_kick(w->c);
+    while (LOAD_ACQUIRE(&w->wal_buffer.committed_lsn) < lsn)
+        nanosleep(&tick, NULL);
+    nanosleep(&long_enough, NULL);
+    pause_thread(w);
+    CHECK_EQUAL(w->wal_buffer.committed_lsn, lsn);
+    CHECK_EQUAL(w->wal_buffer.next_lsn, lsn + 2);
+    append_one(w, 64);
+    pg_group_commit_unpause(w->c);
+    while (LOAD_ACQUIRE(&w->wal_buffer.committed_lsn) < lsn + 2)
+        nanosleep(&tick, NULL);
+    CHECK_EQUAL(w->wal_buffer.group, groups + 2);
+    pg_group_commit_stop(w->c);
+    pg_group_commit_close(w->c);
+    world_free(w);
+}
+
 static uint32_t first_flags(struct world *w)
 {
     const char *name = next_segment(&w->disk, "");
@@ -445,6 +488,7 @@ int main(int argc, char **argv)
     RUN(test_every_call_fails);
     RUN(test_full_disk);
     RUN(test_a_pause_right_behind_a_pause);
+    RUN(test_a_frame_waits_for_a_request);
     RUN(test_the_first_segment_says_whether_the_arena_held_nothing);
     return 0;
 }

@@ -46,7 +46,7 @@ struct pg_group_commit {
     atomic_bool kicked, stopping;
     /* WAL buffer position up to which the daemon has requested a commit. Later frames, such as
      * REPLIED records, wait for the next request, so that they cost no sync of their own. */
-    atomic_uint_least64_t requested;
+    uint64_t requested;
     /* `pauses`: number of requests to pause or to continue; odd = the last request is to pause.
      * `paused`: the value that `pauses` had when the thread last began to pause. */
     atomic_uint pauses, paused;
@@ -558,7 +558,7 @@ static void wait_for_kick(struct pg_group_commit *c)
 /* The last round commits all frames. */
 static bool commit_is_requested(struct pg_group_commit *c, bool last)
 {
-    return last || atomic_load(&c->requested) > c->position;
+    return last || LOAD_RELAXED(&c->requested) > c->position;
 }
 
 static bool pausing(struct pg_group_commit *c) { return atomic_load(&c->pauses) % 2 != 0; }
@@ -613,7 +613,7 @@ int pg_group_commit_start(struct pg_group_commit *c, struct pg_fault *why)
 
 void pg_group_commit_kick(struct pg_group_commit *c)
 {
-    atomic_store(&c->requested, c->wal_buffer->tail);
+    STORE_RELAXED(&c->requested, c->wal_buffer->tail);   /* the exchange publishes it */
     if (!atomic_exchange(&c->kicked, true))
         eventfd_write(c->wake, 1);
 }
