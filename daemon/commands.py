@@ -96,6 +96,7 @@ class Commands:
         self._rings = transport.ring_server
         self._peers = transport.peers
         self._wal = wal
+        self._rings.commit_by(wal.requests)
         self._pending_acks = PendingAcks(self._send)
         self._unfinished: deque[Request] = deque()
         self._behind: dict[Hashable, deque[Request]] = {}
@@ -144,9 +145,12 @@ class Commands:
     def _serve_some(self, most: int, ready: Set[int] | None) -> Served:
         """Let the transport apply messages of rings."""
         served = self._socket.serve(self._arena, self.shares, most, ready)
+        self._note_answers()
+        return served
+
+    def _note_answers(self) -> None:
         for answered in self._rings.answered():
             self._wal.answered(answered)
-        return served
 
     def take_left(self) -> None:
         """Take the message that Arena.wait() has left."""
@@ -288,9 +292,12 @@ class Commands:
         lsn = self._arena.durable_lsn
         # this answer must not overtake the session's pending answers
         if bytes(reply[_ERROR]) == _EXPIRED:
-            lsn = self._pending_acks.newest_lsn(message.route)
+            lsn = max(
+                self._rings.newest_lsn(message.route), self._pending_acks.newest_lsn(message.route)
+            )
         if lsn > self._wal.committed_lsn:
             self._pending_acks.hold(lsn, message.route, reply, built_boot_ns)
+            self._rings.callers_pending(len(self._pending_acks))
         else:
             self._send(message.route, reply, built_boot_ns)
 
@@ -312,16 +319,21 @@ class Commands:
     @property
     def pending(self) -> int:
         """Number of answers that wait for the WAL."""
-        return len(self._pending_acks)
+        return len(self._pending_acks) + self._rings.pending
 
     def release(self) -> None:
         """Send answers whose records are on disk. If the WAL has stopped, send errors instead of
         the other answers."""
         committed_lsn, errno, pending = self._wal.committed_lsn, self._wal.errno, self.pending
-        if self._pending_acks.release(committed_lsn):
+        self._rings.release(self._arena, self._send)  # all others wait for later records
+        self._pending_acks.release(committed_lsn)
+        if self.pending < pending:
             self._wal.released(pending)
+            self._note_answers()
         if errno:
+            self._pending_acks.precede(self._rings.take_pending())
             self._pending_acks.refuse(committed_lsn, errno)
+        self._rings.callers_pending(len(self._pending_acks))
 
     def _go_on(self, message: Request) -> None:
         """Apply a message and the messages behind it. If one of them is deferred, arrived()

@@ -93,7 +93,7 @@ def _run(opening: Opening, lifecycle: DaemonLifecycle, reread: Callable[[], Conf
     ):
         _warn_of(opening.wal)
         fds = [*sockets.fds(), wake_fd, *reaper.wal.fds, processes.fd]
-        with contextlib.closing(Waiter(fds, sockets.bells)) as waiter:
+        with contextlib.closing(Waiter(fds, sockets.bells, *reaper.wal.fds)) as waiter:
             placement.settle(reaper.arena, partial(lifecycle.step, "placing the arena in memory"))
             reload = Reload(
                 config, reread, reaper.arena, sockets, placement, lifecycle.service_manager

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
 
 from purgatoryd.daemon.admin import frame
@@ -39,11 +39,18 @@ class PendingAcks:
         """True while pending replies exceed PENDING_BYTES_MAX."""
         return self._bytes > PENDING_BYTES_MAX
 
-    def hold(self, lsn: int, route: Hashable, body: memoryview, built_boot_ns: int) -> None:
+    def hold(self, lsn: int, route: Hashable, body: bytes | memoryview, built_boot_ns: int) -> None:
         """Keep a reply until record `lsn` is on disk. Later replies never have a lower LSN."""
         self._replies.append(_Reply(lsn, route, bytes(body), built_boot_ns))
         self._bytes += len(body)
         self._routes[route] += 1
+
+    def precede(self, replies: Iterable[tuple[int, Hashable, bytes, int]]) -> None:
+        """Keep earlier replies, given as the arguments of hold()."""
+        later, self._replies = self._replies, deque()
+        for reply in replies:
+            self.hold(*reply)
+        self._replies += later
 
     def newest_lsn(self, route: Hashable) -> int:
         """Return the LSN for which the newest reply to `route` waits, or a later LSN; 0 = no reply

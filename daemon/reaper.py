@@ -370,12 +370,15 @@ class Reaper:
     @property
     def _core_iterates(self) -> bool:
         """True while the core may do iterations that need no Python."""
-        return not (self._clock.virtual or self.wal.fds or self._draining)
+        return self.takes_commands and not (
+            self._clock.virtual or self.wal.full or self._draining
+        )
 
     @property
     def core_fires(self) -> bool:
-        """True while these iterations fire timers: no notice has to be sent."""
-        return self._core_iterates and not self._transport.subscribed
+        """True while these iterations fire timers: there is no WAL, and no notice has to be
+        sent."""
+        return self._core_iterates and not (self.wal.fds or self._transport.subscribed)
 
     @property
     def takes_commands(self) -> bool:

@@ -26,8 +26,9 @@ _LIBC = ctypes.CDLL(None, use_errno=True)
 class Waiter:
     """Sleeps until a time, or until a descriptor is readable. Raises OSError."""
 
-    def __init__(self, fds: Iterable[int] = (), bells: int = -1) -> None:
-        """`bells`: the descriptor in `fds` that is readable when the client of a ring rings."""
+    def __init__(self, fds: Iterable[int] = (), bells: int = -1, commits: int = -1) -> None:
+        """`bells`: the descriptor in `fds` that is readable when the client of a ring rings.
+        `commits`: that of the group-commit thread."""
         self._fds: frozenset[int] = frozenset()
         self._epoll = select.epoll()
         self._timer = _LIBC.timerfd_create(time.CLOCK_BOOTTIME, _TFD_CLOEXEC)
@@ -37,8 +38,11 @@ class Waiter:
         self._epoll.register(self._timer, select.EPOLLIN)
         self.struct = ffi.new(
             "struct pg_waiter *",
-            {"epoll": self._epoll.fileno(), "timer": self._timer, "bells": bells},
-        )
+            {
+                "epoll": self._epoll.fileno(), "timer": self._timer, "bells": bells,
+                "commits": commits,
+            },
+        )  # fmt: skip
         self.watch(fds)
 
     def watch(self, fds: Iterable[int]) -> None:

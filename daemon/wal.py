@@ -18,8 +18,8 @@ from purgatoryd.daemon.recovery import Step
 from purgatoryd.daemon.replies import Replies
 from purgatoryd.daemon.retention import Keep, is_untidy
 from purgatoryd.daemon.snapshot import Child, save_snapshot, start, tidy_and_tell
-from purgatoryd.daemon.sync_sharing import SyncSharing
 from purgatoryd.daemon.wal_birth import refuse_copy
+from purgatoryd.shm_layout._core import ffi
 from purgatoryd.shm_layout.arena import NONE_NS, Arena, Handle
 from purgatoryd.shm_layout.disk import DISK, Disk
 from purgatoryd.shm_layout.errors import (
@@ -241,6 +241,9 @@ def _set_aside(path: Path, disk: Disk) -> None:
 class NullWal:
     """A stand-in for Wal in a daemon that has no WAL: no method has an effect."""
 
+    requests: Any = ffi.NULL
+    """The struct pg_commit_requests of the WAL."""
+
     @property
     def fds(self) -> list[int]:
         """Descriptors that become readable after a commit."""
@@ -328,15 +331,14 @@ class Wal(NullWal):
         self._directory = directory
         self._snapshot_segments = config.snapshot_segments
         self._keep = Keep(config.retain_age_ns, config.retain_bytes)
-        self._confirmed = own_snapshot(directory, arena, host, step)
+        confirmed = own_snapshot(directory, arena, host, step)
         self._attempts = 0
         self._given_up = False
         """True if the snapshot process was killed because the arena moved."""
         self._start_lsn = int(self._wal_buffer.next_lsn)
         self._open = True
         self._child: Child | None = None
-        self._kicked = self._segment = self._heartbeats = 0
-        self._sharing = SyncSharing(int(self._wal_buffer.syncs), int(self._wal_buffer.sync_ns))
+        self._segment = self._heartbeats = 0
         self._measured_boot_ns = host.boot_ns()
         self._reported = False
         self._replies = Replies(arena)
@@ -344,12 +346,24 @@ class Wal(NullWal):
         self._group_commit = GroupCommit(
             arena, directory, config.wal_segment_bytes, end, host.disk, threaded=threaded
         )
+        self.requests = self._group_commit.requests()
+        self._confirmed = confirmed
 
     @property
     def _wal_buffer(self) -> Any:
         """The WAL buffer. Not cached, because an arena whose files were removed is mapped
         elsewhere."""
         return self._arena.wal_buffer
+
+    @property
+    def _confirmed(self) -> bool:
+        """True once a snapshot contains the arena's state at the start, so that the WAL alone is
+        enough for a recovery."""
+        return bool(self.requests.confirmed)
+
+    @_confirmed.setter
+    def _confirmed(self, confirmed: bool) -> None:
+        self.requests.confirmed = confirmed
 
     @property
     def fds(self) -> list[int]:
@@ -387,32 +401,24 @@ class Wal(NullWal):
     def end_work(self, pending: int) -> None:
         """Wake the group-commit thread if records were appended, unless the commit waits for more
         calls."""
-        tail = int(self._wal_buffer.tail)
-        if tail == self._kicked:
-            return
-        committing = int(self._wal_buffer.committed) < self._kicked
-        urgent = self.full or self.errno
-        if urgent or not self._sharing.waits(pending, self._host.boot_ns(), committing=committing):
+        if self._arena.commit_is_due(self.requests, pending, self._host.boot_ns()):
             self._kick()
 
     @property
     def commit_at_ns(self) -> int:
         """Boot time at which the next commit begins, although calls are missing that may share
         it."""
-        return self._sharing.until_ns
+        return int(self.requests.until_boot_ns)
 
     def released(self, callers: int) -> None:
         """Note that answers left after a commit. `callers`: number of pending answers before."""
-        wal_buffer = self._wal_buffer
-        self._sharing.answered(callers, int(wal_buffer.syncs), int(wal_buffer.sync_ns))
+        self._arena.commit_allowed(self.requests, callers)
 
     def _kick(self) -> None:
         """Append REPLIED records and wake the group-commit thread. REPLIED records alone do not
         wake the thread, because the next durable call would wait for their commit."""
         self._replies.append()
-        self._kicked = int(self._wal_buffer.tail)
-        self._sharing.begun()
-        self._group_commit.kick()
+        self._arena.request_commit(self.requests)
 
     def commit_group(self) -> bool:
         """Commit one group, if there is no thread. False if no group is left."""

@@ -658,11 +658,41 @@ int pg_group_commit_fd(const struct pg_group_commit *c);
  * may move to other addresses. */
 int pg_group_commit_pause(struct pg_group_commit *c);
 void pg_group_commit_unpause(struct pg_group_commit *c);
+int pg_group_commit_pausing(const struct pg_group_commit *c);                  /* 1 = a pause was
+                                                                                  requested */
 /* End the group-commit thread after it has committed all appended frames. The thread must not be
  * paused. */
 void pg_group_commit_stop(struct pg_group_commit *c);
 void pg_group_commit_close(struct pg_group_commit *c);                         /* closes the
                                                                                   files */
+
+/* The loop's requests of commits (wal/commit_requests.c). Callers whose replies left together usually
+ * call again together, and can share the next sync. So the next commit waits until as many replies
+ * are pending again, for at most half the time of a sync. */
+struct pg_commit_requests {
+    struct pg_group_commit *commit;
+    uint64_t requested;           /* position in the WAL buffer up to which a commit was requested */
+    uint64_t callers;             /* replies that were pending when the last commit allowed some */
+    int64_t  wait_ns;             /* longest time that a commit waits for more callers */
+    int64_t  until_boot_ns;       /* the commit that waits is requested at this time; INT64_MAX =
+                                     none waits */
+    uint64_t syncs, sync_ns;      /* those of the WAL buffer when a commit last allowed replies */
+    uint8_t  confirmed;           /* 1 = committed frames can be recovered, so that durable replies
+                                     may be sent */
+};
+/* Set up the requests of an arena's commits. */
+void pg_commit_requests_init(struct pg_commit_requests *r, const struct pg_arena *a,
+                             struct pg_group_commit *c);
+/* Return the newest LSN whose durable replies may be sent. */
+uint64_t pg_confirmed_lsn(const struct pg_arena *a, const struct pg_commit_requests *r);
+/* Return 1 if the next commit is to be requested. `callers`: number of replies that wait for it. A
+ * commit may wait while another is under way, whose end wakes the loop. */
+int pg_commit_is_due(const struct pg_arena *a, struct pg_commit_requests *r, uint64_t callers,
+                     int64_t now_boot_ns);
+/* Request a commit of all frames. */
+void pg_commit_request(const struct pg_arena *a, struct pg_commit_requests *r);
+/* Note that a commit allowed replies. `callers`: number of replies that were pending before. */
+void pg_commit_allowed(const struct pg_arena *a, struct pg_commit_requests *r, uint64_t callers);
 
 /* ---- where memory is (memory.c): system calls, without an arena ---------------------------- */
 
@@ -792,7 +822,9 @@ struct pg_ring_client {
     uint8_t  spoke;               /* 1 = a message was applied; cleared by the caller */
     uint8_t  awake;               /* 1 = pg_rings_serve looks at these rings */
     struct pg_ring_client *next;  /* the next one that is awake, in a circle */
-    uint64_t first_answer;        /* sequence of the first answer that needs a REPLIED record */
+    uint32_t pending;             /* number of replies that wait for a commit */
+    uint64_t answered_session;    /* session of the answers that need a REPLIED record */
+    uint64_t first_answer;        /* sequence of the first of them */
     uint32_t answers;             /* number of these answers; 0 = none */
     int64_t  built_boot_ns;       /* time at which the first of them was complete */
     int64_t  handed_boot_ns;      /* time at which the last of them was in the ring */
@@ -817,6 +849,20 @@ struct pg_loop_calls {
     int (*wait)(void *context, struct pg_ring_server *s, int64_t until_boot_ns);
 };
 
+/* Replies that wait for commits, in the order of LSNs. */
+struct pg_pending_reply {
+    uint64_t lsn;                 /* the reply may be sent once this frame is on disk; 0 = padding */
+    struct pg_ring_client *client;                       /* NULL = the client has ended */
+    int64_t  built_boot_ns;       /* time at which the reply was complete */
+    uint64_t bytes;               /* bytes of the reply, which follow */
+};
+struct pg_pending_replies {
+    uint8_t *memory;              /* aligned to 8 bytes */
+    uint64_t size;                /* bytes of `memory`; a power of two, or 0 = no reply may wait */
+    uint64_t head, tail;          /* positions of the oldest reply, and after the newest */
+    uint64_t count, newest_lsn;
+};
+
 enum pg_ring_event {
     PG_RE_NONE,                   /* no ring has a message that can be taken in this iteration */
     PG_RE_ENOUGH,                 /* `most` messages were applied */
@@ -835,6 +881,10 @@ struct pg_ring_server {
     struct pg_ring_client *last;  /* the last in the circle of rings that are awake; NULL =
                                      none is awake */
     struct pg_ring_client *answered;                     /* clients with answers, newest first */
+    struct pg_commit_requests *commits;                  /* NULL = the arena has no WAL */
+    struct pg_pending_replies pending;
+    uint64_t callers_pending;     /* number of replies that the caller keeps until their frames are
+                                     on disk; later durable replies are left to it as well */
     uint32_t awake;               /* number of rings that are awake */
     uint32_t unseen;              /* number of rings that had no message since they were all seen */
     /* results of pg_rings_serve */
@@ -852,6 +902,15 @@ struct pg_ring_server {
  * client's own session are applied that neither begin nor end it. */
 uint32_t pg_rings_serve(struct pg_arena *a, struct pg_ring_server *s,
                         struct pg_time_shares *shares, uint32_t most);
+/* Put the pending replies whose frames are on disk. Returns 1 if the caller has to send the oldest
+ * pending reply: the ring has no space, or the caller keeps earlier replies. */
+int pg_pending_release(struct pg_arena *a, struct pg_ring_server *s);
+/* Return the oldest pending reply; NULL = none. */
+struct pg_pending_reply *pg_pending_oldest(struct pg_pending_replies *h);
+/* Drop the oldest pending reply. */
+void pg_pending_drop(struct pg_pending_replies *h);
+/* Append REPLIED records of the answers that were put, if the WAL buffer has space. */
+void pg_rings_replied(struct pg_arena *a, struct pg_ring_server *s);
 /* Look at a client's rings from now on, until pg_rings_sleep. */
 void pg_rings_rouse(struct pg_ring_server *s, struct pg_ring_client *c);
 /* Forget a client. */
@@ -873,6 +932,7 @@ void pg_bells_take(int bells, struct pg_ring_server *s);
 struct pg_waiter {
     int32_t epoll, timer;         /* descriptors of the epoll, and of the timerfd in it */
     int32_t bells;                /* descriptor of the epoll of rings in it; -1 = none */
+    int32_t commits;              /* pg_group_commit_fd in it; -1 = none */
     int64_t set_boot_ns;          /* time to which the timer is set */
     uint32_t count;               /* number of descriptors in `ready` */
     int32_t ready[PG_READY_MAX];  /* readable descriptors, without the timer */
@@ -898,8 +958,9 @@ struct pg_loop {
     uint64_t iterations, wakeups;
 };
 /* Sleep as pg_wait does. Before and meanwhile do the iterations for messages of rings and, if `fires`,
- * for due timers, as long as no message, operation or outage needs the caller. Only for an arena
- * without a WAL on the real clock. Returns 0, or -1 with errno. */
+ * for due timers, as long as no message, operation or outage needs the caller. Request commits, and
+ * put the replies that waited for them. Only for an arena on the real clock, whose WAL buffer is not
+ * full; `fires` only without a WAL. Returns 0, or -1 with errno. */
 int pg_loop_wait(struct pg_arena *a, struct pg_loop *l, int64_t until_boot_ns);
 
 /* ---- sleeping readers (futex.c): system calls on words of a mapping ------------------------ */

@@ -773,6 +773,28 @@ class Arena(_Owned):
         server.reply = self._reply_base
         return int(lib.pg_rings_serve(self._a, server, shares, most))
 
+    def release_replies(self, server: Any) -> bool:
+        """Put the replies of `server` whose records are on disk. True = the caller has to send the
+        oldest reply that is left."""
+        return bool(lib.pg_pending_release(self._a, server))
+
+    def commit_is_due(self, requests: Any, callers: int, boot_ns: int) -> bool:
+        """Return whether the next commit is to be requested.
+
+        `requests`: a struct pg_commit_requests. `callers`: number of replies that wait for the
+        commit.
+        """
+        return bool(lib.pg_commit_is_due(self._a, requests, callers, boot_ns))
+
+    def request_commit(self, requests: Any) -> None:
+        """Wake the group-commit thread to commit all records."""
+        lib.pg_commit_request(self._a, requests)
+
+    def commit_allowed(self, requests: Any, callers: int) -> None:
+        """Note that a commit allowed replies. `callers`: number of replies that were pending
+        before."""
+        lib.pg_commit_allowed(self._a, requests, callers)
+
     def wait(self, loop: Any, until_boot_ns: int) -> bool:
         """Sleep, and meanwhile serve rings, see pg_loop_wait. True = a system call failed, and
         ffi.errno has the reason."""

@@ -536,9 +536,11 @@ class GroupCommit:
         """Commit one group of appended records. Returns False if there were no records."""
         return bool(lib.pg_group_commit_iterate(self._c))
 
-    def kick(self) -> None:
-        """Wake the thread up, because records may have been appended."""
-        lib.pg_group_commit_kick(self._c)
+    def requests(self) -> Any:
+        """Return a new struct pg_commit_requests, through which the loop requests commits."""
+        requests = ffi.new("struct pg_commit_requests *")
+        lib.pg_commit_requests_init(requests, self._arena.struct, self._c)
+        return requests
 
     def stop(self, errno: int) -> None:
         """Stop the WAL after a failure outside of the thread. The thread checks the state before

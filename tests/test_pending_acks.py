@@ -16,6 +16,7 @@ from purgatoryd.daemon.listeners.ring_server import RingServer
 from purgatoryd.daemon.pending_acks import PENDING_BYTES_MAX, PendingAcks
 from purgatoryd.daemon.reaper import Reaper
 from purgatoryd.shm_layout import wire
+from purgatoryd.shm_layout._core import ffi
 from purgatoryd.shm_layout.arena import Handled
 from purgatoryd.shm_layout.layout import Measured, Message, Status, WireError
 
@@ -61,7 +62,8 @@ def serving(
     )  # fmt: skip
     host: Any = SimpleNamespace(boot_ns=boot_ns)
     wal: Any = SimpleNamespace(
-        committed_lsn=4, errno=0, replied=lambda *answer: None, released=lambda callers: None
+        committed_lsn=4, errno=0, replied=lambda *answer: None, released=lambda callers: None,
+        requests=ffi.NULL,
     )  # fmt: skip
     access: Any = SimpleNamespace(may_connect=lambda uid, gid: True)
     sockets: Any = SimpleNamespace(

@@ -1,14 +1,14 @@
 """Serve the rings of all clients from memory (front/ring_server.c).
 
-The core takes messages from the rings, applies them and puts the replies. It leaves a message to
-the caller if the message does not belong to the session that the rings own, or if the reply has to
-wait for the disk or for space.
+The core takes messages from the rings, applies them and puts the replies. It keeps the replies that
+have to wait for the disk. It leaves a message to the caller if the message does not belong to the
+session that the rings own, or if there is no space for the reply.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
 from functools import partial
 from typing import Any
 
@@ -17,6 +17,9 @@ from purgatoryd.daemon.listeners.transport import NOTHING, REPLY_HWM, Answered, 
 from purgatoryd.shm_layout._core import ffi, lib
 from purgatoryd.shm_layout.arena import Arena, Handled
 from purgatoryd.shm_layout.rings import RingPair
+
+PENDING_BYTES = 256 * 2**10
+"""Memory for the replies that wait for commits in the core."""
 
 
 def _nothing() -> None:
@@ -88,12 +91,18 @@ class RingServer:
         system calls themselves."""
         self._message = bytearray(message_max)
         self._message_base = ffi.from_buffer(self._message)
+        self._pending = bytearray(PENDING_BYTES)
+        self._pending_base = ffi.from_buffer(self._pending)
         self._calls = calls
         self._rings: dict[int, Ring] = {}
         """Rings by number."""
         self.struct = ffi.new(
-            "struct pg_ring_server *", {"calls": calls, "message": self._message_base}
-        )
+            "struct pg_ring_server *",
+            {
+                "calls": calls, "message": self._message_base,
+                "pending": {"memory": self._pending_base, "size": PENDING_BYTES},
+            },
+        )  # fmt: skip
 
     def add(self, ring: Ring) -> None:
         """Serve the rings of a client."""
@@ -185,13 +194,57 @@ class RingServer:
         how = Handled.AGAIN if event == lib.PG_RE_AGAIN else None
         return Served(applied, request_of(ring, body, struct.received_boot_ns), how)
 
+    # ---- replies that wait for commits -----------------------------------------------------------
+
+    def commit_by(self, requests: Any) -> None:
+        """Keep durable replies until commits allow them. `requests`: a struct pg_commit_requests;
+        NULL = there is no WAL."""
+        self.struct.commits = requests
+
+    @property
+    def pending(self) -> int:
+        """Number of replies that wait for commits in the core."""
+        return int(self.struct.pending.count)
+
+    def callers_pending(self, count: int) -> None:
+        """Note that the caller keeps `count` replies that wait for commits. While it keeps any, the
+        core leaves durable replies to it, so that they are sent in order."""
+        self.struct.callers_pending = count
+
+    def newest_lsn(self, route: Hashable) -> int:
+        """Return the LSN for which the newest pending reply to `route` waits, or a later LSN; 0 =
+        there is none."""
+        waits = isinstance(route, Ring) and route.struct.pending
+        return int(self.struct.pending.newest_lsn) if waits else 0
+
+    def release(self, arena: Arena, send: Callable[[Hashable, bytes, int], None]) -> None:
+        """Send the pending replies whose records are on disk. `send` sends a reply for which a ring
+        has no space; its arguments are those of PendingAcks."""
+        while self.pending and arena.release_replies(self.struct):
+            _, route, body, built_boot_ns = self._take_oldest()
+            send(route, body, built_boot_ns)
+
+    def take_pending(self) -> Iterator[tuple[int, Hashable, bytes, int]]:
+        """Take the pending replies away, the oldest first: LSN, route, reply, and the boot time at
+        which the reply was complete."""
+        while self.pending:
+            yield self._take_oldest()
+
+    def _take_oldest(self) -> tuple[int, Hashable, bytes, int]:
+        oldest = lib.pg_pending_oldest(ffi.addressof(self.struct, "pending"))
+        ring = self._rings[oldest.client.socket] if oldest.client else None
+        body = bytes(ffi.buffer(oldest + 1, oldest.bytes))
+        reply = int(oldest.lsn), ring, body, int(oldest.built_boot_ns)
+        lib.pg_pending_drop(ffi.addressof(self.struct, "pending"))
+        return reply
+
     def answered(self) -> list[Answered]:
         """Return the answers that need a REPLIED record, each once."""
         found = []
         while client := self.struct.answered:
             self.struct.answered = client.next_answered
             found.append(Answered(
-                client.session, client.first_answer, client.answers, client.built_boot_ns,
+                client.answered_session, client.first_answer, client.answers, client.built_boot_ns,
                 client.handed_boot_ns,
             ))  # fmt: skip
             client.answers = 0

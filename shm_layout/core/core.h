@@ -37,6 +37,7 @@
 #include "core/recover/migrate.h"
 #include "core/recover/rebuild.h"
 #include "core/front/notices.h"
+#include "core/front/ring_replies.h"
 #include "core/front/scan.h"
 
 #endif

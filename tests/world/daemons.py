@@ -165,7 +165,8 @@ class _SimulatedWaiter:
         """Boot time until which the loop sleeps; None = it does not sleep."""
 
     def wait(self, until_ns: int) -> frozenset[int]:
-        self.until_ns = None if self._rings.rung else until_ns
+        woken = self._rings.rung or self._rings.committed
+        self.until_ns, self._rings.committed = None if woken else until_ns, False
         return frozenset({FD})
 
     def poll(self) -> frozenset[int]:
@@ -378,6 +379,7 @@ class SimulatedDaemon:
         self.paths.cmd.unlink(missing_ok=True)
         self.reaper = None
         self._asleep = self._committing = self._terminated = False
+        self._slept = self._committed = False
         self.observe.ended()
 
     def _unwind(self, kind: type[BaseException], error: BaseException) -> None:
@@ -478,8 +480,11 @@ class SimulatedDaemon:
         assert self.reaper is not None
         assert self.transport is not None
         if self._wake_number > 1 and self._slept:
-            ready = self.transport.ready() | self._news() | self._ends() | self._signals()
-            if ready == {FD} or (self.reaper.core_fires and not ready):
+            news = self._news()
+            ready = self.transport.ready() | news | self._ends() | self._signals()
+            by_core = {FD} | (news if self._takes_commits() else frozenset())
+            if ready <= by_core and (ready or self.reaper.core_fires):
+                self.transport.rings.committed = bool(news)
                 return self._wait()
             self.reaper.loop.woke(ready)
         self._slept = False
@@ -525,6 +530,11 @@ class SimulatedDaemon:
         return frozenset(fds) if news else frozenset()
 
     _committed = False
+
+    def _takes_commits(self) -> bool:
+        """Return whether the core answers after a commit, without Python."""
+        assert self.transport is not None
+        return not self.transport.rings.server.struct.callers_pending
 
     def _sleep(self, until_boot_ns: int) -> None:
         self._asleep = True

@@ -88,6 +88,8 @@ class SimulatedRings:
         self._clients: dict[int, ClientRing] = {}
         self.rung: deque[Ring] = deque()
         """Rings whose clients have rung."""
+        self.committed = False
+        """True if a commit ends the next sleep."""
         self.sleeps_until_ns: int | None = None
         """Boot time until which the loop sleeps after wait(); None = it does not sleep."""
         self.error: BaseException | None = None
@@ -158,10 +160,11 @@ class SimulatedRings:
 
     def _wait(self, _: Any, _server: Any, until_ns: int) -> int:
         self.transport.look()
+        committed, self.committed = self.committed, False
         rung = self.rouse()
         if self.transport.ready():
             return int(lib.PG_WOKEN_FOR_CALLER)
-        if rung or until_ns == POLL_NS:
+        if rung or committed or until_ns == POLL_NS:
             return int(lib.PG_WOKEN_BY_RINGS)
         if until_ns <= self._host.boot_ns():
             return int(lib.PG_WOKEN_BY_TIME)

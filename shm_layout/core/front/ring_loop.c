@@ -7,12 +7,14 @@
 #define _GNU_SOURCE
 #include <errno.h>
 #include <sys/epoll.h>
+#include <sys/eventfd.h>
 #include <sys/timerfd.h>
 #include <time.h>
 
 #include "core/base/common.h"
 #include "core/arena.h"
 #include "core/ring/ring.h"
+#include "core/wal/wal_buffer.h"
 
 #define SECOND_NS 1000000000
 #define WALL_ROUNDING_NS 1000     /* the offset of the wall clock is rounded down to this */
@@ -85,6 +87,29 @@ static int64_t wall_offset_ns(const struct pg_loop *l, int64_t now_ns)
     return offset_ns - rest_ns - (rest_ns < 0 ? WALL_ROUNDING_NS : 0);
 }
 
+/* Return whether the end of a commit needs the caller. */
+static bool commit_needs_caller(const struct pg_ring_server *s)
+{
+    return s->commits == NULL || s->callers_pending != 0 || pg_group_commit_pausing(s->commits->commit);
+}
+
+/* Take the descriptors that are ready. Returns enum pg_woken; descriptors that need the caller are
+ * left. */
+static int ready_take(struct pg_waiter *w, struct pg_ring_server *s)
+{
+    eventfd_t commits;
+    for (uint32_t i = 0; i < w->count; i++)
+        if (w->ready[i] != w->bells && (w->ready[i] != w->commits || commit_needs_caller(s)))
+            return PG_WOKEN_FOR_CALLER;
+    for (uint32_t i = 0; i < w->count; i++)
+        if (w->ready[i] == w->bells)
+            pg_bells_take(w->bells, s);
+        else
+            eventfd_read(w->commits, &commits);
+    w->count = 0;
+    return PG_WOKEN_BY_RINGS;
+}
+
 /* Sleep, and rouse the rings whose clients rang. Returns enum pg_woken, or -1 with errno. */
 static int sleep_or_poll(struct pg_loop *l, int64_t until_boot_ns)
 {
@@ -96,11 +121,7 @@ static int sleep_or_poll(struct pg_loop *l, int64_t until_boot_ns)
         return -1;
     if (w->count == 0)
         return until_boot_ns == POLL_NONE ? PG_WOKEN_BY_RINGS : PG_WOKEN_BY_TIME;
-    if (w->count != 1 || w->ready[0] != w->bells)
-        return PG_WOKEN_FOR_CALLER;
-    w->count = 0;
-    pg_bells_take(w->bells, l->server);
-    return PG_WOKEN_BY_RINGS;
+    return ready_take(w, l->server);
 }
 
 /* Show new notices to readers of the arena, and note that no socket wants them. */
@@ -128,6 +149,34 @@ static bool fire(struct pg_arena *a, const struct pg_loop *l, int64_t now_ns, in
     return l->fires || (done == 0 && !*more);
 }
 
+static int64_t commit_at_ns(const struct pg_loop *l)
+{
+    return l->server->commits != NULL ? l->server->commits->until_boot_ns : INT64_MAX;
+}
+
+/* Put the replies that a commit allows. False = the caller has to send one. */
+static bool replies_release(struct pg_arena *a, struct pg_ring_server *s)
+{
+    const uint64_t callers = s->pending.count;
+    const bool left = pg_pending_release(a, s);
+    if (s->pending.count != callers)
+        pg_commit_allowed(a, s->commits, callers);
+    return !left;
+}
+
+/* Request the next commit if it is time. False = the caller has work: the WAL has stopped, or it is
+ * full. */
+static bool commit_request(struct pg_arena *a, struct pg_ring_server *s, int64_t now_ns)
+{
+    if (s->commits == NULL)
+        return true;
+    if (pg_commit_is_due(a, s->commits, s->pending.count + s->callers_pending, now_ns)) {
+        pg_rings_replied(a, s);
+        pg_commit_request(a, s->commits);
+    }
+    return !wal_stopped(a) && !wal_buffer_full(a);
+}
+
 /* Do one iteration that begins at `now_ns`. Returns whether another may follow. *more = 1: timers
  * that are due are left. */
 static bool iterate(struct pg_arena *a, struct pg_loop *l, int64_t now_ns, int *more)
@@ -135,13 +184,13 @@ static bool iterate(struct pg_arena *a, struct pg_loop *l, int64_t now_ns, int *
     l->iterations++;
     l->begun_boot_ns = l->planned_boot_ns = now_ns;
     pg_time_shares_begin(l->shares, now_ns);
-    if (!fire(a, l, now_ns, more))
+    if (!replies_release(a, l->server) || !fire(a, l, now_ns, more))
         return false;
     const uint32_t event = pg_rings_serve(a, l->server, l->shares, l->most);
     if (l->fires)
         notices_show(a, l);
     if (event == PG_RE_NONE || event == PG_RE_ENOUGH)
-        return !has_news(a);
+        return commit_request(a, l->server, now_ns) && !has_news(a);
     l->server->left = event;
     l->server->applied = 0;
     l->server->unseen = l->server->awake;                /* the caller sees this ring again */
@@ -194,7 +243,8 @@ int pg_loop_wait(struct pg_arena *a, struct pg_loop *l, int64_t until_boot_ns)
     l->begun_boot_ns = 0;
     l->planned_boot_ns = loop_boot_ns(l->server->calls);
     for (int64_t now_ns = INT64_MIN;;) {                 /* the caller has looked at the time */
-        const int64_t due_ns = pg_next_ns(a) - l->spin_ns, until_ns = earlier(until_boot_ns, due_ns);
+        const int64_t due_ns = pg_next_ns(a) - l->spin_ns;
+        const int64_t until_ns = earlier(earlier(until_boot_ns, due_ns), commit_at_ns(l));
         const bool sleeps = !more && now_ns < until_ns && !message_soon(l, until_ns) &&
                             pg_rings_sleep(l->server);
         if (sleeps)

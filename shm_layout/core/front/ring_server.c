@@ -5,18 +5,8 @@
 
 #include "core/base/common.h"
 #include "core/arena.h"
+#include "core/front/ring_replies.h"
 #include "core/ring/ring.h"
-#include "core/wal/wal_buffer.h"
-
-static void wake(const struct pg_ring_server *s, uint32_t how, uint32_t *word, int socket)
-{
-    if (LIKELY(how == PG_RING_AWAKE))
-        return;
-    if (s->calls != NULL)
-        s->calls->wake(s->calls->context, how, word, socket);
-    else
-        pg_ring_wake(how, word, socket);
-}
 
 /* ---- the rings that are awake --------------------------------------------------------------- */
 
@@ -47,11 +37,7 @@ static void circle_remove(struct pg_ring_server *s, struct pg_ring_client *befor
 
 void pg_rings_remove(struct pg_ring_server *s, struct pg_ring_client *c)
 {
-    struct pg_ring_client **link = &s->answered;
-    while (*link != NULL && *link != c)
-        link = &(*link)->next_answered;
-    if (*link != NULL)
-        *link = c->next_answered;
+    ring_replies_forget(s, c);
     if (!c->awake)
         return;
     struct pg_ring_client *before = s->last;
@@ -94,47 +80,6 @@ static bool plain(const struct pg_ring_server *s, const struct pg_ring_client *c
                                        f.message == PG_M_ACK || f.message == PG_M_PING);
 }
 
-/* Note an answer for its REPLIED record. False = it does not follow the answers that are noted. */
-static bool answer_follows(const struct pg_ring_client *c, const struct pg_frame *f)
-{
-    return c->answers == 0 || f->sequence == c->first_answer + c->answers;
-}
-
-static void answer_note(struct pg_ring_server *s, struct pg_ring_client *c,
-                        const struct pg_frame *f)
-{
-    if (c->answers == 0) {
-        c->first_answer = f->sequence;
-        c->built_boot_ns = s->built_boot_ns;
-        c->next_answered = s->answered;
-        s->answered = c;
-    }
-    c->answers++;
-    c->handed_boot_ns = s->handed_boot_ns;
-}
-
-/* Put the reply of a message. False = the caller has to send it: it is an error, it waits for the
- * disk, or it does not fit. */
-static bool reply_put(struct pg_arena *a, struct pg_ring_server *s, struct pg_ring_client *c)
-{
-    struct pg_frame f;
-    memcpy(&f, s->reply, sizeof f);
-    const bool noted = has_wal(a) && f.message == PG_M_BATCH;
-    if (f.error != PG_ERR_NONE || pg_durable_lsn(a) != 0 || (noted && !answer_follows(c, &f)) ||
-        is_large(c->putter, s->reply_bytes))
-        return false;
-    const int64_t begun_boot_ns = loop_boot_ns(s->calls);
-    if (!pg_ring_put(c->putter, s->reply, s->reply_bytes))
-        return false;
-    wake(s, pg_ring_rouse_taker(c->putter), &c->putter->words->taker_sleeps, c->socket);
-    s->handed_boot_ns = loop_boot_ns(s->calls);
-    pg_measure(a, PG_HG_RESPONSE_QUEUE, begun_boot_ns - s->built_boot_ns);
-    pg_measure(a, PG_HG_SEND, s->handed_boot_ns - begun_boot_ns);
-    if (noted)
-        answer_note(s, c, &f);
-    return true;
-}
-
 /* Apply the message that was taken, and put its reply. */
 static uint32_t apply(struct pg_arena *a, struct pg_ring_server *s,
                       struct pg_time_shares *shares, struct pg_ring_client *c)
@@ -147,7 +92,7 @@ static uint32_t apply(struct pg_arena *a, struct pg_ring_server *s,
         return PG_RE_MESSAGE;     /* nothing has changed yet */
     s->built_boot_ns = s->handed_boot_ns = loop_boot_ns(s->calls);
     pg_served(a, s->built_boot_ns);
-    const bool done = how == PG_H_SILENT || (how == PG_H_REPLY && reply_put(a, s, c));
+    const bool done = how == PG_H_SILENT || (how == PG_H_REPLY && ring_reply(a, s, c));
     pg_time_share_charge(shares, c->share, begun_boot_ns, s->handed_boot_ns);
     c->spoke = true;
     s->applied++;
@@ -170,7 +115,8 @@ static uint32_t visit(struct pg_arena *a, struct pg_ring_server *s,
     if (s->message_bytes == 0)
         return PG_RE_NONE;
     pg_ring_take(c->taker, s->message);
-    wake(s, pg_ring_rouse_putter(c->taker), &c->taker->words->putter_sleeps, c->socket);
+    ring_client_wake(s, pg_ring_rouse_putter(c->taker), &c->taker->words->putter_sleeps,
+                     c->socket);
     s->received_boot_ns = loop_boot_ns(s->calls);
     s->unseen = s->awake;
     return plain(s, c) ? apply(a, s, shares, c) : PG_RE_MESSAGE;

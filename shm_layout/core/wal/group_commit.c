@@ -561,7 +561,9 @@ static bool commit_is_requested(struct pg_group_commit *c, bool last)
     return last || LOAD_RELAXED(&c->requested) > c->position;
 }
 
-static bool pausing(struct pg_group_commit *c) { return atomic_load(&c->pauses) % 2 != 0; }
+static bool pausing(const struct pg_group_commit *c) { return atomic_load(&c->pauses) % 2 != 0; }
+
+int pg_group_commit_pausing(const struct pg_group_commit *c) { return pausing(c); }
 
 /* Wait until no pause is requested. The daemon may request the next pause before the thread sees
  * that the current pause has ended, so each pause has its own number. */
