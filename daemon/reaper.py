@@ -370,9 +370,7 @@ class Reaper:
     @property
     def _core_iterates(self) -> bool:
         """True while the core may do iterations that need no Python."""
-        return self.takes_commands and not (
-            self._clock.virtual or self.wal.full or self._draining
-        )
+        return self.takes_commands and not (self._clock.virtual or self.wal.full or self._draining)
 
     @property
     def core_fires(self) -> bool:
