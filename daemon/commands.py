@@ -142,8 +142,9 @@ class Commands:
         return True
 
     def _serve_some(self, most: int, ready: Set[int] | None) -> Served:
-        """Let the transport apply messages of rings."""
-        served = self._socket.serve(self._arena, self.shares, most, ready)
+        """Let the transport apply messages."""
+        counts = self._taken_of is not None
+        served = self._socket.serve(self._arena, self.shares, most, ready, counts)
         for answered in self._rings.answered():
             self._wal.answered(answered)
         return served
@@ -352,7 +353,7 @@ class Commands:
             if owner is not None:
                 self._rings.disown(owner.route, owner.session)
             self._owners[session & ROW] = _Owner(session, message.route)
-            self._rings.own(message.route, session, share)
+            self._rings.own(message, session, share)
             self.clients.speaks(session, message.pid, message.connection)
             self._arena.inbox_to(session)
 

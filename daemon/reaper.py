@@ -351,7 +351,7 @@ class Reaper:
     # ---- sleep ----
 
     def wait(self, waiter: Waiter, until_ns: int) -> frozenset[int]:
-        """Sleep until `until_ns`, or until a descriptor is ready. Serve rings meanwhile, if their
+        """Sleep until `until_ns`, or until a descriptor is ready. Serve clients meanwhile, if their
         messages need nothing else from an iteration."""
         if self._clock.virtual or self.wal.fds or self._draining:
             if not self.takes_commands or self._transport.ring_server.may_sleep():

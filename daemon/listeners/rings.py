@@ -25,6 +25,7 @@ from purgatoryd.daemon.listeners.admission_control import (
     take_no_descriptors,
 )
 from purgatoryd.daemon.listeners.ring_server import Ring, RingServer, request_of
+from purgatoryd.daemon.listeners.router import Router
 from purgatoryd.daemon.listeners.time_shares import TimeShares
 from purgatoryd.daemon.listeners.transport import NOTHING, Peer, Request, Served
 from purgatoryd.daemon.log import log
@@ -97,15 +98,22 @@ class Rings:
     """
 
     def __init__(
-        self, path: Path, memory_bytes: int, admission: AdmissionControl, access: Access, host: Host
+        self,
+        path: Path,
+        memory_bytes: int,
+        admission: AdmissionControl,
+        access: Access,
+        host: Host,
+        router: Router | None = None,
     ) -> None:
-        """`path` is that of the socket, `memory_bytes` the memory for all rings."""
+        """`path` is that of the socket, `memory_bytes` the memory for all rings. `router`: the
+        ROUTER socket, which is served together with the rings."""
         self.path = path
         self._memory_bytes = memory_bytes
         self._admission = admission
         self._access = access
         self._host = host
-        self.server = RingServer(RING_BYTES_MAX)
+        self.server = RingServer(RING_BYTES_MAX, router=router)
         self._rings: dict[int, LocalRing] = {}
         """Rings by the descriptor of the connection."""
         self._used_bytes: Counter[int] = Counter()

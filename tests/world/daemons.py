@@ -287,6 +287,7 @@ class SimulatedDaemon:
         self.transport = SimulatedTransport(
             self.network, host,
             (self.paths.cmd_endpoint, self.paths.pub_endpoint, self.paths.admin_endpoint),
+            in_core=self.starts % 3 != 0,
         )  # fmt: skip
         self.processes = SimulatedProcesses(self.transport)
         self.processes.alive = self.pids
@@ -472,7 +473,7 @@ class SimulatedDaemon:
         assert self.transport is not None
         if self._wake_number > 1 and self._slept:
             ready = self.transport.ready() | self._news() | self._ends()
-            if ready == {FD}:
+            if ready and ready <= {FD, self.transport.commands.fd}:
                 return self._wait()
             self.reaper.loop.woke(ready)
         self._slept = False
@@ -481,7 +482,7 @@ class SimulatedDaemon:
     _slept = False
 
     def _wait(self) -> int | None:
-        """Let the loop begin or continue its sleep, in which it serves rings. Return the boot time
+        """Let the loop begin or continue its sleep, in which it serves clients. Return the boot time
         until which it sleeps; None = another iteration follows."""
         assert self.reaper is not None
         assert self.transport is not None

@@ -82,7 +82,7 @@ class SimulatedRings:
             "wait": ffi.callback("int(void *, struct pg_ring_server *, int64_t)", self._wait),
         }
         calls = ffi.new("struct pg_loop_calls *", self._callbacks)
-        self.server = RingServer(LARGE_BYTES, calls)
+        self.server = RingServer(LARGE_BYTES, calls, transport.router.router)
         self._clients: dict[int, ClientRing] = {}
         self.rung: deque[Ring] = deque()
         """Rings whose clients have rung."""
@@ -153,9 +153,12 @@ class SimulatedRings:
         self._clients[number].woken()
 
     def _wait(self, _: Any, _server: Any, until_ns: int) -> int:
+        transport = self.transport
         if until_ns == POLL_NS:
-            return int(not self.transport.ready() - {FD})
-        if self.rouse():
+            return int(not transport.ready() - {FD, transport.commands.fd})
+        if transport.commands.waiting:
+            transport.router.state.quiet = 0
+        if self.rouse() or transport.commands.waiting:
             return 1
         self.sleeps_until_ns = until_ns
         return 0

@@ -1,4 +1,4 @@
-/* ring_loop.c - the place where the loop sleeps, and the iterations that only serve rings.
+/* ring_loop.c - the place where the loop sleeps, and the iterations that only serve clients.
  *
  * Such an iteration does what the caller's iteration does in the same order: note the time, then
  * apply messages. It ends the sleep as soon as there is anything else to do. */
@@ -83,7 +83,32 @@ static int64_t wall_offset_ns(const struct pg_loop *l, int64_t now_ns)
     return offset_ns - rest_ns - (rest_ns < 0 ? WALL_ROUNDING_NS : 0);
 }
 
-/* Sleep, and rouse the rings whose clients rang. Returns 1 unless the caller has work to do. */
+/* Return whether a descriptor is readable because of messages of clients. */
+static bool brings_messages(const struct pg_loop *l, int fd)
+{
+    const struct pg_router *r = l->server->router;
+    return fd == l->waiter->bells || (r != NULL && fd == r->fd);
+}
+
+/* Note which clients have messages, if only messages ended the sleep. Returns 0 if something else
+ * did. */
+static int messages_note(struct pg_loop *l)
+{
+    struct pg_waiter *w = l->waiter;
+    for (uint32_t i = 0; i < w->count; i++)
+        if (!brings_messages(l, w->ready[i]))
+            return 0;
+    for (uint32_t i = 0; i < w->count; i++) {
+        if (w->ready[i] == w->bells)
+            pg_bells_take(w->bells, l->server);
+        else
+            l->server->router->quiet = false;
+    }
+    w->count = 0;
+    return 1;
+}
+
+/* Sleep, and note which clients have messages. Returns 1 unless the caller has work to do. */
 static int sleep_or_poll(struct pg_loop *l, int64_t until_boot_ns)
 {
     const struct pg_loop_calls *calls = l->server->calls;
@@ -92,13 +117,7 @@ static int sleep_or_poll(struct pg_loop *l, int64_t until_boot_ns)
         return calls->wait(calls->context, l->server, until_boot_ns);
     if (pg_wait(w, until_boot_ns) != 0)
         return -1;
-    if (w->count == 0)
-        return until_boot_ns == POLL_NONE;
-    if (w->count != 1 || w->ready[0] != w->bells)
-        return 0;
-    w->count = 0;
-    pg_bells_take(w->bells, l->server);
-    return 1;
+    return w->count == 0 ? until_boot_ns == POLL_NONE : messages_note(l);
 }
 
 /* Return whether something has to be sent that is no reply. */
@@ -127,7 +146,7 @@ static bool iterate(struct pg_arena *a, struct pg_loop *l, int64_t now_ns)
 
 static int64_t earlier(int64_t a, int64_t b) { return a < b ? a : b; }
 
-/* Return 0 to the caller, who looks at the rings: they ended the sleep. */
+/* Return 0 to the caller, who looks at rings and socket: messages ended the sleep. */
 static int rings_are_ready(struct pg_loop *l)
 {
     if (l->waiter != NULL) {
