@@ -19,7 +19,7 @@ import zmq
 from raw_wire import BATCH, BYE, PING, Raw, batch, cancel, frame, put
 
 from purgatoryd.daemon.config import Config
-from purgatoryd.daemon.lifecycle import DaemonLifecycle
+from purgatoryd.daemon.lifecycle import STARTING, DaemonLifecycle
 from purgatoryd.daemon.listeners import libzmq
 from purgatoryd.daemon.listeners.access import Access
 from purgatoryd.daemon.listeners.sockets import Sockets
@@ -162,19 +162,20 @@ StartServed = Callable[..., InProcess]
 
 
 @pytest.fixture
-def start(daemon_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[StartServed]:
+def start(daemon_dir: Path) -> Iterator[StartServed]:
     with contextlib.ExitStack() as stack:
 
         def started(name: str = "demo", *, in_core: bool = True) -> InProcess:
             paths, config = daemon_paths(name), Config(name)
-            if not in_core:
-                monkeypatch.setattr(libzmq, "_library", lambda: None)
             access = Access.of(config)
             opening = stack.enter_context(owned(Opening(config, paths)))
-            sockets = stack.enter_context(contextlib.closing(Sockets(paths, access)))
-            monkeypatch.undo()
+            with pytest.MonkeyPatch.context() as patch:
+                if not in_core:
+                    patch.setattr(libzmq, "_library", lambda: None)
+                sockets = stack.enter_context(contextlib.closing(Sockets(paths, access)))
             processes = stack.enter_context(contextlib.closing(Processes()))
             lifecycle = DaemonLifecycle(ServiceManager())
+            lifecycle.enter(STARTING)
             reaper = stack.enter_context(
                 loop_of(opening, sockets, access, lifecycle, UNPLACED, processes)
             )
