@@ -165,12 +165,14 @@ class RingServer:
                 break
             if event == lib.PG_RE_ENOUGH:
                 return Served(applied)
-            if not struct.client or event != lib.PG_RE_LOOK:
+            if event != lib.PG_RE_LOOK:
                 return self._left(arena, event, applied)
-            request = look(self._rings[struct.client.socket])
+            request = self._receive() if not struct.client else look(self._ring())
             if request is not None:
                 struct.unseen = struct.awake
                 return Served(applied, request)
+            if not struct.client and not struct.router.quiet:
+                break  # the rest of a message is dropped in parts, one in each iteration
         return Served(applied) if applied else NOTHING
 
     def left(self, arena: Arena) -> Served:
@@ -186,28 +188,28 @@ class RingServer:
             request = self._request(b"")
             reply = arena.reply(struct.reply_bytes)
             return Served(applied, request, Handled.REPLY, reply, struct.built_boot_ns)
-        if event in (lib.PG_RE_LOOK, lib.PG_RE_OFFENCE):
-            found = self._from_socket(event)
-            return Served(applied, found) if applied or found is not None else NOTHING
+        if event == lib.PG_RE_OFFENCE:
+            assert self._router is not None
+            self._router.offended()
+            return Served(applied) if applied else NOTHING
         body = bytes(ffi.buffer(struct.body, struct.message_bytes))
         how = Handled.AGAIN if event == lib.PG_RE_AGAIN else None
         return Served(applied, self._request(body), how)
 
-    def _from_socket(self, event: int) -> Request | None:
-        """Receive a message that the core has not received, or report an offence."""
-        assert self._router is not None
-        if event == lib.PG_RE_LOOK:
-            return self._router.receive()
-        self._router.offended()
-        return None
+    def _receive(self) -> Request | None:
+        """Receive a message that the core has left in the socket."""
+        return self._router.receive() if self._router is not None else None
+
+    def _ring(self) -> Ring:
+        """Return the rings of the last event."""
+        return self._rings[self.struct.client.socket]
 
     def _request(self, body: bytes) -> Request:
         """Return the message that the core has received, as a request with `body`."""
-        client, received_boot_ns = self.struct.client, self.struct.received_boot_ns
-        if client:
-            return request_of(self._rings[client.socket], body, received_boot_ns)
-        assert self._router is not None
-        return self._router.request(body, received_boot_ns)
+        received_boot_ns = self.struct.received_boot_ns
+        if self._router is not None and not self.struct.client:
+            return self._router.request(body, received_boot_ns)
+        return request_of(self._ring(), body, received_boot_ns)
 
     def answered(self) -> list[Answered]:
         """Return the answers that need a REPLIED record, each once."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import socket
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import ExitStack, closing, suppress
 from functools import partial
 from pathlib import Path
@@ -156,13 +156,15 @@ class SnapshotProcess:
 class _SimulatedWaiter:
     """An implementation of Waiter that does not wait."""
 
-    def __init__(self, rings: SimulatedRings) -> None:
+    def __init__(self, rings: SimulatedRings, came: Callable[[], bool]) -> None:
+        """`came`: returns whether messages wait that the loop takes."""
         self._rings = rings
+        self._came = came
         self.until_ns: int | None = None
         """Boot time until which the loop sleeps; None = it does not sleep."""
 
     def wait(self, until_ns: int) -> frozenset[int]:
-        self.until_ns = None if self._rings.rung else until_ns
+        self.until_ns = None if self._came() else until_ns
         return frozenset()
 
     def poll(self) -> frozenset[int]:
@@ -482,13 +484,13 @@ class SimulatedDaemon:
     _slept = False
 
     def _wait(self) -> int | None:
-        """Let the loop begin or continue its sleep, in which it serves clients. Return the boot time
-        until which it sleeps; None = another iteration follows."""
+        """Let the loop begin or continue its sleep, in which it serves clients. Return the boot
+        time until which it sleeps; None = another iteration follows."""
         assert self.reaper is not None
         assert self.transport is not None
         loop = self.reaper.loop
         assert loop.until_ns is not None
-        simulated = _SimulatedWaiter(self.transport.rings)
+        simulated = _SimulatedWaiter(self.transport.rings, self._came)
         waiter: Any = simulated
         if not loop.over:
             self.reaper.wait(waiter, loop.until_ns)
@@ -529,8 +531,14 @@ class SimulatedDaemon:
         assert self.reaper is not None
         assert self.transport is not None
         commands = self.reaper.takes_commands
-        rung = commands and bool(self.transport.rings.rung)
-        return rung or self._committed or self.transport.pending(commands=commands)
+        return self._came() or self._committed or self.transport.pending(commands=commands)
+
+    def _came(self) -> bool:
+        """Return whether messages wait that the loop takes."""
+        assert self.reaper is not None
+        assert self.transport is not None
+        some = self.transport.rings.rung or self.transport.commands.waiting
+        return self.reaper.takes_commands and bool(some)
 
     def _timed_out(self, number: int) -> None:
         if number == self._wake_number and self._asleep and not self.frozen:

@@ -1,7 +1,7 @@
 """The functions of libzmq for a simulated command socket, so that the core receives its messages.
 
-A process that dies at one of these calls does not return to the core at once, as a C function cannot
-raise: the call fails, the core returns, and the next call of the process raises Killed.
+If a process dies at one of these calls, the call fails, because a C function cannot raise. The core
+returns, and the next call of the process raises Killed.
 """
 
 from __future__ import annotations

@@ -192,15 +192,14 @@ static uint32_t visit_router(struct pg_arena *a, struct pg_ring_server *s,
                              struct pg_time_shares *shares)
 {
     struct pg_router *const r = s->router;
+    const bool receives = LIKELY(!r->each && !r->rest);
+    const enum router_event event = receives ? router_receive(r) : ROUTER_FAILED;
+    if (event == ROUTER_NONE)
+        return PG_RE_NONE;
     s->client = NULL;
-    if (UNLIKELY(r->each || r->rest))
-        return PG_RE_LOOK;
-    switch (router_receive(r)) {
-    case ROUTER_NONE: return PG_RE_NONE;
-    case ROUTER_FAILED: return PG_RE_LOOK;
-    case ROUTER_OFFENCE: return PG_RE_OFFENCE;
-    case ROUTER_MESSAGE: break;
-    }
+    s->unseen = s->awake;
+    if (event != ROUTER_MESSAGE)
+        return event == ROUTER_OFFENCE ? PG_RE_OFFENCE : PG_RE_LOOK;
     s->body = r->calls->msg_data(r->message);
     s->message_bytes = r->calls->msg_size(r->message);
     s->received_boot_ns = loop_boot_ns(s->calls);
