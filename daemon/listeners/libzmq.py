@@ -35,7 +35,7 @@ def calls_for(socket: zmq.Socket[bytes]) -> Any | None:
 
 
 def _library() -> ctypes.CDLL | None:
-    """Return the loaded extension of pyzmq. Symbols are searched in it and in the libraries that it
+    """Return the extension of pyzmq. Symbols are searched in it and in the libraries that it
     is linked with, as the dynamic linker did."""
     path = getattr(sys.modules.get(Socket.__module__), "__file__", None)
     if path is None:

@@ -38,7 +38,7 @@ class _Client:
     """A peer of the socket that owns a session. The core keeps no copy of these objects."""
 
     struct: Any
-    kept: tuple[Any, ...]
+    memory: tuple[Any, ...]
 
 
 class Router:
@@ -51,7 +51,7 @@ class Router:
         self._behind: set[Hashable] = set()
         """Peers with an unfinished message."""
         self._rows: Any = ffi.NULL
-        self._kept: tuple[Any, ...] = ()
+        self._memory: tuple[Any, ...] = ()
         """Memory that the core uses."""
         self.receive = receiver.receive
 
@@ -61,7 +61,7 @@ class Router:
         calls = calls_for(socket)
         if calls is None:
             return False
-        self._kept = (calls, messages)
+        self._memory = (calls, messages)
         self.struct.calls = calls
         self.struct.socket = ffi.cast("void *", socket.underlying)
         self.struct.completed, self.struct.descriptors = messages, len(messages)
@@ -75,12 +75,12 @@ class Router:
         `share`, a struct pg_time_share."""
         route: Any = message.route
         name = ffi.new("char[]", f"{message.uid}:{message.gid}:{message.pid}".encode())
-        kept = (ffi.from_buffer("uint8_t[]", route), name, share)
+        memory = (ffi.from_buffer("uint8_t[]", route), name, share)
         fields = {
-            "share": share, "session": session, "pid": message.pid, "route": kept[0],
+            "share": share, "session": session, "pid": message.pid, "route": memory[0],
             "route_bytes": len(route), "user_id": name, "behind": route in self._behind,
         }  # fmt: skip
-        client = _Client(ffi.new("struct pg_ring_client *", fields), kept)
+        client = _Client(ffi.new("struct pg_ring_client *", fields), memory)
         self._reserve(session & ROW)
         self.struct.clients[session & ROW] = client.struct
         self._clients[route] = client

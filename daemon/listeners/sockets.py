@@ -49,6 +49,7 @@ LARGE_BYTES = 16 * 2**10
 """Answers above this size are dropped while memory is short. The peers then ask again."""
 SUBSCRIPTION_MAX = NAMESPACE_MAX + TOPIC_MAX + 32
 """Maximum size of a subscription: two names, three bytes around them, and the ZMTP header."""
+ROUTE_MAX = int(lib.PG_ROUTE_MAX)
 OFFENCE = "more frames or a longer name than any client has"
 PARTS_MAX = 256
 """Maximum number of frames in a message; a message with more frames is an offence. An iteration
@@ -107,7 +108,7 @@ class RequestSocket:
         self._host = host
         self._sheds_over = sheds_over
         self.fd = int(socket.getsockopt(zmq.FD))
-        self._route = bytearray(lib.PG_ROUTE_MAX)
+        self._route = bytearray(ROUTE_MAX)
         self.state = ffi.new(
             "struct pg_router *", {"fd": self.fd, "each": 1, "reply_max": sheds_over}
         )
@@ -122,7 +123,7 @@ class RequestSocket:
             if state.rest:
                 return None
         try:
-            # a route of more than PG_ROUTE_MAX bytes is cut; `size` then shows that
+            # a route of more than ROUTE_MAX bytes is cut; `size` then shows that
             size = self.zmq_socket.recv_into(self._route, flags=zmq.NOBLOCK)
         except zmq.Again:
             state.quiet = 1
@@ -130,7 +131,7 @@ class RequestSocket:
         state.quiet = 0
         body = self.zmq_socket.recv(copy=False)
         state.rest = body.more and not self._take_off()
-        if state.rest or size > lib.PG_ROUTE_MAX:
+        if state.rest or size > ROUTE_MAX:
             self._admission.offence(body, OFFENCE)
             return None
         connection = self._admission.completed(body)

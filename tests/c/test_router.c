@@ -345,7 +345,7 @@ static void test_a_reply_that_the_socket_refuses_is_left_to_the_caller(void)
     CHECK_EQUAL(t->socket.replies, 1);
 }
 
-static void test_the_socket_and_rings_take_turns(void)
+static void test_the_socket_and_rings_alternate(void)
 {
     static struct pg_ring_pair words;
     static uint8_t submissions[SIZE], completions[SIZE], message[SIZE];
@@ -410,7 +410,7 @@ int main(void)
     RUN(test_failures_of_the_socket_are_left_to_the_caller);
     RUN(test_refusals_and_large_replies_are_left_to_the_caller);
     RUN(test_a_reply_that_the_socket_refuses_is_left_to_the_caller);
-    RUN(test_the_socket_and_rings_take_turns);
+    RUN(test_the_socket_and_rings_alternate);
     RUN(test_the_loop_serves_the_socket_while_it_sleeps);
     RUN(test_a_message_for_the_caller_ends_the_sleep);
     opened();

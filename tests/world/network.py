@@ -319,9 +319,7 @@ class SimulatedRequests:
             return None
         return self.waiting.popleft()
 
-    def serve(
-        self, arena: Arena, shares: TimeShares, most: int, _: object, each: bool
-    ) -> Served:
+    def serve(self, arena: Arena, shares: TimeShares, most: int, _: object, each: bool) -> Served:
         self._transport.router.look(each=each)
         return self._transport.rings.serve(arena, shares, most)
 
