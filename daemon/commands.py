@@ -41,6 +41,7 @@ OVERHEAD_BYTES = 2048
 """Memory of a waiting message in addition to its own bytes."""
 NOTIFIED_BYTES_MAX = 16 * 2**20
 """Limit on the bytes sent to an owner since the owner's last message. The rest is sent later."""
+NO_EVENTS: frozenset[int] = frozenset()
 ROW = 0xFFFF  # mask of the row number in a session id
 _SESSION = slice(8, 16)  # this and the following slices are fields of struct pg_frame
 _KIND = slice(6, 8)
@@ -132,6 +133,7 @@ class Commands:
             if self.full:
                 return bool(self._unfinished)
             served = self._serve_some(left, ready)
+            ready = NO_EVENTS  # one look at all descriptors in each iteration
             message = served.request
             left -= served.applied
             if message is not None:

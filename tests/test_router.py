@@ -281,6 +281,28 @@ def test_a_flood_is_answered_completely(served: InProcess, peer: Raw) -> None:
     assert [served.answer(peer).sequence for _ in range(40)] == list(range(40))
 
 
+def test_each_iteration_of_a_flood_looks_for_clients_that_ring(
+    served: InProcess, peer: Raw, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise a client whose rings sleep would wait until the end of the flood."""
+    served.greet(peer)
+    served.batch(peer, put(b"a"))
+    looks = 0
+
+    def look() -> None:
+        nonlocal looks
+        looks += 1
+
+    monkeypatch.setattr(served.sockets._rings, "_look", look)
+    for n in range(100):
+        peer.send(frame(PING, peer.session, n))
+    served.reaper.loop.iterate()  # the first iteration after the sleep
+    looks = 0
+    for iterations in range(1, 8):
+        served.reaper.loop.iterate()
+        assert looks == iterations
+
+
 # ---- the core and Python answer alike ----------------------------------------------------------
 
 

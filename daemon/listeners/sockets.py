@@ -24,7 +24,6 @@ from purgatoryd.daemon.listeners.rings import Rings
 from purgatoryd.daemon.listeners.router import Router
 from purgatoryd.daemon.listeners.time_shares import TimeShares
 from purgatoryd.daemon.listeners.transport import (
-    NOTHING,
     REPLY_HWM,
     REQUEST_HWM,
     Peer,
@@ -182,8 +181,6 @@ class AllRequests:
         self._socket = socket
         self._rings = rings
         self._in_core = in_core
-        self._looks = True
-        """True if serve() has to look at the socket again."""
         self.fd = socket.fd
 
     def receive(self) -> Request | None:
@@ -196,11 +193,9 @@ class AllRequests:
         """Apply at most `most` messages, and return the first message that is left to the caller.
         `each`: every message of the socket is left to the caller."""
         self._socket.state.each = each or not self._in_core
-        if self._looks and (ready is None or self.fd in ready):
+        if ready is None or self.fd in ready:
             self._socket.look()
-        served = self._rings.serve(arena, shares, most, ready)
-        self._looks = served is NOTHING
-        return served
+        return self._rings.serve(arena, shares, most, ready)
 
     def send(self, route: Hashable, body: Any) -> bool:
         """Send to a peer; False = the message is known to be lost."""
@@ -390,6 +385,9 @@ class Sockets:
         while more := self._zap.serve() | self.admission.iterate(now_ns):
             if self._host.boot_ns() >= until_ns:
                 break
+        self._commands.look()  # a check may have taken the event of a descriptor
+        self.admin.look()
+        self._notices_quiet = False
         self._watched_ns = self._host.boot_ns()
         self._ask_ns = now_ns if more else now_ns + ASK_NS
         return more

@@ -140,8 +140,8 @@ class CommandRequests(Requests, Protocol):
     ) -> Served:
         """Apply at most `most` messages, and return the first message that is left to the caller.
 
-        `most` is at least 1. `ready`: the descriptors that ended the loop's sleep before this
-        iteration; None = there was no sleep. `each`: every message that does not come through rings
+        `most` is at least 1. `ready`: the descriptors that may have events since the last call;
+        None = all. `each`: every message that does not come through rings
         is left to the caller.
         """
 
