@@ -342,9 +342,7 @@ class Sockets:
                 log.warning(f"{path} was removed; the daemon has bound it again")
         if gone:
             self.admission.rebound()
-            self._commands.look()
-            self.admin.look()
-            self._notices_quiet = False
+            self._look()
 
     def _report_unbound(self, path: Path, error: OSError | zmq.ZMQError) -> None:
         if path not in self._unbound:
@@ -366,6 +364,12 @@ class Sockets:
             return True
         return self.admin.pending() or self._reported()
 
+    def _look(self) -> None:
+        """Note that each socket may have a message although its descriptor is not readable."""
+        self._commands.look()
+        self.admin.look()
+        self._notices_quiet = False
+
     def _reported(self) -> bool:
         """Return whether the XPUB socket has a report of a subscription."""
         if not self._notices_quiet:
@@ -385,9 +389,7 @@ class Sockets:
         while more := self._zap.serve() | self.admission.iterate(now_ns):
             if self._host.boot_ns() >= until_ns:
                 break
-        self._commands.look()  # a check may have taken the event of a descriptor
-        self.admin.look()
-        self._notices_quiet = False
+        self._look()  # a check may have taken the event of a descriptor
         self._watched_ns = self._host.boot_ns()
         self._ask_ns = now_ns if more else now_ns + ASK_NS
         return more
