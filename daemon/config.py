@@ -177,8 +177,8 @@ class Config:
     huge_pages: bool = False
     """Use huge pages for the arena. Needs Linux 6.1 and a /dev/shm mounted with huge=advise."""
     busy_poll_ns: int = 0
-    """Time before each deadline during which the loop polls instead of sleeping. Costs a core for
-    that time; needs two CPUs."""
+    """Time before each deadline, and after each message through a ring, during which the loop polls
+    instead of sleeping. Costs a core for that time; needs two CPUs."""
 
     shards: int = 0
     """Number of shards among which the namespaces are divided; 0 = one daemon without shards."""

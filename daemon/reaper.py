@@ -351,18 +351,28 @@ class Reaper:
     # ---- sleep ----
 
     def wait(self, waiter: Waiter, until_ns: int) -> frozenset[int]:
-        """Sleep until `until_ns`, or until a descriptor is ready. Serve clients meanwhile, if their
-        messages need nothing else from an iteration."""
-        if self._clock.virtual or self.wal.fds or self._draining:
+        """Sleep until `until_ns`, or until a descriptor is ready. Meanwhile the core fires timers
+        and serves clients, if they need nothing else from an iteration."""
+        if not self._core_iterates:
             if not self.takes_commands or self._transport.ring_server.may_sleep():
                 return waiter.wait(until_ns)
             self._grace.sleep(self._host.boot_ns())
             return waiter.poll()
-        ready = self._ring_loop.wait(waiter, until_ns, self._placement.plan.spin_ns)
+        spin_ns = self._placement.plan.spin_ns
+        ready = self._ring_loop.wait(waiter, until_ns, spin_ns, fires=self.core_fires)
         done = self._ring_loop.struct
-        if done.iterations:
-            self.loop.iterated(done.iterations, done.wakeups, done.planned_boot_ns)
+        self.loop.iterated(done.iterations, done.wakeups, done.planned_boot_ns)
         return ready
+
+    @property
+    def _core_iterates(self) -> bool:
+        """True while the core may do iterations that need no Python."""
+        return not (self._clock.virtual or self.wal.fds or self._draining)
+
+    @property
+    def core_fires(self) -> bool:
+        """True while these iterations fire timers: no notice has to be sent."""
+        return self._core_iterates and not self._transport.subscribed
 
     @property
     def takes_commands(self) -> bool:
@@ -370,15 +380,16 @@ class Reaper:
         return not self._commands.full
 
     def sleeps_until(self, latest_ns: int) -> int:
-        """Return the boot time at which the wheel or a grace period needs an iteration, at most
-        `latest_ns`.
+        """Return the boot time at which the wheel or a grace period needs an iteration in Python,
+        at most `latest_ns`.
 
         No timer can fire while the WAL is full; the result is then `latest_ns`.
         """
         if self.wal.full:
             return latest_ns
-        due_ns = self._due_ns() - self._placement.plan.spin_ns
-        until_ns = min(latest_ns, due_ns, self._grace.ends_ns)
+        until_ns = min(latest_ns, self._grace.ends_ns)
+        if not self.core_fires:
+            until_ns = min(until_ns, self._due_ns() - self._placement.plan.spin_ns)
         self._grace.sleep(until_ns)
         return until_ns
 

@@ -1,4 +1,4 @@
-"""Sleep, and meanwhile serve clients (front/ring_loop.c)."""
+"""Sleep, and meanwhile fire timers and serve clients (front/ring_loop.c)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from purgatoryd.shm_layout.arena import Arena
 
 
 class RingLoop:
-    """The iterations that only serve clients, without Python."""
+    """The iterations that only fire timers and serve clients, without Python."""
 
     def __init__(
         self, arena: Arena, server: RingServer, messages: Commands, grace: Grace, budget: int
@@ -29,11 +29,11 @@ class RingLoop:
         }  # fmt: skip
         self.struct = ffi.new("struct pg_loop *", fields)
 
-    def wait(self, waiter: Waiter, until_ns: int, spin_ns: int) -> frozenset[int]:
-        """Do what `waiter.wait` does, and meanwhile serve clients. `spin_ns`: the loop wants to be
-        awake this long before timers are due."""
+    def wait(self, waiter: Waiter, until_ns: int, spin_ns: int, *, fires: bool) -> frozenset[int]:
+        """Do what `waiter.wait` does, and meanwhile serve clients and, if `fires`, fire timers.
+        `spin_ns`: the loop wants to be awake this long before timers are due."""
         struct = self.struct
-        struct.spin_ns = spin_ns
+        struct.spin_ns, struct.fires = spin_ns, fires
         ready = waiter.wait_and_serve(self._arena, struct, until_ns)
         self._grace.sleep(struct.planned_boot_ns)
         if struct.iterations:

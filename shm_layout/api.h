@@ -845,6 +845,12 @@ struct pg_ring_client {
     struct pg_ring_client *next_answered;
 };
 
+enum pg_woken {                   /* causes of the end of a sleep of the loop */
+    PG_WOKEN_FOR_CALLER,          /* the caller of pg_loop_wait has something to do */
+    PG_WOKEN_BY_RINGS,            /* clients rang, or there was no sleep */
+    PG_WOKEN_BY_TIME
+};
+
 struct pg_ring_server;
 /* The system calls of the loop. Tests provide their own. */
 struct pg_loop_calls {
@@ -853,7 +859,7 @@ struct pg_loop_calls {
     int64_t (*wall_ns)(void *context);                   /* CLOCK_REALTIME */
     void (*wake)(void *context, uint32_t how, uint32_t *word, int socket);  /* pg_ring_wake */
     /* Sleep until `until_boot_ns`, or until the loop is woken; INT64_MIN = do not sleep. Rouse the
-     * rings whose clients rang. Returns 1 unless the caller of pg_loop_wait has something to do. */
+     * rings whose clients rang. Returns enum pg_woken. */
     int (*wait)(void *context, struct pg_ring_server *s, int64_t until_boot_ns);
 };
 
@@ -904,6 +910,9 @@ uint32_t pg_rings_serve(struct pg_arena *a, struct pg_ring_server *s,
 void pg_rings_rouse(struct pg_ring_server *s, struct pg_ring_client *c);
 /* Forget a client. */
 void pg_rings_remove(struct pg_ring_server *s, struct pg_ring_client *c);
+/* Return whether a ring that is awake has a message or has ended, or the ROUTER socket may have a
+ * message. */
+int pg_rings_ready(struct pg_ring_server *s);
 /* Announce to all rings that the daemon is about to sleep. Returns 0 if a ring has a message, or the
  * ROUTER socket may have one. */
 int pg_rings_sleep(struct pg_ring_server *s);
@@ -932,19 +941,21 @@ struct pg_loop {
     struct pg_waiter *waiter;     /* used unless the server has its own calls */
     struct pg_ring_server *server;
     struct pg_time_shares *shares;
-    int64_t  spin_ns;             /* the caller wants to be awake this long before timers are due */
+    int64_t  spin_ns;             /* the caller wants to be awake this long before timers are due, and
+                                     this long after a message */
     int64_t  late_ns;             /* an iteration that begins so much later than planned is left to
                                      the caller */
     uint32_t budget;              /* as in pg_advance */
     uint32_t most;                /* number of messages that an iteration applies */
+    uint8_t  fires;               /* 1 = no socket wants notices, so due timers need no caller */
     /* results of pg_loop_wait */
     int64_t  begun_boot_ns;       /* begin of the last iteration; 0 = there was none */
     int64_t  planned_boot_ns;     /* latest time at which the next iteration was planned to begin */
     uint64_t iterations, wakeups;
 };
-/* Sleep as pg_wait does. Before and meanwhile do the iterations for messages of clients, as long as
- * nothing else has to be done: no timer is due, and no message needs the caller. Only for an arena without a WAL
- * on the real clock. Returns 0, or -1 with errno. */
+/* Sleep as pg_wait does. Before and meanwhile do the iterations for messages of clients and, if
+ * `fires`, for due timers, as long as no message, operation or outage needs the caller. Only for an
+ * arena without a WAL on the real clock. Returns 0, or -1 with errno. */
 int pg_loop_wait(struct pg_arena *a, struct pg_loop *l, int64_t until_boot_ns);
 
 /* ---- sleeping readers (futex.c): system calls on words of a mapping ------------------------ */

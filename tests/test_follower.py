@@ -435,6 +435,28 @@ def test_a_plain_socket_receives_all_that_a_reader_of_the_arena_does(
     assert read[first - 1 :] == sent
 
 
+def test_a_socket_that_subscribes_while_the_core_fires_receives_all_later_notices(
+    client: Client, real: Daemon
+) -> None:
+    with (
+        zmq.Context() as context,
+        context.socket(zmq.SUB) as socket,
+        listen("t") as subscriber,
+    ):
+        client.add_many([(f"k{i}", 0.5 + i / 500, "t") for i in range(1000)])
+        first = subscriber.get(PATIENCE_S)
+        assert first is not None
+        assert first.seq == 1
+        socket.linger = 0
+        socket.connect(real.paths.pub_endpoint)
+        socket.set(zmq.SUBSCRIBE, wire.topic_frame(b"shop", b"t"))
+        found: list[tuple[int, str]] = []
+        while not found or found[-1][0] < 1000:
+            found += received(socket)
+        assert [sequence for sequence, _ in found] == list(range(found[0][0], 1001))
+        assert [n.seq for n in itertools.islice(subscriber, 999)] == list(range(2, 1001))
+
+
 def test_a_missed_wake_up_shortens_the_next_sleeps() -> None:
     one = Follower.__new__(Follower)
     one.limit_s = follower.IDLE_S

@@ -30,10 +30,13 @@ from purgatoryd.clients import (
     Remote,
     RingsRefused,
     Status,
+    Subscriber,
 )
 from purgatoryd.clients.local_channel import LocalChannel
+from purgatoryd.daemon.listeners.ring_server import Ring, RingServer
 from purgatoryd.shm_layout._core import lib
 from purgatoryd.shm_layout.layout import Message
+from purgatoryd.shm_layout.rings import RingPair, create_memory
 
 pytestmark = pytest.mark.tier("test")
 
@@ -114,6 +117,30 @@ def test_a_message_larger_than_the_ring_arrives_whole(daemon: StartDaemon, trans
             info = client.get(f"k{n}")
             assert info is not None
             assert info.payload == PAYLOAD[: 50_000 + n]
+
+
+def test_a_reply_without_space_waits_for_a_ring_that_sleeps() -> None:
+    """Outcomes are sent to clients that are silent, so the daemon waits for space by itself."""
+    size = 512
+    woken: list[int] = []
+    fd = create_memory(size)
+    try:
+        daemon_side = RingPair(fd, size, daemon=True, wake=lambda *_: None)
+        client_side = RingPair(fd, size, daemon=False, wake=lambda *_: woken.append(1))
+    finally:
+        os.close(fd)
+    with contextlib.closing(daemon_side), contextlib.closing(client_side):
+        server, ring = RingServer(size), Ring(daemon_side, (0, 0, 0), 7)
+        server.add(ring)
+        assert server.may_sleep()
+        body = bytes(range(250)) * 4
+        assert ring.send(body)
+        assert server.may_sleep()
+        assert client_side.take() is None  # only the first pieces
+        assert woken == [1]
+        while (taken := client_side.take()) is None:
+            ring.flush()
+        assert taken == body
 
 
 def test_many_calls_in_flight_keep_their_order(daemon: StartDaemon) -> None:
@@ -413,6 +440,31 @@ def test_a_call_that_is_larger_than_the_ring_is_made(daemon: StartDaemon) -> Non
             assert client.add(f"s{n}", 60).key == f"s{n}"
 
 
+def test_a_daemon_that_polls_rings_serves_others(daemon: StartDaemon) -> None:
+    """Timers, ZeroMQ and new clients are served while a client keeps the loop awake."""
+    real = daemon("demo", "--busy-poll", "10ms")
+    ended = threading.Event()
+
+    def keep_awake() -> int:
+        with Client("demo", transport="ring", timeout=30, spin_us=1000) as client:
+            while not ended.is_set():
+                client.add("key", 60, mode="replace")
+        return 1
+
+    with in_thread(keep_awake) as results, Subscriber("demo") as subscriber:
+        try:
+            for transport in ("ring", "zmq"):
+                with Client("demo", transport=transport, timeout=30) as client:
+                    client.add("due", 0)
+                    notice = subscriber.get(timeout=30)
+                    assert notice is not None
+                    assert notice.key == "due"
+            assert sessions_of(real) >= 1
+        finally:
+            ended.set()
+    assert results == [1]
+
+
 @pytest.mark.parametrize("spin_us", [-1, 1001, True, 1.5, "5"])
 def test_a_spin_out_of_range_is_refused(daemon_dir: Path, spin_us: Any) -> None:
     with pytest.raises(InvalidArgument, match="spin_us"):
@@ -575,8 +627,11 @@ def test_a_uid_outside_the_user_namespace_gets_no_rings(
             assert connection.recv(64) == b""
 
 
-def test_the_daemon_sleeps_while_clients_are_idle(daemon: StartDaemon) -> None:
-    real = daemon("demo")
+@pytest.mark.parametrize("settings", [(), ("--busy-poll", "1ms")], ids=" ".join)
+def test_the_daemon_sleeps_while_clients_are_idle(
+    daemon: StartDaemon, settings: tuple[str, ...]
+) -> None:
+    real = daemon("demo", *settings)
     with contextlib.ExitStack() as stack:
         for n in range(20):
             stack.enter_context(Client("demo", transport="ring")).add(f"k{n}", 600)

@@ -100,9 +100,11 @@ def memory_bytes(server: Server) -> int:
     return int(own.split()[1]) * 1024 + arena_bytes(server)
 
 
-def client(server: Server, transport: str, durable: bool = False) -> Client:
+def client(server: Server, transport: str, durable: bool = False, spin_us: int = 0) -> Client:
     os.environ["PURGATORYD_DIR"] = str(server.address)
-    return Client(NAME, timeout=PATIENCE_S, durable=durable, **TRANSPORTS[transport])
+    return Client(
+        NAME, timeout=PATIENCE_S, durable=durable, spin_us=spin_us, **TRANSPORTS[transport]
+    )
 
 
 # ---- calls ---------------------------------------------------------------------------------------

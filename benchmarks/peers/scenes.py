@@ -21,6 +21,7 @@ from . import (
     footprint,
     nats_side,
     ours,
+    ours_spinning,
     postgres_side,
     redis_side,
 )
@@ -31,6 +32,7 @@ OURS = "purgatoryd"
 """The first word of the names of our contestants."""
 LOCAL = next(iter(ours.TRANSPORTS))
 """The transport that a client on the daemon's host takes by itself."""
+SPINNING = "ring, spinning"
 RAW, PY, AIO = "redis raw", "redis-py", "redis.asyncio"
 POLLED, KEYSPACE = "redis polled", "redis keyspace"
 BEANSTALKD, ECHO, POSTGRES, NATS = "beanstalkd", "ZeroMQ echo", "PostgreSQL", "NATS"
@@ -116,7 +118,9 @@ def single_calls(n: Callable[[int], int]) -> Iterator[Scene]:
             peers[BEANSTALKD] = (beanstalkd_side, beanstalkd_side.add)
         if clients == 1:
             peers[ECHO] = (echo_side, echo_side.ask)
+            peers[our_name("", SPINNING)] = (ours_spinning, ours_spinning.add)
             targets = {
+                (our_name("", SPINNING), PY, "per_s"): (">=", 6.0),
                 (our_name(), RAW, "per_s"): (">=", 1.3), (our_name(), PY, "per_s"): (">=", 2.0),
                 (our_name("", "zmq"), ECHO, "per_s"): (">=", 0.7),
             }  # fmt: skip

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Hashable
+from functools import partial
 from typing import Any
 
 from purgatoryd.daemon.listeners.router import Router
@@ -17,6 +18,10 @@ from purgatoryd.daemon.listeners.transport import NOTHING, REPLY_HWM, Answered, 
 from purgatoryd.shm_layout._core import ffi, lib
 from purgatoryd.shm_layout.arena import Arena, Handled
 from purgatoryd.shm_layout.rings import RingPair
+
+
+def _nothing() -> None:
+    pass
 
 
 class Ring:
@@ -35,6 +40,8 @@ class Ring:
         self._share: Any = None
         self._replies: deque[bytes] = deque()
         """Replies that have no space yet; the first may be in the ring in part."""
+        self.on_kept: Callable[[], object] = _nothing
+        """Called after send() has kept a reply."""
 
     @property
     def gone(self) -> bool:
@@ -60,6 +67,7 @@ class Ring:
         if self._replies or not self.pair.put(body):
             self._replies.append(bytes(body))
             self.struct.replies = 1
+            self.on_kept()
         return True
 
     def flush(self) -> None:
@@ -96,11 +104,13 @@ class RingServer:
     def add(self, ring: Ring) -> None:
         """Serve the rings of a client."""
         self._rings[ring.number] = ring
+        ring.on_kept = partial(self.rouse, ring)
         self.rouse(ring)
 
     def remove(self, ring: Ring) -> None:
         """Forget a client."""
         del self._rings[ring.number]
+        ring.on_kept = _nothing
         lib.pg_rings_remove(self.struct, ring.struct)
 
     def rouse(self, ring: Ring) -> None:

@@ -2,7 +2,7 @@
 #include "check.h"
 #include "core/core.h"
 
-enum { CLIENTS = 3, SIZE = 1024, MESSAGE = 2 * SIZE, MS = 1000000, SHARE_NS = 1000, STEP_NS = 100,
+enum { CLIENTS = 3, SIZE = 1024, MESSAGE = 2 * SIZE, TIMERS = 5, MS = 1000000, SHARE_NS = 1000, STEP_NS = 100,
        BOOT_NS = 1000000000 };
 
 static const struct pg_config config = {
@@ -34,6 +34,7 @@ static struct test {
     int64_t now_ns;
     uint32_t wakes, waits, waits_max;
     int64_t waited_until_ns;
+    bool timed_out;
     void (*on_wait)(struct test *t);
 } test;
 
@@ -57,14 +58,16 @@ static int wait_for_rings(void *context, struct pg_ring_server *s, int64_t until
     struct test *t = context;
     CHECK(s == &t->server);
     if (until_boot_ns == INT64_MIN)
-        return 1;
+        return PG_WOKEN_BY_RINGS;
     t->waited_until_ns = until_boot_ns;
     if (t->waits++ == t->waits_max)
-        return 0;
+        return PG_WOKEN_FOR_CALLER;
     t->on_wait(t);
+    if (t->timed_out)
+        return PG_WOKEN_BY_TIME;
     for (uint32_t i = 0; i < CLIENTS; i++)
         pg_rings_rouse(s, &t->clients[i].served);
-    return 1;
+    return PG_WOKEN_BY_RINGS;
 }
 
 static void client_open(struct client *c, uint32_t number)
@@ -314,10 +317,10 @@ static int loop_wait(struct test *t, int64_t for_ns, uint32_t waits_max)
     return pg_loop_wait(t->a, &t->loop, t->now_ns + for_ns);
 }
 
-static void timer_put(struct test *t, int64_t delay_ns)
+static void timer_put(struct test *t, uint8_t key, int64_t delay_ns)
 {
     const struct pg_put put = {.namespace_name = "n", .topic_name = "t", .namespace_len = 1,
-                               .topic_len = 1, .key = (const uint8_t *)"k", .key_len = 1,
+                               .topic_len = 1, .key = &key, .key_len = 1,
                                .time_kind = PG_T_DELAY, .time_ns = delay_ns};
     struct pg_result result;
     pg_put(t->a, &put, &result);
@@ -345,7 +348,7 @@ static void test_the_loop_sleeps_no_longer_than_the_next_timer(void)
 {
     struct test *t = opened();
     t->on_wait = no_one_pings;
-    timer_put(t, 50ll * MS);
+    timer_put(t, 0, 50ll * MS);
     const int64_t due_ns = pg_next_ns(t->a);
     t->loop.spin_ns = MS;
     CHECK_EQUAL(loop_wait(t, 500ll * MS, 1), 0);
@@ -362,21 +365,99 @@ static void test_timers_are_left_to_the_caller(void)
 {
     struct test *t = opened();
     t->on_wait = time_passes;
-    timer_put(t, 50ll * MS);
+    timer_put(t, 0, 50ll * MS);
     CHECK_EQUAL(loop_wait(t, 500ll * MS, 9), 0);
     CHECK(t->loop.iterations == 0 && t->loop.begun_boot_ns == 0 && t->waits == 1);
     CHECK_EQUAL(answered(&t->clients[0]), 0);
     CHECK_EQUAL(t->a->header->published, t->a->header->replay_tail);
 }
 
-static void test_an_iteration_after_an_outage_is_left_to_the_caller(void)
+static void its_time_comes(struct test *t)
+{
+    t->now_ns = t->waited_until_ns;
+    t->timed_out = true;
+}
+
+static uint64_t measured(const struct test *t, uint32_t histogram)
+{
+    uint64_t count = 0;
+    for (uint32_t i = 0; i < PG_HISTOGRAM_BUCKETS; i++)
+        count += t->a->histograms[histogram].counts[i];
+    return count;
+}
+
+static void test_the_loop_fires_timers_that_no_socket_wants(void)
 {
     struct test *t = opened();
-    t->on_wait = time_passes;
-    t->loop.late_ns = 10ll * MS;
+    t->loop.fires = true;
+    t->on_wait = its_time_comes;
+    timer_put(t, 0, 50ll * MS);
+    const uint32_t wake = t->a->topics[0].wake;
+    const int64_t due_ns = pg_next_ns(t->a);
+    CHECK_EQUAL(loop_wait(t, 500ll * MS, 1), 0);
+    CHECK(t->loop.iterations == 1 && t->loop.wakeups == 1);
+    CHECK(t->a->metrics->expiries == 1 && t->a->metrics->iterations == 1);
+    CHECK(t->a->header->visible == 1 && t->a->header->published == 1);
+    CHECK_EQUAL(t->a->topics[0].wake, wake + 1);
+    CHECK_EQUAL(measured(t, PG_HG_WAKEUP_LATENESS), 1);
+    CHECK_EQUAL(measured(t, PG_HG_RESPONSE_QUEUE), 1);
+    CHECK(t->loop.begun_boot_ns > due_ns && t->a->header->now_ns == t->loop.begun_boot_ns);
+    CHECK_EQUAL(t->loop.planned_boot_ns, t->waited_until_ns);
+}
+
+static void one_pings_in_time(struct test *t)
+{
+    its_time_comes(t);
+    ping(&t->clients[0], 1);
+    pg_rings_rouse(&t->server, &t->clients[0].served);
+}
+
+static void test_rings_are_served_while_due_timers_are_left(void)
+{
+    struct test *t = opened();
+    t->loop.fires = true;
+    t->loop.budget = t->loop.most = 1;
+    t->on_wait = one_pings_in_time;
+    for (uint8_t key = 0; key < TIMERS; key++)
+        timer_put(t, key, 50ll * MS);
+    CHECK_EQUAL(loop_wait(t, 500ll * MS, 1), 0);
+    CHECK_EQUAL(t->waits, 2);
+    CHECK_EQUAL(t->a->metrics->expiries, TIMERS);
+    CHECK_EQUAL(t->a->header->published, TIMERS);
+    CHECK(t->loop.iterations >= TIMERS && t->a->metrics->iterations_full >= TIMERS);
+    CHECK_EQUAL(answered(&t->clients[0]), 1);
+}
+
+static void test_the_time_of_the_caller_is_left_to_the_caller(void)
+{
+    struct test *t = opened();
+    t->loop.fires = true;
+    t->on_wait = its_time_comes;
+    timer_put(t, 0, 50ll * MS);
     CHECK_EQUAL(loop_wait(t, 20ll * MS, 9), 0);
-    CHECK_EQUAL(t->loop.iterations, 0);
-    CHECK_EQUAL(t->waits, 1);
+    CHECK(t->loop.iterations == 0 && t->waits == 1 && t->a->metrics->expiries == 0);
+    CHECK_EQUAL(measured(t, PG_HG_WAKEUP_LATENESS), 0);
+}
+
+static void time_passes_without_a_message(struct test *t)
+{
+    t->now_ns = t->waited_until_ns + 20ll * MS;
+    t->timed_out = true;
+}
+
+static void test_an_iteration_after_an_outage_is_left_to_the_caller(void)
+{
+    for (uint32_t fires = 0; fires < 2; fires++) {
+        struct test *t = opened();
+        t->on_wait = fires ? time_passes_without_a_message : time_passes;
+        t->loop.late_ns = 10ll * MS;
+        t->loop.fires = fires;
+        if (fires)
+            timer_put(t, 0, 50ll * MS);
+        CHECK_EQUAL(loop_wait(t, fires ? 500ll * MS : 20ll * MS, 9), 0);
+        CHECK_EQUAL(t->loop.iterations, 0);
+        CHECK_EQUAL(t->waits, 1);
+    }
 }
 
 static void test_messages_are_applied_before_the_sleep(void)
@@ -439,6 +520,9 @@ int main(void)
     RUN(test_messages_are_applied_before_the_sleep);
     RUN(test_the_loop_sleeps_no_longer_than_the_next_timer);
     RUN(test_timers_are_left_to_the_caller);
+    RUN(test_the_loop_fires_timers_that_no_socket_wants);
+    RUN(test_rings_are_served_while_due_timers_are_left);
+    RUN(test_the_time_of_the_caller_is_left_to_the_caller);
     RUN(test_an_iteration_after_an_outage_is_left_to_the_caller);
     RUN(test_a_message_for_the_caller_ends_the_sleep);
     RUN(test_a_ring_for_the_caller_ends_the_sleep_and_is_seen_again);

@@ -77,11 +77,11 @@ static int wait_for_messages(void *context, struct pg_ring_server *s, int64_t un
     struct test *t = context;
     CHECK(s == &t->server);
     if (until_boot_ns == INT64_MIN)
-        return 1;
+        return PG_WOKEN_BY_RINGS;
     if (t->waits++ == t->waits_max)
-        return 0;
+        return PG_WOKEN_FOR_CALLER;
     ping(t, &t->clients[0], t->waits);
-    return 1;
+    return PG_WOKEN_BY_RINGS;
 }
 
 static void greet(struct test *t, struct client *c, uint8_t number)

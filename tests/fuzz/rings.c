@@ -48,7 +48,10 @@ static int wait_for_rings(void *context, struct pg_ring_server *s, int64_t until
     for (uint32_t i = 0; i < FUZZ_SESSIONS; i++)
         if (w->clients[i].there)
             pg_rings_rouse(s, &w->clients[i].served);
-    return until_boot_ns == INT64_MIN || w->waits++ < 2;
+    if (until_boot_ns == INT64_MIN || w->waits++ < 2)
+        return PG_WOKEN_BY_RINGS;
+    w->now_ns = until_boot_ns > w->now_ns ? until_boot_ns : w->now_ns;
+    return w->waits < 5 ? PG_WOKEN_BY_TIME : PG_WOKEN_FOR_CALLER;
 }
 
 static void world_open(struct world *w)
@@ -206,10 +209,10 @@ static void serve(struct world *w, uint32_t most)
     }
 }
 
-static void loop(struct world *w)
+static void loop(struct world *w, bool fires)
 {
     struct pg_loop l = {.server = &w->server, .shares = &w->shares, .late_ns = 10000000,
-                        .budget = 64, .most = 4};
+                        .budget = 64, .most = 4, .fires = fires};
     w->waits = 0;
     if (pg_loop_wait(w->a, &l, w->now_ns + 1000000000) != 0)
         abort();
@@ -253,7 +256,7 @@ static void step(struct world *w, struct input *in)
     case S_SLEEP: pg_rings_sleep(&w->server); break;
     case S_OPEN: client_open(w, number); break;
     case S_OWN: c->served.session = take_byte(in) & 1 ? c->session : 0; break;
-    case S_LOOP: loop(w); break;
+    case S_LOOP: loop(w, take_byte(in) & 1); break;
     case STEPS: break;
     }
     whole(w);

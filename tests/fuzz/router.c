@@ -45,7 +45,7 @@ static int wait_for_messages(void *context, struct pg_ring_server *s, int64_t un
 {
     struct world *w = context;
     s->router->quiet = false;
-    return until_boot_ns == INT64_MIN || w->waits++ < 2;
+    return until_boot_ns == INT64_MIN || w->waits++ < 2 ? PG_WOKEN_BY_RINGS : PG_WOKEN_FOR_CALLER;
 }
 
 static uint64_t handle(struct world *w, struct client *c, const void *message, uint64_t bytes)

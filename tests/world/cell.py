@@ -20,6 +20,7 @@ from purgatoryd.clients.operations import Outcome
 from purgatoryd.clients.resume import Resume
 from purgatoryd.daemon.config import MIB, Config
 from purgatoryd.shm_layout import wire
+from purgatoryd.shm_layout._core import lib
 from purgatoryd.shm_layout.arena import Reader
 from purgatoryd.shm_layout.errors import (
     ArenaInUse,
@@ -161,6 +162,8 @@ class Cell:
         """Each damaged file of the WAL, with the position of the damage."""
         self.may_lose_arena = self.rotten = self.draining = False
         self._arena_lost = self._restarting = False
+        self._sent: dict[str, int] = {}
+        """Newest sequence of each topic that was sent before the current stream began."""
         self._first_position = 0
         """Position in the replay buffer at which the current stream began."""
         self._refused = 0
@@ -269,9 +272,16 @@ class Cell:
     ) -> None:
         deliveries = Deliveries(self.oracle, lambda: self._stream_of(number), self._replay, topics)
         self.deliveries[number:] = [deliveries, *self.deliveries[number + 1 :]]
+        local = number < self.world.script.setting.local_subscribers
+
+        def opened() -> None:
+            if local and self.daemon.alive:
+                self._look()
+            deliveries.opened()
+
         subscriber = SimulatedSubscriber(
             self.world.machine, self.world.network, self.daemon.config.name, NAMESPACE, topics,
-            partial(self._deliver, deliveries), whole=whole, opened=deliveries.opened,
+            partial(self._deliver, deliveries), whole=whole, local=local, opened=opened,
         )  # fmt: skip
         self.subscribers[number:] = [subscriber, *self.subscribers[number + 1 :]]
 
@@ -279,6 +289,11 @@ class Cell:
         """End a subscriber's process, and start another process that subscribes to these topics."""
         self.subscribers[number].die()
         self._subscribe(number, topics, whole=whole)
+
+    def renew_local_subscribers(self) -> None:
+        """Start the subscribers on the daemon's host again, after its reboot."""
+        for number in range(self.world.script.setting.local_subscribers):
+            self.renew_subscriber(number, self.deliveries[number].wanted, whole=False)
 
     def _replay(self, topic: str, sequence: int) -> tuple[bool, int]:
         """Return (notice is in the replay buffer, number of notices that the buffer received).
@@ -382,6 +397,7 @@ class Cell:
         before, self.oracle.stream_id = self.oracle.stream_id, stream_id
         if before != stream_id:
             self._first_position = int(header.replay_head)
+            self._sent = self.world.seam.run(None, self._sent_sequences)
         if before not in (0, stream_id):
             if not self.may_lose_arena:
                 raise Violation(f"stream {before} was followed by {stream_id} without a reason")
@@ -516,24 +532,53 @@ class Cell:
 
     def _tap(self) -> None:
         """Observe all messages that the daemon gives to its notice socket."""
-        transport = self.daemon.transport
+        transport, arena = self.daemon.transport, self._arena
         assert transport is not None
-        publish = transport.publish
+        transport.look = self._look
+        publish, send_none = transport.publish, arena.send_none
 
         def listen(messages: Any) -> int:
             messages = list(messages)
             sent = publish(messages)
             for message in messages:
-                self._published(bytes(message.subject), bytes(message.body))
+                namespace, topic = wire.decode_topic_frame(bytes(message.subject))
+                if namespace == NAMESPACE:
+                    self._published(topic, bytes(message.body))
             return sent
 
-        transport.publish = listen  # type: ignore[method-assign]
+        def look(now_boot_ns: int) -> None:
+            self._look()
+            send_none(now_boot_ns)
 
-    def _published(self, subject: bytes, body: bytes) -> None:
-        self.world.note(subject, body)
-        namespace, topic = wire.decode_topic_frame(subject)
-        if namespace != NAMESPACE:
-            return
+        transport.publish = listen  # type: ignore[method-assign]
+        arena.send_none = look
+
+    def _look(self) -> None:
+        """Observe notices that readers of the arena may take, and that are in no message."""
+        self.world.seam.run(None, self._observe)
+
+    def _observe(self) -> None:
+        arena, stream_id = self._arena, self.oracle.stream_id
+        for topic, (_, newest) in Reader.newest_sequences(arena, NAMESPACE).items():
+            before = self.oracle.newest.get((stream_id, topic), self._sent.get(topic, 0))
+            if before < newest:
+                for body in Reader.replay(arena, NAMESPACE, topic, before + 1, newest)[1]:
+                    self._published(topic, body)
+
+    def _sent_sequences(self) -> dict[str, int]:
+        """Return the newest sequence of each topic that was sent before the daemon started."""
+        arena = self._arena
+        entries = arena.rows(lib.PG_R_REPLAY_BUFFER, "pg_entry")
+        found = {t: newest for t, (_, newest) in Reader.newest_sequences(arena, NAMESPACE).items()}
+        for position in range(int(arena.header.published), int(arena.header.replay_tail)):
+            entry = entries[position % int(arena.header.replay_capacity)]
+            topic = arena.topic_at(entry.topic)
+            if topic.namespace_row == arena.namespace_row(NAMESPACE):
+                found[topic.name] = min(found[topic.name], int(entry.sequence) - 1)
+        return found
+
+    def _published(self, topic: str, body: bytes) -> None:
+        self.world.note(topic, body)
         head = wire.decode_notice_head(body)
         wall_ns = self.world.machine.wall_ns(self.world.schedule.now_ns)
         for index, raw in enumerate(wire.decode_notices(body, head.records)):

@@ -23,7 +23,7 @@ from purgatoryd.daemon.snapshot import saving, tidy_and_tell
 from purgatoryd.daemon.store import Opening, open_arena, owned
 from purgatoryd.daemon.wal import Wal, locked
 from purgatoryd.shm_layout import shm
-from purgatoryd.shm_layout._core import lib
+from purgatoryd.shm_layout._core import ffi, lib
 from purgatoryd.shm_layout.arena import Arena, Reader
 from purgatoryd.shm_layout.errors import AlreadyRunning, PurgatorydError
 from purgatoryd.shm_layout.paths import paths_in
@@ -43,6 +43,8 @@ WAKE_NS = 5_000
 """Time from an event to the first instruction of the loop."""
 SNAPSHOT_NS = 2_000_000
 """Normal time between two steps of the snapshot process."""
+SIGNALS = 5
+"""Descriptor that is readable after a signal."""
 EVERY_UID = frozenset(range(CLIENTS))
 """The uids of all clients."""
 _UNPLACED: Any = SimpleNamespace(
@@ -154,7 +156,8 @@ class SnapshotProcess:
 
 
 class _SimulatedWaiter:
-    """An implementation of Waiter that does not wait."""
+    """An implementation of Waiter that does not wait. The returned descriptors ended the sleep if
+    `until_ns` is None."""
 
     def __init__(self, rings: SimulatedRings, came: Callable[[], bool]) -> None:
         """`came`: returns whether messages wait that the loop takes."""
@@ -165,16 +168,19 @@ class _SimulatedWaiter:
 
     def wait(self, until_ns: int) -> frozenset[int]:
         self.until_ns = None if self._came() else until_ns
-        return frozenset()
+        return frozenset({FD})
 
     def poll(self) -> frozenset[int]:
-        return frozenset()
+        return frozenset({FD})
 
     def wait_and_serve(self, arena: Arena, loop: Any, until_ns: int) -> frozenset[int]:
         self._rings.sleeps_until_ns = None
+        found = loop.waiter = ffi.new("struct pg_waiter *", {"bells": FD})
         arena.wait(loop, until_ns)
+        if self._rings.error is not None:
+            raise self._rings.error
         self.until_ns = self._rings.sleeps_until_ns
-        return frozenset()
+        return frozenset(found.ready[0 : found.count]) | self._rings.transport.ready()
 
 
 class SimulatedDaemon:
@@ -460,6 +466,7 @@ class SimulatedDaemon:
             self._killed()
             return
         assert self.reaper is not None
+        self.machine.wake_sleepers()
         self._commit_later()
         if self._terminated and not self.reaper.loop.stop_requested:
             raise Violation("a signal to stop was lost")
@@ -474,30 +481,40 @@ class SimulatedDaemon:
         assert self.reaper is not None
         assert self.transport is not None
         if self._wake_number > 1 and self._slept:
-            ready = self.transport.ready() | self._news() | self._ends()
-            if ready and ready <= {FD, self.transport.commands.fd}:
+            ready = self.transport.ready() | self._news() | self._ends() | self._signals()
+            messages = {FD, self.transport.commands.fd}
+            if ready <= messages and (ready or self.reaper.core_fires):
                 return self._wait()
             self.reaper.loop.woke(ready)
         self._slept = False
-        return None if self.reaper.loop.iterate() is None else self._wait()
+        self._latest_ns = self.reaper.loop.iterate()
+        return None if self._latest_ns is None else self._wait()
 
     _slept = False
+    _latest_ns: int | None = None
+    """Boot time until which the loop may sleep; None = it does not sleep."""
 
     def _wait(self) -> int | None:
-        """Let the loop begin or continue its sleep, in which it serves clients. Return the boot
-        time until which it sleeps; None = another iteration follows."""
+        """Let the loop begin or continue its sleep, in which it fires timers and serves clients.
+        Return the boot time until which it sleeps; None = another iteration follows."""
         assert self.reaper is not None
         assert self.transport is not None
         loop = self.reaper.loop
-        assert loop.until_ns is not None
+        assert self._latest_ns is not None
         simulated = _SimulatedWaiter(self.transport.rings, self._came)
         waiter: Any = simulated
+        ready = frozenset({FD})
         if not loop.over:
-            self.reaper.wait(waiter, loop.until_ns)
+            ready = self.reaper.wait(waiter, self._latest_ns)
         self._slept = simulated.until_ns is not None
         if not self._slept:
-            loop.woke(frozenset({FD}))
+            loop.woke(ready)
         return simulated.until_ns
+
+    def _signals(self) -> frozenset[int]:
+        """Return the descriptor that a signal has made readable."""
+        assert self.reaper is not None
+        return frozenset({SIGNALS} if self.reaper.loop.stop_requested else ())
 
     def _ends(self) -> frozenset[int]:
         """Return the descriptor of the processes if one has ended."""

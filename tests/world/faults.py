@@ -769,6 +769,8 @@ def power_cut(cell: Cell, span_ns: int, answered: bool) -> None:
         if one.rots:
             one.rotten |= _costs(one)
     world.machine.reboot()
+    for one in world.cells:
+        one.renew_local_subscribers()
 
 
 def cut_at_copy(cell: Cell, client: int, span_ns: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from purgatoryd.shm_layout.host import Host
@@ -32,6 +33,8 @@ class Machine:
         self.drift_ppm = 0
         """Speed of the wall clock relative to the boot clock, minus 1, in millionths."""
         self._drifts_from_ns = schedule.now_ns
+        self.sleepers: list[Callable[[], None]] = []
+        """Functions that wake the readers whose words in an arena have changed."""
         self._pid = 1000
         self._reused: int | None = None
 
@@ -52,6 +55,11 @@ class Machine:
         self.boot_id = self.rng.randbytes(16)
         self.boot_begun_ns = self.schedule.now_ns - self.rng.randrange(10**9, 10**11)
         self.suspended_ns = 0
+
+    def wake_sleepers(self) -> None:
+        """Wake the readers whose words in an arena have changed."""
+        for wake in self.sleepers:
+            wake()
 
     def suspend(self, span_ns: int) -> None:
         """Suspend the machine: time passes only on the boot clock and the wall clock."""

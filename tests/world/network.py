@@ -31,6 +31,8 @@ RECONNECT_NS = 10_000_000
 FOREVER_NS = 2**63 - 1
 COMMANDS, ADMIN, NOTICES = 0, 1, 2
 """Sockets of a daemon. The numbers are also used as the descriptors."""
+WATCHED = 4
+"""Descriptor that is readable when a connection was closed."""
 HWM = 64
 """Maximum number of answers that wait for one peer; further answers are dropped."""
 
@@ -360,12 +362,17 @@ class SimulatedTransport:
         self._closed: deque[Peer] = deque()
         self._endpoints = tuple(endpoints)
         self.wake: Callable[[], None] = lambda: None
+        self.look: Callable[[], None] = lambda: None
+        """Looks for notices that readers of the arena may take."""
         self.frozen = False
         self._unread: deque[Callable[[], None]] = deque()
         """Functions that deliver the messages that the kernel has received but the socket has not
         read."""
         self._unread_of: set[int] = set()
         """The `number` of each connection that has unread messages."""
+        self._reported = False
+        """True if subscriptions have changed since take_subscriptions()."""
+        self.subscribed = False
         self.alive = True
         self.watch_due_ns = FOREVER_NS
 
@@ -395,8 +402,15 @@ class SimulatedTransport:
     def accept(self, connection: Connection) -> None:
         """Accept a connection from a peer. Every second connection of a client has rings."""
         self.connections[connection.number] = connection
+        self._report(connection)
         if connection.end.local and connection.number % 2 == 0:
             self.rings.open(connection)
+
+    def _report(self, connection: Connection) -> None:
+        """Report a subscription that begins or ends."""
+        if connection.end.subjects:
+            self._reported = True
+            self.wake()
 
     def lost(self, connection: Connection) -> None:
         """Remove a closed connection. Rings stay until their frames have been taken."""
@@ -413,6 +427,7 @@ class SimulatedTransport:
             return
         if self.connections.pop(connection.number, None) is not None and self.alive:
             self._closed.append(connection.peer)
+            self._report(connection)
             self.wake()
 
     def arrived(self, connection: Connection, data: bytes) -> None:
@@ -480,22 +495,21 @@ class SimulatedTransport:
     def ready(self) -> frozenset[int]:
         """Return the readable descriptors."""
         found = {r.fd for r in (self.commands, self.admin) if r.waiting}
+        found |= {NOTICES} if self._reported else set()
+        found |= {WATCHED} if self._closed else set()
         return frozenset(found | {rings.FD}) if self.rings.rung else frozenset(found)
 
     def pending(self, *, commands: bool) -> bool:
-        return bool(self.admin.waiting or (commands and self.commands.waiting))
+        return bool(self._reported or self.admin.waiting or (commands and self.commands.waiting))
 
     def keep_watch(self, now_ns: int, ready: Set[int]) -> bool:
         while self._closed:
             self.on_closed(self._closed.popleft())
         return False
 
-    @property
-    def subscribed(self) -> bool:
-        return True
-
     def take_subscriptions(self) -> None:
-        pass
+        self._reported = False
+        self.subscribed = any(one.end.subjects for one in self.connections.values())
 
     def publish(self, messages: Iterable[Outgoing]) -> int:
         self.network.seam.cross()

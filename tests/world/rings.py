@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from purgatoryd.daemon.listeners.ring_server import Ring, RingServer, request_of
 from purgatoryd.daemon.listeners.time_shares import TimeShares
 from purgatoryd.daemon.listeners.transport import Request, Served
-from purgatoryd.shm_layout._core import ffi
+from purgatoryd.shm_layout._core import ffi, lib
 from purgatoryd.shm_layout.arena import Arena
 from purgatoryd.shm_layout.rings import RingPair, create_memory
 
@@ -79,7 +79,9 @@ class SimulatedRings:
             "boot_ns": ffi.callback("int64_t(void *)", lambda _: host.boot_ns()),
             "wall_ns": ffi.callback("int64_t(void *)", lambda _: host.wall_ns()),
             "wake": ffi.callback("void(void *, uint32_t, uint32_t *, int)", self._wake),
-            "wait": ffi.callback("int(void *, struct pg_ring_server *, int64_t)", self._wait),
+            "wait": ffi.callback(
+                "int(void *, struct pg_ring_server *, int64_t)", self._wait, onerror=self._failed
+            ),
         }
         calls = ffi.new("struct pg_loop_calls *", self._callbacks)
         self.server = RingServer(LARGE_BYTES, calls, transport.router.router)
@@ -88,6 +90,8 @@ class SimulatedRings:
         """Rings whose clients have rung."""
         self.sleeps_until_ns: int | None = None
         """Boot time until which the loop sleeps after wait(); None = it does not sleep."""
+        self.error: BaseException | None = None
+        """The exception of a callback, which cannot leave the core."""
 
     # ---- connections ---------------------------------------------------------------------------
 
@@ -154,11 +158,18 @@ class SimulatedRings:
 
     def _wait(self, _: Any, _server: Any, until_ns: int) -> int:
         transport = self.transport
-        if until_ns == POLL_NS:
-            return int(not transport.ready() - {FD, transport.commands.fd})
+        transport.look()
+        came = self.rouse() or bool(transport.commands.waiting)
         if transport.commands.waiting:
             transport.router.state.quiet = 0
-        if self.rouse() or transport.commands.waiting:
-            return 1
+        if transport.ready() - {transport.commands.fd}:
+            return int(lib.PG_WOKEN_FOR_CALLER)
+        if came or until_ns == POLL_NS:
+            return int(lib.PG_WOKEN_BY_RINGS)
+        if until_ns <= self._host.boot_ns():
+            return int(lib.PG_WOKEN_BY_TIME)
         self.sleeps_until_ns = until_ns
-        return 0
+        return int(lib.PG_WOKEN_FOR_CALLER)
+
+    def _failed(self, _: Any, error: BaseException, __: Any) -> None:
+        self.error = error

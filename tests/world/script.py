@@ -90,6 +90,8 @@ class Setting:
     """For each client, True if it runs in another pid namespace than the daemon."""
     small_limits: tuple[str, ...]
     """Groups of product limits that are small."""
+    local_subscribers: int
+    """Number of subscribers that read notices from the arena."""
 
 
 class Script(NamedTuple):
@@ -469,6 +471,7 @@ def _setting(rng: random.Random, seed: int) -> Setting:
         short_queue=rng.random() < 0.2,
         hidden=tuple(rng.random() < 0.1 for _ in range(CLIENTS)),
         small_limits=tuple(group for group in SMALL_LIMITS if rng.random() < 0.15),
+        local_subscribers=random.Random(f"local {seed}").choice([0, 1, SUBSCRIBERS]),
     )
 
 

@@ -29,10 +29,12 @@ class SimulatedSubscriber:
         take: Callable[[Notice | Lagged], None],
         *,
         whole: bool = False,
+        local: bool = False,
         opened: Callable[[], None] = lambda: None,
     ) -> None:
         """Start a subscriber. `whole`: it receives all notices in the arena, not only later
-        notices. `opened` is called when the daemon accepts the subscription."""
+        notices. `local`: it reads them from the arena. `opened` is called when the daemon accepts
+        the subscription."""
         self.machine = machine
         self.schedule = machine.schedule
         self.alive, self.frozen = True, False
@@ -42,6 +44,9 @@ class SimulatedSubscriber:
         self._network = network
         self._arguments = (name, namespace, topics)
         self._take, self._whole, self._opened = take, whole, opened
+        self._local = local
+        if local:
+            machine.sleepers.append(self._woken)
         self._looks = 0
         self._look_at_ns: int | None = None
         self._open()
@@ -58,7 +63,7 @@ class SimulatedSubscriber:
         try:
             self.inbox = Inbox(
                 name, namespace, topics, 1000, None, whole=self._whole,
-                host=self._host, subscribe=self._subscribe,
+                host=self._host, subscribe=self._subscribe, local=self._local,
             )  # fmt: skip
         except PurgatorydError:
             self.schedule.after(RETRY_NS, self._open)
@@ -75,6 +80,12 @@ class SimulatedSubscriber:
     def wake(self) -> None:
         """Check for notices soon."""
         self._look_in(TAKE_NS)
+
+    def _woken(self) -> None:
+        """End the sleep if one of its words has changed."""
+        follower = self.inbox.follower if self.alive and self.inbox is not None else None
+        if follower is not None and follower.sleep.missed:
+            self.wake()
 
     def _look_in(self, delay_ns: int) -> None:
         at_ns = self.schedule.now_ns + delay_ns
@@ -109,6 +120,8 @@ class SimulatedSubscriber:
     def die(self) -> None:
         """End the process."""
         self.alive = False
+        if self._local:
+            self.machine.sleepers.remove(self._woken)
         for end in self.ends:
             end.wake = lambda: None
         if self.inbox is not None:

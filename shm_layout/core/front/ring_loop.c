@@ -1,7 +1,9 @@
-/* ring_loop.c - the place where the loop sleeps, and the iterations that only serve clients.
+/* ring_loop.c - the place where the loop sleeps, and the iterations that only fire timers and serve
+ * clients.
  *
- * Such an iteration does what the caller's iteration does in the same order: note the time, then
- * apply messages. It ends the sleep as soon as there is anything else to do. */
+ * Such an iteration does what the caller's iteration does in the same order: fire due timers, show
+ * their notices to readers of the arena, then apply messages. It ends the sleep as soon as there is
+ * anything else to do. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <sys/epoll.h>
@@ -90,14 +92,13 @@ static bool brings_messages(const struct pg_loop *l, int fd)
     return fd == l->waiter->bells || (r != NULL && fd == r->fd);
 }
 
-/* Note which clients have messages, if only messages ended the sleep. Returns 0 if something else
- * did. */
+/* Note which clients have messages, if only messages ended the sleep. Returns enum pg_woken. */
 static int messages_note(struct pg_loop *l)
 {
     struct pg_waiter *w = l->waiter;
     for (uint32_t i = 0; i < w->count; i++)
         if (!brings_messages(l, w->ready[i]))
-            return 0;
+            return PG_WOKEN_FOR_CALLER;
     for (uint32_t i = 0; i < w->count; i++) {
         if (w->ready[i] == w->bells)
             pg_bells_take(w->bells, l->server);
@@ -105,10 +106,10 @@ static int messages_note(struct pg_loop *l)
             l->server->router->quiet = false;
     }
     w->count = 0;
-    return 1;
+    return PG_WOKEN_BY_RINGS;
 }
 
-/* Sleep, and note which clients have messages. Returns 1 unless the caller has work to do. */
+/* Sleep, and note which clients have messages. Returns enum pg_woken, or -1 with errno. */
 static int sleep_or_poll(struct pg_loop *l, int64_t until_boot_ns)
 {
     const struct pg_loop_calls *calls = l->server->calls;
@@ -117,25 +118,48 @@ static int sleep_or_poll(struct pg_loop *l, int64_t until_boot_ns)
         return calls->wait(calls->context, l->server, until_boot_ns);
     if (pg_wait(w, until_boot_ns) != 0)
         return -1;
-    return w->count == 0 ? until_boot_ns == POLL_NONE : messages_note(l);
+    if (w->count == 0)
+        return until_boot_ns == POLL_NONE ? PG_WOKEN_BY_RINGS : PG_WOKEN_BY_TIME;
+    return messages_note(l);
 }
 
-/* Return whether something has to be sent that is no reply. */
+/* Show new notices to readers of the arena, and note that no socket wants them. */
+static void notices_show(struct pg_arena *a, const struct pg_loop *l)
+{
+    if (a->header->published == a->header->replay_tail)
+        return;
+    pg_show(a);
+    const int64_t now_ns = loop_boot_ns(l->server->calls);
+    pg_published(a, pg_sendable(a), now_ns, now_ns);
+}
+
+/* Return whether the caller has to send something that is no reply. */
 static bool has_news(const struct pg_arena *a)
 {
     return a->state.inbox_news || a->header->published != a->header->replay_tail;
 }
 
-/* Do one iteration that begins at `now_ns`. Returns whether another may follow. */
-static bool iterate(struct pg_arena *a, struct pg_loop *l, int64_t now_ns)
+/* Fire timers that are due, and show their notices. Returns false if that is left to the caller. */
+static bool fire(struct pg_arena *a, const struct pg_loop *l, int64_t now_ns, int *more)
 {
-    int more;
+    const uint32_t done = pg_advance(a, now_ns, wall_offset_ns(l, now_ns), now_ns, l->budget, more);
+    if (l->fires)
+        notices_show(a, l);
+    return l->fires || (done == 0 && !*more);
+}
+
+/* Do one iteration that begins at `now_ns`. Returns whether another may follow. *more = 1: timers
+ * that are due are left. */
+static bool iterate(struct pg_arena *a, struct pg_loop *l, int64_t now_ns, int *more)
+{
     l->iterations++;
     l->begun_boot_ns = l->planned_boot_ns = now_ns;
     pg_time_shares_begin(l->shares, now_ns);
-    if (pg_advance(a, now_ns, wall_offset_ns(l, now_ns), now_ns, l->budget, &more) != 0 || more)
+    if (!fire(a, l, now_ns, more))
         return false;
     const uint32_t event = pg_rings_serve(a, l->server, l->shares, l->most);
+    if (l->fires)
+        notices_show(a, l);
     if (event == PG_RE_NONE || event == PG_RE_ENOUGH)
         return !has_news(a);
     l->server->left = event;
@@ -156,24 +180,56 @@ static int rings_are_ready(struct pg_loop *l)
     return 0;
 }
 
+/* Look for a message for at most `spin_ns` and not beyond `until_boot_ns`, if the last iteration had
+ * one. Returns whether there is one, or an outage. */
+static bool message_soon(struct pg_loop *l, int64_t until_boot_ns)
+{
+    if (l->spin_ns == 0 || l->server->applied == 0 || l->server->calls != NULL)
+        return false;
+    int64_t now_ns = pg_boot_ns();
+    const int64_t end_ns = earlier(until_boot_ns, now_ns + l->spin_ns);
+    while (!pg_rings_ready(l->server)) {
+        l->planned_boot_ns = now_ns;
+        now_ns = pg_boot_ns();
+        if (now_ns - l->planned_boot_ns >= l->late_ns)
+            break;
+        if (now_ns >= end_ns)
+            return false;
+    }
+    return true;
+}
+
+/* Return whether an iteration that begins at `now_ns` may be done without the caller. `due_ns`: the
+ * wheel needs it. */
+static bool is_ours(const struct pg_loop *l, int64_t until_boot_ns, int64_t due_ns, int64_t now_ns)
+{
+    return now_ns < until_boot_ns && (l->fires || now_ns < due_ns) &&
+           now_ns - l->planned_boot_ns < l->late_ns;
+}
+
 int pg_loop_wait(struct pg_arena *a, struct pg_loop *l, int64_t until_boot_ns)
 {
-    bool sleeps = pg_rings_sleep(l->server);
+    int more = has_news(a);       /* messages that the caller has applied may have ended operations */
     l->iterations = l->wakeups = 0;
     l->begun_boot_ns = 0;
     l->planned_boot_ns = loop_boot_ns(l->server->calls);
-    for (;;) {
-        const int64_t until_ns = earlier(until_boot_ns, pg_next_ns(a) - l->spin_ns);
+    for (int64_t now_ns = INT64_MIN;;) {                 /* the caller has looked at the time */
+        const int64_t due_ns = pg_next_ns(a) - l->spin_ns, until_ns = earlier(until_boot_ns, due_ns);
+        const bool sleeps = !more && now_ns < until_ns && !message_soon(l, until_ns) &&
+                            pg_rings_sleep(l->server);
         if (sleeps)
             l->planned_boot_ns = until_ns;
         const int how = sleep_or_poll(l, sleeps ? until_ns : POLL_NONE);
-        if (how != 1)
+        now_ns = loop_boot_ns(l->server->calls);
+        if (how <= PG_WOKEN_FOR_CALLER)
             return how;
-        const int64_t now_ns = loop_boot_ns(l->server->calls);
-        if (now_ns >= until_ns || now_ns - l->planned_boot_ns >= l->late_ns ||
-            !iterate(a, l, now_ns))
+        if (!is_ours(l, until_boot_ns, due_ns, now_ns))
+            return how == PG_WOKEN_BY_TIME ? 0 : rings_are_ready(l);
+        if (how == PG_WOKEN_BY_TIME)
+            pg_measure(a, PG_HG_WAKEUP_LATENESS, now_ns - until_ns);
+        if (!iterate(a, l, now_ns, &more))
             return rings_are_ready(l);
         l->wakeups += sleeps;
-        sleeps = pg_rings_sleep(l->server);
+        now_ns = loop_boot_ns(l->server->calls);
     }
 }

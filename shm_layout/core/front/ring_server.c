@@ -61,6 +61,17 @@ void pg_rings_remove(struct pg_ring_server *s, struct pg_ring_client *c)
     circle_remove(s, before);
 }
 
+int pg_rings_ready(struct pg_ring_server *s)
+{
+    struct pg_ring_client *c = s->last;
+    if (s->router != NULL && !s->router->quiet)
+        return true;
+    for (uint32_t i = 0; i < s->awake; i++, c = c->next)
+        if (c->gone || c->taker->broken || pg_ring_next(c->taker) != 0)
+            return true;
+    return false;
+}
+
 int pg_rings_sleep(struct pg_ring_server *s)
 {
     if (s->router != NULL && !s->router->quiet)
