@@ -33,6 +33,7 @@ CALLBACKS = {
     "wheel_soon_fn": "base/wheel.h",  # the one in front/loop.c fetches timers that are due next
     "pg_storage": "api.h",  # the caller of the core provides the system calls of wal/
     "pg_loop_calls": "api.h",  # the caller of the core may provide those of the loop
+    "pg_zmq_calls": "api.h",  # the caller of the core provides the functions of libzmq
 }
 """For each type of a function pointer that a lower storey calls, and each struct of such pointers:
 the header that declares it."""

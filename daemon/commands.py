@@ -41,6 +41,7 @@ OVERHEAD_BYTES = 2048
 """Memory of a waiting message in addition to its own bytes."""
 NOTIFIED_BYTES_MAX = 16 * 2**20
 """Limit on the bytes sent to an owner since the owner's last message. The rest is sent later."""
+NO_EVENTS: frozenset[int] = frozenset()
 ROW = 0xFFFF  # mask of the row number in a session id
 _SESSION = slice(8, 16)  # this and the following slices are fields of struct pg_frame
 _KIND = slice(6, 8)
@@ -133,6 +134,7 @@ class Commands:
             if self.full:
                 return bool(self._unfinished)
             served = self._serve_some(left, ready)
+            ready = NO_EVENTS  # one look at all descriptors in each iteration
             message = served.request
             left -= served.applied
             if message is not None:
@@ -143,8 +145,9 @@ class Commands:
         return True
 
     def _serve_some(self, most: int, ready: Set[int] | None) -> Served:
-        """Let the transport apply messages of rings."""
-        served = self._socket.serve(self._arena, self.shares, most, ready)
+        """Let the transport apply messages."""
+        counts = self._taken_of is not None
+        served = self._socket.serve(self._arena, self.shares, most, ready, counts)
         self._note_answers()
         return served
 
@@ -370,7 +373,7 @@ class Commands:
             if owner is not None:
                 self._rings.disown(owner.route, owner.session)
             self._owners[session & ROW] = _Owner(session, message.route)
-            self._rings.own(message.route, session, share)
+            self._rings.own(message, session, share)
             self.clients.speaks(session, message.pid, message.connection)
             self._arena.inbox_to(session)
 

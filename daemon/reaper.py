@@ -355,7 +355,7 @@ class Reaper:
 
     def wait(self, waiter: Waiter, until_ns: int) -> frozenset[int]:
         """Sleep until `until_ns`, or until a descriptor is ready. Meanwhile the core fires timers
-        and serves rings, if they need nothing else from an iteration."""
+        and serves clients, if they need nothing else from an iteration."""
         if not self._core_iterates:
             if not self.takes_commands or self._transport.ring_server.may_sleep():
                 return waiter.wait(until_ns)

@@ -1,4 +1,4 @@
-"""Sleep, and meanwhile fire timers and serve the rings of clients (front/ring_loop.c)."""
+"""Sleep, and meanwhile fire timers and serve clients (front/ring_loop.c)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from purgatoryd.shm_layout.arena import Arena
 
 
 class RingLoop:
-    """The iterations that only fire timers and serve rings, without Python."""
+    """The iterations that only fire timers and serve clients, without Python."""
 
     def __init__(
         self, arena: Arena, server: RingServer, messages: Commands, grace: Grace, budget: int
@@ -30,7 +30,7 @@ class RingLoop:
         self.struct = ffi.new("struct pg_loop *", fields)
 
     def wait(self, waiter: Waiter, until_ns: int, spin_ns: int, *, fires: bool) -> frozenset[int]:
-        """Do what `waiter.wait` does, and meanwhile serve rings and, if `fires`, fire timers.
+        """Do what `waiter.wait` does, and meanwhile serve clients and, if `fires`, fire timers.
         `spin_ns`: the loop wants to be awake this long before timers are due."""
         struct = self.struct
         struct.spin_ns, struct.fires = spin_ns, fires

@@ -782,7 +782,7 @@ uint32_t pg_ring_recall(struct pg_ring_end *end);
  * process wakes this side. Returns 0 if a signal ended the sleep, else 1. */
 int pg_ring_sleep(struct pg_ring_end *end, int64_t limit_ns);
 
-/* ---- the rings of all clients (front/ring_server.c, ring/time_shares.c) -------------------- */
+/* ---- the messages of all clients (front/ring_server.c, ring/router.c, ring/time_shares.c) ------- */
 
 /* CPU time of one uid, in the iteration of the loop in which it was last charged. */
 struct pg_time_share {
@@ -810,12 +810,58 @@ int pg_time_share_used(const struct pg_time_shares *s, const struct pg_time_shar
 void pg_time_share_charge(struct pg_time_shares *s, struct pg_time_share *one,
                           int64_t begun_boot_ns, int64_t ended_boot_ns);
 
+/* Functions of libzmq, as zmq.h declares them. Tests provide their own. */
+struct pg_zmq_calls {
+    int (*recv)(void *socket, void *buffer, size_t bytes, int flags);
+    int (*send)(void *socket, const void *buffer, size_t bytes, int flags);
+    int (*msg_init)(void *message);
+    int (*msg_recv)(void *message, void *socket, int flags);
+    int (*msg_close)(void *message);
+    void *(*msg_data)(void *message);
+    size_t (*msg_size)(const void *message);
+    int (*msg_more)(const void *message);
+    int (*msg_get)(const void *message, int property);
+    const char *(*msg_gets)(const void *message, const char *property);
+};
+
+#define PG_ROUTE_MAX 255
+
+/* The ROUTER socket of requests (ring/router.c). */
+struct pg_router {
+    const struct pg_zmq_calls *calls;                    /* NULL only if `each` is always 1 */
+    void    *socket;
+    int32_t  fd;                  /* becomes readable when the socket has news */
+    uint8_t  quiet;               /* 1 = the socket had no message at the last call. `fd` is then
+                                     readable once it has one. */
+    uint8_t  each;                /* 1 = the caller receives each message itself */
+    uint8_t  rest;                /* 1 = frames of a message are left, which the caller drops */
+    uint8_t  open;                /* 1 = `message` is open */
+    struct pg_ring_client **clients;                     /* by the row of their session; NULL = the
+                                                            row has no client of this socket */
+    uint32_t rows;                /* number of elements of `clients` */
+    uint32_t descriptors;         /* number of elements of `completed` */
+    uint8_t *completed;           /* 1 = a message came through this descriptor; cleared by the
+                                     caller */
+    uint64_t reply_max;           /* larger replies are left to the caller */
+    /* the last message that was received */
+    uint64_t message[8];          /* a zmq_msg_t, open until the next message is received */
+    uint8_t  route[PG_ROUTE_MAX]; /* routing id of the sender */
+    uint32_t route_bytes;         /* more than PG_ROUTE_MAX = the routing id was cut */
+    int32_t  connection;          /* descriptor of the connection, which may be closed */
+    const char *user_id;          /* credentials of the sender, as the ZAP handler gave them */
+    const char *address;          /* address of the sender; only after PG_RE_OFFENCE */
+};
+
+/* A client of rings, or one whose messages come through the ROUTER socket. */
 struct pg_ring_client {
-    struct pg_ring_end *taker, *putter;
+    struct pg_ring_end *taker, *putter;                  /* NULL = a client of the socket */
     struct pg_time_share *share;       /* NULL only if session = 0 */
     uint64_t session;             /* the session whose messages pg_rings_serve applies; 0 = none */
     uint32_t pid;                 /* pid of the client, from the kernel; 0 = unknown */
-    int32_t  socket;              /* descriptor of the connection */
+    int32_t  socket;              /* descriptor of the connection; only of rings */
+    const uint8_t *route;         /* routing id; only of a client of the socket, like the next two */
+    uint32_t route_bytes;
+    const char *user_id;          /* the credentials that each of its messages has */
     uint8_t  gone;                /* 1 = the connection has ended */
     uint8_t  replies;             /* 1 = the caller has replies for which there is no space */
     uint8_t  behind;              /* 1 = the caller has an unfinished message of this client */
@@ -864,20 +910,26 @@ struct pg_pending_replies {
 };
 
 enum pg_ring_event {
-    PG_RE_NONE,                   /* no ring has a message that can be taken in this iteration */
+    PG_RE_NONE,                   /* there is no message that can be taken in this iteration */
     PG_RE_ENOUGH,                 /* `most` messages were applied */
     PG_RE_LOOK,                   /* the caller looks at the rings of `client`: it keeps replies or
                                      an unfinished message, the connection has ended, the client
-                                     broke the rules, or the message is larger than the ring */
+                                     broke the rules, or the message is larger than the ring. If
+                                     `client` is NULL, the caller receives the next message of the
+                                     ROUTER socket itself. */
     PG_RE_MESSAGE,                /* a message was taken that the caller applies */
     PG_RE_REPLY,                  /* a message was applied; the caller sends the reply */
-    PG_RE_AGAIN                   /* a message was applied in part; the caller continues with it */
+    PG_RE_AGAIN,                  /* a message was applied in part; the caller continues with it */
+    PG_RE_OFFENCE                 /* a message with more frames, or a longer routing id, than a
+                                     client sends; the rest of its frames is left in the socket */
 };
 
 struct pg_ring_server {
     const struct pg_loop_calls *calls;                   /* NULL = the system calls themselves */
     uint8_t *message;             /* space for a message of a ring's size */
     void    *reply;               /* PG_MESSAGE_MAX bytes */
+    struct pg_router *router;     /* the ROUTER socket; NULL = none */
+    uint8_t  from_router;         /* 1 = the last message, or the next one, is that of the socket */
     struct pg_ring_client *last;  /* the last in the circle of rings that are awake; NULL =
                                      none is awake */
     struct pg_ring_client *answered;                     /* clients with answers, newest first */
@@ -888,7 +940,9 @@ struct pg_ring_server {
     uint32_t awake;               /* number of rings that are awake */
     uint32_t unseen;              /* number of rings that had no message since they were all seen */
     /* results of pg_rings_serve */
-    struct pg_ring_client *client;                       /* the client of the event */
+    struct pg_ring_client *client;                       /* the client of the event; NULL = the
+                                                            event is one of the ROUTER socket */
+    const void *body;             /* the message, valid until the next message is received */
     uint64_t message_bytes, reply_bytes;
     int64_t  received_boot_ns;    /* time at which the last message was taken */
     int64_t  built_boot_ns;       /* time at which its reply was complete */
@@ -897,8 +951,8 @@ struct pg_ring_server {
     uint32_t left;                /* the event that pg_loop_wait left to its caller */
 };
 
-/* Apply at most `most` messages of rings, and put their replies. The rings take turns, one message
- * each. Returns enum pg_ring_event at the first message that needs the caller. Only messages of the
+/* Apply at most `most` messages of rings and of the ROUTER socket, and put or send their replies. The
+ * socket and the rings take turns, and so do the rings, one message each. Returns enum pg_ring_event at the first message that needs the caller. Only messages of the
  * client's own session are applied that neither begin nor end it. */
 uint32_t pg_rings_serve(struct pg_arena *a, struct pg_ring_server *s,
                         struct pg_time_shares *shares, uint32_t most);
@@ -915,9 +969,11 @@ void pg_rings_replied(struct pg_arena *a, struct pg_ring_server *s);
 void pg_rings_rouse(struct pg_ring_server *s, struct pg_ring_client *c);
 /* Forget a client. */
 void pg_rings_remove(struct pg_ring_server *s, struct pg_ring_client *c);
-/* Return whether a ring that is awake has a message or has ended. */
+/* Return whether a ring that is awake has a message or has ended, or the ROUTER socket may have a
+ * message. */
 int pg_rings_ready(struct pg_ring_server *s);
-/* Announce to all rings that the daemon is about to sleep. Returns 0 if a ring has a message. */
+/* Announce to all rings that the daemon is about to sleep. Returns 0 if a ring has a message, or the
+ * ROUTER socket may have one. */
 int pg_rings_sleep(struct pg_ring_server *s);
 /* Let the daemon wait for the eventfd of a client in `bells`, an epoll descriptor. Returns 0, or -1
  * with errno. */
@@ -957,7 +1013,7 @@ struct pg_loop {
     int64_t  planned_boot_ns;     /* latest time at which the next iteration was planned to begin */
     uint64_t iterations, wakeups;
 };
-/* Sleep as pg_wait does. Before and meanwhile do the iterations for messages of rings and, if `fires`,
+/* Sleep as pg_wait does. Before and meanwhile do the iterations for messages of clients and, if `fires`,
  * for due timers, as long as no message, operation or outage needs the caller. Request commits, and
  * put the replies that waited for them. Only for an arena on the real clock, whose WAL buffer is not
  * full; `fires` only without a WAL. Returns 0, or -1 with errno. */

@@ -765,7 +765,7 @@ class Arena(_Owned):
         return memoryview(self._reply)[:size]
 
     def serve_rings(self, server: Any, shares: Any, most: int) -> int:
-        """Apply at most `most` messages of rings. Return enum pg_ring_event.
+        """Apply at most `most` messages of clients. Return enum pg_ring_event.
 
         `server`: a struct pg_ring_server, which gets the details. `shares`: a struct
         pg_time_shares.
@@ -796,7 +796,7 @@ class Arena(_Owned):
         lib.pg_commit_allowed(self._a, requests, callers)
 
     def wait(self, loop: Any, until_boot_ns: int) -> bool:
-        """Sleep, and meanwhile serve rings, see pg_loop_wait. True = a system call failed, and
+        """Sleep, and meanwhile serve clients, see pg_loop_wait. True = a system call failed, and
         ffi.errno has the reason."""
         loop.server.reply = self._reply_base
         return bool(lib.pg_loop_wait(self._a, loop, until_boot_ns))

@@ -300,6 +300,7 @@ def test_connections_get_as_much_time_as_passed_since_the_last_look() -> None:
     watched._host = SimpleNamespace(boot_ns=lambda: now_ns)
     watched._zap = SimpleNamespace(serve=serve)
     watched.admission = SimpleNamespace(iterate=lambda now_ns: False, due_ns=0)
+    watched._commands = watched.admin = SimpleNamespace(look=lambda: None)
     watched._ask_ns, watched._watched_ns, watched._watched = 0, now_ns, frozenset()
     for pause_ns, work_ns in (
         (0, WATCH_NS), (3 * WATCH_NS, 3 * WATCH_NS), (2 * WATCH_MAX_NS, WATCH_MAX_NS),

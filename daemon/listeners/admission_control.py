@@ -39,6 +39,7 @@ from purgatoryd.daemon.allowance import Allowance
 from purgatoryd.daemon.listeners.acl import Listeners
 from purgatoryd.daemon.listeners.transport import Identity, Peer
 from purgatoryd.daemon.log import log
+from purgatoryd.shm_layout._core import ffi
 
 MIB = 2**20
 MS = 1_000_000
@@ -65,6 +66,8 @@ within these events causes no further work."""
 CONNECTIONS_PER_UID = 1024
 """Maximum number of connections of one uid; an eighth of the process's descriptors if that is
 less."""
+COMPLETED_MAX = 2**16
+"""Number of descriptors for which the core can note complete messages."""
 CONNECTS_PER_S = 64
 """Rate limit of new connections of one uid. The burst is the maximum number of connections of a
 uid."""
@@ -115,6 +118,9 @@ class AdmissionControl:
         self._sockets: list[zmq.Socket[bytes]] = []
         self._monitors: list[zmq.Socket[bytes]] = []
         self._peers: dict[int, Peer] = {}
+        self.messages = ffi.new("uint8_t[]", min(descriptors, COMPLETED_MAX))
+        """For each descriptor 1 if the core has received a complete message through it since the
+        last check."""
         self._connections: Counter[Identity] = Counter()
         self._refused: dict[Identity, Refusal] = {}
         self._connects: dict[Identity, Allowance] = {}
@@ -210,6 +216,7 @@ class AdmissionControl:
         with suppress(OSError), borrowed(fd) as connection:
             identity = _identity_of(connection)
             peer = self._peers[fd] = Peer(socket_index, identity, peer_pid(connection))
+            self._strikes(fd, peer)
             self._connections[peer.identity] += 1
             self._flow.register(fd, select.EPOLLIN | select.EPOLLONESHOT)
             if not self._may_stay(peer.identity):
@@ -283,6 +290,12 @@ class AdmissionControl:
             peer.strikes = 0
         return fd
 
+    def _strikes(self, fd: int, peer: Peer) -> int:
+        """Return the number of strikes of a connection: 0 if the core has received a message."""
+        if fd < len(self.messages) and self.messages[fd]:
+            self.messages[fd] = peer.strikes = 0
+        return peer.strikes
+
     def peer(self, fd: int) -> Peer | None:
         """Return the connection of a descriptor; None if it is unknown."""
         return self._peers.get(fd)
@@ -302,7 +315,10 @@ class AdmissionControl:
         If the descriptor has been reused since, or the connection is not known yet, no connection
         is closed, but the peer is refused.
         """
-        fd, identity = _descriptor(frame), _sender(frame)
+        self.offended(_descriptor(frame), _sender(frame), detail)
+
+    def offended(self, fd: int, identity: Identity, detail: str) -> None:
+        """Do what offence() does for a connection whose peer is `identity`."""
         peer = self._peers.get(fd)
         if peer is not None and peer.identity == identity:
             self._cut_off(fd, detail, refuse=True)
@@ -377,7 +393,8 @@ class AdmissionControl:
         if flowing and not self._flowed:
             self.due_ns = self._look_ns = self._now_ns + LOOK_NS
         for fd in flowing:
-            self._peers[fd].strikes += 1
+            peer = self._peers[fd]
+            peer.strikes = self._strikes(fd, peer) + 1
         self._flowed.update(flowing)
 
     def _look(self) -> None:
@@ -398,7 +415,9 @@ class AdmissionControl:
         self._round = self._round or list(self._peers)
         some, self._round = self._round[:PEERS_PER_LOOK], self._round[PEERS_PER_LOOK:]
         peers = [(fd, p) for fd in some if (p := self._peers.get(fd)) and not p.gone]
-        endless = [fd for fd, p in peers if p.strikes >= STRIKES and (shed or not waiting)]
+        endless = [
+            fd for fd, p in peers if self._strikes(fd, p) >= STRIKES and (shed or not waiting)
+        ]
         deaf = [fd for fd, p in peers if self._takes_nothing(fd, p, shed)]
         for fd in endless:
             self._cut_off(fd, "a message without end", refuse=not waiting)
@@ -494,13 +513,14 @@ def _identity_of(connection: socket.socket) -> Identity:
 def _sender(frame: zmq.Frame) -> Identity:
     """Return the peer of the connection on which `frame` came; "" for reports of libzmq itself."""
     try:
-        return _of_address(str(frame.get("Peer-Address")))
+        return identity_at(str(frame.get("Peer-Address")))
     except zmq.ZMQError:
         return ""
 
 
 @lru_cache(maxsize=4096)
-def _of_address(address: str) -> Identity:
+def identity_at(address: str) -> Identity:
+    """Return the peer with an address, as libzmq writes addresses."""
     if address.startswith(_IPC):
         return int(address.split(":")[1])
     return address.partition("%")[0]  # without the interface name, like getpeername()

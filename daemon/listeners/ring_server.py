@@ -1,8 +1,9 @@
-"""Serve the rings of all clients from memory (front/ring_server.c).
+"""Serve the messages of all clients from the core (front/ring_server.c).
 
-The core takes messages from the rings, applies them and puts the replies. It keeps the replies that
-have to wait for the disk. It leaves a message to the caller if the message does not belong to the
-session that the rings own, or if there is no space for the reply.
+The core takes messages from the rings and from the ROUTER socket, applies them and puts or sends
+the replies. It keeps the replies of rings that have to wait for the disk. It leaves a message to the
+caller if the message does not belong to the session that its sender owns, or if there is no space
+for the reply.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from collections.abc import Callable, Hashable, Iterator
 from functools import partial
 from typing import Any
 
+from purgatoryd.daemon.listeners.router import Router
 from purgatoryd.daemon.listeners.time_shares import TimeShares
 from purgatoryd.daemon.listeners.transport import NOTHING, REPLY_HWM, Answered, Request, Served
 from purgatoryd.shm_layout._core import ffi, lib
@@ -80,15 +82,17 @@ class Ring:
 
 
 class RingServer:
-    """The rings that are awake, and their messages. No method blocks.
+    """The rings that are awake, the ROUTER socket, and their messages. No method blocks.
 
     Rings are awake while the daemon looks at them in each iteration. Before the daemon sleeps, it
     announces that to all rings that are awake; from then on their clients have to wake it.
     """
 
-    def __init__(self, message_max: int, calls: Any = ffi.NULL) -> None:
+    def __init__(
+        self, message_max: int, calls: Any = ffi.NULL, router: Router | None = None
+    ) -> None:
         """`message_max`: size of the largest ring. `calls`: a struct pg_loop_calls; NULL = the
-        system calls themselves."""
+        system calls themselves. `router`: the socket; None = rings only."""
         self._message = bytearray(message_max)
         self._message_base = ffi.from_buffer(self._message)
         self._pending = bytearray(PENDING_BYTES)
@@ -103,6 +107,9 @@ class RingServer:
                 "pending": {"memory": self._pending_base, "size": PENDING_BYTES},
             },
         )  # fmt: skip
+        self._router = router
+        if router is not None:
+            self.struct.router = router.struct
 
     def add(self, ring: Ring) -> None:
         """Serve the rings of a client."""
@@ -120,29 +127,39 @@ class RingServer:
         """Look at the rings in each iteration, until may_sleep()."""
         lib.pg_rings_rouse(self.struct, ring.struct)
 
-    def own(self, route: Hashable, session: int, share: Any) -> None:
-        """Let the core apply the messages of `session` if they come from `route`. Their time is
-        charged to `share`, a struct pg_time_share."""
-        if isinstance(route, Ring):
-            route.own(session, share)
+    def own(self, message: Request, session: int, share: Any) -> None:
+        """Let the core apply the messages of `session` if they come from the sender of `message`.
+        Their time is charged to `share`, a struct pg_time_share."""
+        if isinstance(message.route, Ring):
+            message.route.own(session, share)
+        elif self._router is not None:
+            self.disown(message.route, self._router.session_of(message.route))
+            self._router.own(message, session, share)
 
     def disown(self, route: Hashable, session: int) -> None:
         """End own(), unless the route owns another session."""
-        if isinstance(route, Ring) and route.struct.session == session:
-            route.own(0)
+        if isinstance(route, Ring):
+            if route.struct.session == session:
+                route.own(0)
+        elif self._router is not None:
+            client = self._router.disown(route, session)
+            if client is not None:
+                lib.pg_rings_remove(self.struct, client)
 
     def hold(self, route: Hashable, *, behind: bool) -> None:
         """Leave the messages of `route` to the caller while `behind` is true, because an earlier
         message is unfinished."""
         if isinstance(route, Ring):
             route.struct.behind = behind
+        elif self._router is not None:
+            self._router.hold(route, behind=behind)
 
     def spoke(self, route: Hashable) -> bool:
         """Return whether the core has applied a message from `route` since the last call."""
-        if not isinstance(route, Ring) or not route.struct.spoke:
-            return False
-        route.struct.spoke = 0
-        return True
+        if not isinstance(route, Ring):
+            return self._router is not None and self._router.spoke(route)
+        spoke, route.struct.spoke = bool(route.struct.spoke), 0
+        return spoke
 
     def may_sleep(self) -> bool:
         """Announce to all rings that the daemon is about to sleep. False = a request waits."""
@@ -168,13 +185,14 @@ class RingServer:
                 break
             if event == lib.PG_RE_ENOUGH:
                 return Served(applied)
-            ring = self._rings[struct.client.socket]
             if event != lib.PG_RE_LOOK:
-                return self._left(arena, ring, event, applied)
-            request = look(ring)
+                return self._left(arena, event, applied)
+            request = self._receive() if not struct.client else look(self._ring())
             if request is not None:
                 struct.unseen = struct.awake
                 return Served(applied, request)
+            if not struct.client and not struct.router.quiet:
+                break  # the rest of a message is dropped in parts, one in each iteration
         return Served(applied) if applied else NOTHING
 
     def left(self, arena: Arena) -> Served:
@@ -182,17 +200,36 @@ class RingServer:
         event, self.struct.left = self.struct.left, lib.PG_RE_NONE
         if event in (lib.PG_RE_NONE, lib.PG_RE_LOOK):
             return NOTHING
-        return self._left(arena, self._rings[self.struct.client.socket], event, 0)
+        return self._left(arena, event, 0)
 
-    def _left(self, arena: Arena, ring: Ring, event: int, applied: int) -> Served:
+    def _left(self, arena: Arena, event: int, applied: int) -> Served:
         struct = self.struct
         if event == lib.PG_RE_REPLY:
-            request = request_of(ring, b"", struct.received_boot_ns)
+            request = self._request(b"")
             reply = arena.reply(struct.reply_bytes)
             return Served(applied, request, Handled.REPLY, reply, struct.built_boot_ns)
-        body = bytes(memoryview(self._message)[: struct.message_bytes])
+        if event == lib.PG_RE_OFFENCE:
+            assert self._router is not None
+            self._router.offended()
+            return Served(applied) if applied else NOTHING
+        body = bytes(ffi.buffer(struct.body, struct.message_bytes))
         how = Handled.AGAIN if event == lib.PG_RE_AGAIN else None
-        return Served(applied, request_of(ring, body, struct.received_boot_ns), how)
+        return Served(applied, self._request(body), how)
+
+    def _receive(self) -> Request | None:
+        """Receive a message that the core has left in the socket."""
+        return self._router.receive() if self._router is not None else None
+
+    def _ring(self) -> Ring:
+        """Return the rings of the last event."""
+        return self._rings[self.struct.client.socket]
+
+    def _request(self, body: bytes) -> Request:
+        """Return the message that the core has received, as a request with `body`."""
+        received_boot_ns = self.struct.received_boot_ns
+        if self._router is not None and not self.struct.client:
+            return self._router.request(body, received_boot_ns)
+        return request_of(self._ring(), body, received_boot_ns)
 
     # ---- replies that wait for commits -----------------------------------------------------------
 

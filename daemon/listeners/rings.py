@@ -25,8 +25,9 @@ from purgatoryd.daemon.listeners.admission_control import (
     take_no_descriptors,
 )
 from purgatoryd.daemon.listeners.ring_server import Ring, RingServer, request_of
+from purgatoryd.daemon.listeners.router import Router
 from purgatoryd.daemon.listeners.time_shares import TimeShares
-from purgatoryd.daemon.listeners.transport import NOTHING, Peer, Request, Served
+from purgatoryd.daemon.listeners.transport import Peer, Request, Served
 from purgatoryd.daemon.log import log
 from purgatoryd.shm_layout._core import ffi, lib
 from purgatoryd.shm_layout.arena import Arena
@@ -97,15 +98,22 @@ class Rings:
     """
 
     def __init__(
-        self, path: Path, memory_bytes: int, admission: AdmissionControl, access: Access, host: Host
+        self,
+        path: Path,
+        memory_bytes: int,
+        admission: AdmissionControl,
+        access: Access,
+        host: Host,
+        router: Router | None = None,
     ) -> None:
-        """`path` is that of the socket, `memory_bytes` the memory for all rings."""
+        """`path` is that of the socket, `memory_bytes` the memory for all rings. `router`: the
+        ROUTER socket, which is served together with the rings."""
         self.path = path
         self._memory_bytes = memory_bytes
         self._admission = admission
         self._access = access
         self._host = host
-        self.server = RingServer(RING_BYTES_MAX)
+        self.server = RingServer(RING_BYTES_MAX, router=router)
         self._rings: dict[int, LocalRing] = {}
         """Rings by the descriptor of the connection."""
         self._used_bytes: Counter[int] = Counter()
@@ -121,8 +129,6 @@ class Rings:
         """Descriptor that becomes readable when a client rings."""
         self.fds = (self._events.fileno(), self.bells)
         """The same descriptor, and one that becomes readable when a client connects or ends."""
-        self._looks = True
-        """True if receive() has to look for events first."""
         self._listener: socket.socket | None = None
         with contextlib.suppress(FileNotFoundError):
             path.unlink()
@@ -149,13 +155,11 @@ class Rings:
     def serve(self, arena: Arena, shares: TimeShares, most: int, ready: Set[int] | None) -> Served:
         """Apply at most `most` messages, and return the first that is left to the caller.
 
-        `ready`: the descriptors that ended the loop's sleep; None = there was no sleep.
+        `ready`: the descriptors that may have events; None = all.
         """
-        if self._looks and (ready is None or not ready.isdisjoint(self.fds)):
+        if ready is None or not ready.isdisjoint(self.fds):
             self._look()
-        served = self.server.serve(arena, shares, most, self._request)
-        self._looks = served is NOTHING
-        return served
+        return self.server.serve(arena, shares, most, self._request)
 
     def _request(self, ring: Ring) -> Request | None:
         """Take the next request of a client. None = there is none, or pieces of it are missing."""

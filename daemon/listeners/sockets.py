@@ -18,12 +18,12 @@ import zmq
 
 from purgatoryd.daemon.config import Config
 from purgatoryd.daemon.listeners.access import Access
-from purgatoryd.daemon.listeners.admission_control import AdmissionControl
+from purgatoryd.daemon.listeners.admission_control import AdmissionControl, identity_at
 from purgatoryd.daemon.listeners.ring_server import Ring
 from purgatoryd.daemon.listeners.rings import Rings
+from purgatoryd.daemon.listeners.router import Router
 from purgatoryd.daemon.listeners.time_shares import TimeShares
 from purgatoryd.daemon.listeners.transport import (
-    NOTHING,
     REPLY_HWM,
     REQUEST_HWM,
     Peer,
@@ -33,6 +33,7 @@ from purgatoryd.daemon.listeners.transport import (
 from purgatoryd.daemon.listeners.zap import DOMAIN, ZapHandler, sender_of
 from purgatoryd.daemon.log import log
 from purgatoryd.shm_layout import curve
+from purgatoryd.shm_layout._core import ffi, lib
 from purgatoryd.shm_layout.arena import Arena, Outgoing
 from purgatoryd.shm_layout.errors import BadPath
 from purgatoryd.shm_layout.host import HOST, Host
@@ -47,7 +48,8 @@ LARGE_BYTES = 16 * 2**10
 """Answers above this size are dropped while memory is short. The peers then ask again."""
 SUBSCRIPTION_MAX = NAMESPACE_MAX + TOPIC_MAX + 32
 """Maximum size of a subscription: two names, three bytes around them, and the ZMTP header."""
-ROUTE_MAX = 255
+ROUTE_MAX = int(lib.PG_ROUTE_MAX)
+OFFENCE = "more frames or a longer name than any client has"
 PARTS_MAX = 256
 """Maximum number of frames in a message; a message with more frames is an offence. An iteration
 drops at most this many frames."""
@@ -106,30 +108,30 @@ class RequestSocket:
         self._sheds_over = sheds_over
         self.fd = int(socket.getsockopt(zmq.FD))
         self._route = bytearray(ROUTE_MAX)
-        self._quiet = False
-        """True if the socket had no message at the last call. Its descriptor is then readable once
-        it has one."""
-        self._overlong = False
-        """True if frames of the current message are left, which have to be dropped before the next
-        message."""
+        self.state = ffi.new(
+            "struct pg_router *", {"fd": self.fd, "each": 1, "reply_max": sheds_over}
+        )
+        """State of the socket: `quiet`, and `rest` while frames of the current message have to be
+        dropped before the next message. The core may receive the messages."""
 
     def receive(self) -> Request | None:
         """Return the next request; None if there is none."""
-        if self._overlong:
-            self._overlong = not self._take_off()
-            if self._overlong:
+        state = self.state
+        if state.rest:
+            state.rest = not self._take_off()
+            if state.rest:
                 return None
         try:
             # a route of more than ROUTE_MAX bytes is cut; `size` then shows that
             size = self.zmq_socket.recv_into(self._route, flags=zmq.NOBLOCK)
         except zmq.Again:
-            self._quiet = True
+            state.quiet = 1
             return None
-        self._quiet = False
+        state.quiet = 0
         body = self.zmq_socket.recv(copy=False)
-        self._overlong = body.more and not self._take_off()
-        if self._overlong or size > ROUTE_MAX:
-            self._admission.offence(body, "more frames or a longer name than any client has")
+        state.rest = body.more and not self._take_off()
+        if state.rest or size > ROUTE_MAX:
+            self._admission.offence(body, OFFENCE)
             return None
         connection = self._admission.completed(body)
         route, request = bytes(self._route[:size]), b"" if body.more else body.buffer
@@ -139,7 +141,7 @@ class RequestSocket:
         """Send to a peer; False = the message is known to be lost."""
         if len(body) > self._sheds_over and self._admission.memory_is_short():
             return False
-        self._quiet = False
+        self.state.quiet = 0
         try:
             self.zmq_socket.send_multipart([cast(bytes, route), body], zmq.NOBLOCK)
         except zmq.Again:
@@ -148,13 +150,19 @@ class RequestSocket:
 
     def pending(self) -> bool:
         """Return whether a request waits."""
-        if not self._quiet:
-            self._quiet = not int(self.zmq_socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN
-        return not self._quiet
+        if not self.state.quiet:
+            self.state.quiet = not int(self.zmq_socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN
+        return not self.state.quiet
 
-    def rebound(self) -> None:
-        """Note that the socket was bound again, so that its descriptor may have lost an event."""
-        self._quiet = False
+    def look(self) -> None:
+        """Note that the socket may have a message, because its descriptor is readable or may have
+        lost an event."""
+        self.state.quiet = 0
+
+    def offended(self, connection: int, address: str) -> None:
+        """Punish the sender of a message that no client sends, and drop the rest of its frames."""
+        self._admission.offended(connection, identity_at(address), OFFENCE)
+        self.state.rest = self.state.rest and not self._take_off()
 
     def _take_off(self) -> bool:
         """Drop the remaining frames of a message, at most PARTS_MAX. True = no frame is left."""
@@ -166,42 +174,28 @@ class RequestSocket:
 
 
 class AllRequests:
-    """Requests that come through the command socket, and through rings. The two take turns."""
+    """Requests that come through the command socket, and through rings."""
 
-    def __init__(self, socket: RequestSocket, rings: Rings) -> None:
+    def __init__(self, socket: RequestSocket, rings: Rings, *, in_core: bool) -> None:
+        """`in_core`: the core can receive the messages of the socket."""
         self._socket = socket
         self._rings = rings
-        self._ring_next = False
-        self._drained = False
-        """True if the socket had no message when it was last asked."""
+        self._in_core = in_core
         self.fd = socket.fd
 
     def receive(self) -> Request | None:
         """Return the next request of the socket; None if there is none."""
         return self._socket.receive()
 
-    def serve(self, arena: Arena, shares: TimeShares, most: int, ready: Set[int] | None) -> Served:
-        """Apply at most `most` messages of rings, and return the first message that is left to the
-        caller. If the socket has messages, the rings get one message between two of them."""
-        self._ring_next = not self._ring_next
-        if not self._ring_next:
-            request = self._from_socket(ready)
-            if request is not None:
-                return Served(request=request)
-        served = self._rings.serve(arena, shares, most if self._drained else 1, ready)
-        if self._ring_next and served is NOTHING:
-            request = self._from_socket(ready)
-            return NOTHING if request is None else Served(request=request)
-        return served
-
-    def _from_socket(self, ready: Set[int] | None) -> Request | None:
-        """Return the next request of the socket, without a call if it was empty before the sleep
-        and did not end the sleep."""
-        if self._drained and ready is not None and self.fd not in ready:
-            return None
-        request = self._socket.receive()
-        self._drained = request is None
-        return request
+    def serve(
+        self, arena: Arena, shares: TimeShares, most: int, ready: Set[int] | None, each: bool
+    ) -> Served:
+        """Apply at most `most` messages, and return the first message that is left to the caller.
+        `each`: every message of the socket is left to the caller."""
+        self._socket.state.each = each or not self._in_core
+        if ready is None or self.fd in ready:
+            self._socket.look()
+        return self._rings.serve(arena, shares, most, ready)
 
     def send(self, route: Hashable, body: Any) -> bool:
         """Send to a peer; False = the message is known to be lost."""
@@ -261,21 +255,28 @@ class Sockets:
         self.admission = AdmissionControl(self._context, (*self._paths, paths.ring))
         allowed = {} if remotes is None else remotes.allowed
         self._zap = ZapHandler(self._context, self.admission, access, allowed)
+        commands = self._socket(zmq.ROUTER, REPLY_HWM, MESSAGE_MAX)
+        self._commands = RequestSocket(commands, self.admission, host, LARGE_BYTES)
+        router = Router(self._commands.state, self._commands)
+        in_core = router.receive_by(commands, self.admission.messages)
         # Clients look for rings first, so their socket must exist before the command socket.
-        self._rings = Rings(paths.ring, ring_bytes, self.admission, access, host)
+        self._rings = Rings(paths.ring, ring_bytes, self.admission, access, host, router)
         if ring_bytes:
             self._bind_rings(paths.ring)
-        commands = self._bind(zmq.ROUTER, paths.cmd, REPLY_HWM, MESSAGE_MAX)
-        admin = self._bind(zmq.ROUTER, paths.admin, REPLY_HWM, MESSAGE_MAX)
-        self._commands = RequestSocket(commands, self.admission, host, LARGE_BYTES)
-        self.commands = AllRequests(self._commands, self._rings)
+        self._bind(commands, paths.cmd)
+        self.commands = AllRequests(self._commands, self._rings, in_core=in_core)
+        admin = self._socket(zmq.ROUTER, REPLY_HWM, MESSAGE_MAX)
+        self._bind(admin, paths.admin)
         self.peers = AllPeers(self.admission, self._rings)
         self.ring_server = self._rings.server
         self.bells = self._rings.bells
         self.admin = RequestSocket(admin, self.admission, host)
-        self.notices = self._bind(zmq.XPUB, paths.pub, NOTICE_HWM, SUBSCRIPTION_MAX, access)
+        self.notices = self._socket(zmq.XPUB, NOTICE_HWM, SUBSCRIPTION_MAX)
+        _accept_only(self.notices, access)
+        self._bind(self.notices, paths.pub)
         self._notices_quiet = False
-        """True if the XPUB socket had no report at the last call, as RequestSocket._quiet."""
+        """True if the XPUB socket had no report at the last call. Its descriptor is then readable
+        once it has one."""
         self.notices_fd = int(self.notices.getsockopt(zmq.FD))
         self._sockets = (commands, admin, self.notices)
         if remotes is not None:
@@ -287,14 +288,7 @@ class Sockets:
         self._unbound: set[Path] = set()
         """Removed paths that could not be bound again."""
 
-    def _bind(
-        self,
-        kind: int,
-        path: Path,
-        send_hwm: int,
-        message_max: int,
-        subscribers: Access | None = None,
-    ) -> zmq.Socket[bytes]:
+    def _socket(self, kind: int, send_hwm: int, message_max: int) -> zmq.Socket[bytes]:
         socket = self._context.socket(kind)
         socket.setsockopt(zmq.LINGER, LINGER_MS)
         socket.setsockopt(zmq.MAXMSGSIZE, message_max)
@@ -304,14 +298,14 @@ class Sockets:
         socket.setsockopt(zmq.ZAP_DOMAIN, DOMAIN)
         socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
         self.admission.watch(socket)
-        if subscribers is not None:
-            _accept_only(socket, subscribers)
+        return socket
+
+    def _bind(self, socket: zmq.Socket[bytes], path: Path) -> None:
         try:
             _listen_at(socket, path)
             self.admission.iterate(self._host.boot_ns())
         except (zmq.ZMQError, OSError) as error:
             raise BadPath(str(path), f"cannot be bound: {error.strerror}") from error
-        return socket
 
     def _bind_rings(self, path: Path) -> None:
         try:
@@ -348,9 +342,7 @@ class Sockets:
                 log.warning(f"{path} was removed; the daemon has bound it again")
         if gone:
             self.admission.rebound()
-            self._commands.rebound()
-            self.admin.rebound()
-            self._notices_quiet = False
+            self._look()
 
     def _report_unbound(self, path: Path, error: OSError | zmq.ZMQError) -> None:
         if path not in self._unbound:
@@ -372,6 +364,12 @@ class Sockets:
             return True
         return self.admin.pending() or self._reported()
 
+    def _look(self) -> None:
+        """Note that each socket may have a message although its descriptor is not readable."""
+        self._commands.look()
+        self.admin.look()
+        self._notices_quiet = False
+
     def _reported(self) -> bool:
         """Return whether the XPUB socket has a report of a subscription."""
         if not self._notices_quiet:
@@ -391,6 +389,7 @@ class Sockets:
         while more := self._zap.serve() | self.admission.iterate(now_ns):
             if self._host.boot_ns() >= until_ns:
                 break
+        self._look()  # a check may have taken the event of a descriptor
         self._watched_ns = self._host.boot_ns()
         self._ask_ns = now_ns if more else now_ns + ASK_NS
         return more

@@ -133,15 +133,16 @@ class Requests(Protocol):
 
 
 class CommandRequests(Requests, Protocol):
-    """The requests of clients. Most messages that come through rings are not passed to the
-    caller."""
+    """The requests of clients. Most messages are not passed to the caller."""
 
-    def serve(self, arena: Arena, shares: TimeShares, most: int, ready: Set[int] | None) -> Served:
-        """Apply at most `most` messages of rings, and return the first message that is left to the
-        caller.
+    def serve(
+        self, arena: Arena, shares: TimeShares, most: int, ready: Set[int] | None, each: bool
+    ) -> Served:
+        """Apply at most `most` messages, and return the first message that is left to the caller.
 
-        `most` is at least 1. `ready`: the descriptors that ended the loop's sleep before this
-        iteration; None = there was no sleep.
+        `most` is at least 1. `ready`: the descriptors that may have events since the last call;
+        None = all. `each`: every message that does not come through rings
+        is left to the caller.
         """
 
 
@@ -154,7 +155,7 @@ class Transport(Protocol):
 
     @property
     def ring_server(self) -> RingServer:
-        """The rings of clients on this host."""
+        """The messages that the core applies."""
 
     @property
     def admin(self) -> Requests:

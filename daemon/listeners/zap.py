@@ -83,10 +83,11 @@ class ZapHandler:
 
 def sender_of(frame: zmq.Frame) -> Sender:
     """Return the sender of `frame`, as the handler answered at the handshake of its connection."""
-    return _read(str(frame.get("User-Id")))
+    return sender_named(str(frame.get("User-Id")))
 
 
 @functools.lru_cache(maxsize=4096)
-def _read(name: str) -> Sender:
+def sender_named(name: str) -> Sender:
+    """Return the sender whose name the handler gave in its answer."""
     uid, gid, pid = map(int, name.split(":"))
     return Sender(uid, gid, pid)

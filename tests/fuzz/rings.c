@@ -176,7 +176,8 @@ static void follow(struct world *w, uint32_t event)
     uint64_t used;
     switch ((enum pg_ring_event)event) {
     case PG_RE_NONE:
-    case PG_RE_ENOUGH: break;
+    case PG_RE_ENOUGH:
+    case PG_RE_OFFENCE: break;
     case PG_RE_LOOK:
         if (c->taker.broken || s->gone) {
             pg_rings_remove(&w->server, s);

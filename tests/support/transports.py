@@ -1,10 +1,14 @@
 """Let tests of clients run over both transports of local clients.
 
 A pytest plugin. Tests of the files in BOTH that start daemons run with rings, and in the tier `all`
-once more with daemons that give no rings, so that their clients use ZeroMQ.
+once more with daemons that give no rings, so that their clients use ZeroMQ. Tests of the files in
+IN_PYTHON run once more with daemons that do not find the functions of libzmq, so that Python
+receives each message.
 """
 
 from __future__ import annotations
+
+from pathlib import Path
 
 import pytest
 import real_daemon
@@ -17,16 +21,24 @@ BOTH = frozenset((
     "test_resharding",
 ))  # fmt: skip
 
+IN_PYTHON = frozenset(("test_client", "test_hostile", "test_operations", "test_outage"))
+HIDDEN = Path(__file__).parent / "hidden_libzmq"
+"""Folder whose sitecustomize.py hides the functions of libzmq."""
+
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Add the parameter `transport` to the tests of the files in BOTH."""
-    if metafunc.module.__name__ in BOTH and "daemon" in metafunc.fixturenames:
+    name = metafunc.module.__name__
+    if name in BOTH and "daemon" in metafunc.fixturenames:
         metafunc.fixturenames.insert(0, "transport")  # before a fixture that starts a daemon
-        metafunc.parametrize("transport", ["ring", wide("zmq")], indirect=True)
+        in_python = [wide("zmq-in-python")] if name in IN_PYTHON else []
+        metafunc.parametrize("transport", ["ring", wide("zmq"), *in_python], indirect=True)
 
 
 @pytest.fixture
 def transport(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Start the daemons of a test with rings, or without them."""
-    if request.param == "zmq":
+    if request.param != "ring":
         monkeypatch.setitem(real_daemon.SETTINGS, "PURGATORYD_RING_MEMORY", "0")
+    if request.param == "zmq-in-python":
+        monkeypatch.setitem(real_daemon.SETTINGS, "PYTHONPATH", str(HIDDEN))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import socket
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import ExitStack, closing, suppress
 from functools import partial
 from pathlib import Path
@@ -159,13 +159,15 @@ class _SimulatedWaiter:
     """An implementation of Waiter that does not wait. The returned descriptors ended the sleep if
     `until_ns` is None."""
 
-    def __init__(self, rings: SimulatedRings) -> None:
+    def __init__(self, rings: SimulatedRings, came: Callable[[], bool]) -> None:
+        """`came`: returns whether messages wait that the loop takes."""
         self._rings = rings
+        self._came = came
         self.until_ns: int | None = None
         """Boot time until which the loop sleeps; None = it does not sleep."""
 
     def wait(self, until_ns: int) -> frozenset[int]:
-        woken = self._rings.rung or self._rings.committed
+        woken = self._came() or self._rings.committed
         self.until_ns, self._rings.committed = None if woken else until_ns, False
         return frozenset({FD})
 
@@ -294,6 +296,7 @@ class SimulatedDaemon:
         self.transport = SimulatedTransport(
             self.network, host,
             (self.paths.cmd_endpoint, self.paths.pub_endpoint, self.paths.admin_endpoint),
+            in_core=self.starts % 3 != 0,
         )  # fmt: skip
         self.processes = SimulatedProcesses(self.transport)
         self.processes.alive = self.pids
@@ -482,7 +485,8 @@ class SimulatedDaemon:
         if self._wake_number > 1 and self._slept:
             news = self._news()
             ready = self.transport.ready() | news | self._ends() | self._signals()
-            by_core = {FD} | (news if self._takes_commits() else frozenset())
+            by_core = {FD, self.transport.commands.fd}
+            by_core |= news if self._takes_commits() else frozenset()
             if ready <= by_core and (ready or self.reaper.core_fires):
                 self.transport.rings.committed = bool(news)
                 return self._wait()
@@ -496,13 +500,13 @@ class SimulatedDaemon:
     """Boot time until which the loop may sleep; None = it does not sleep."""
 
     def _wait(self) -> int | None:
-        """Let the loop begin or continue its sleep, in which it fires timers and serves rings.
+        """Let the loop begin or continue its sleep, in which it fires timers and serves clients.
         Return the boot time until which it sleeps; None = another iteration follows."""
         assert self.reaper is not None
         assert self.transport is not None
         loop = self.reaper.loop
         assert self._latest_ns is not None
-        simulated = _SimulatedWaiter(self.transport.rings)
+        simulated = _SimulatedWaiter(self.transport.rings, self._came)
         waiter: Any = simulated
         ready = frozenset({FD})
         if not loop.over:
@@ -554,8 +558,14 @@ class SimulatedDaemon:
         assert self.reaper is not None
         assert self.transport is not None
         commands = self.reaper.takes_commands
-        rung = commands and bool(self.transport.rings.rung)
-        return rung or self._committed or self.transport.pending(commands=commands)
+        return self._came() or self._committed or self.transport.pending(commands=commands)
+
+    def _came(self) -> bool:
+        """Return whether messages wait that the loop takes."""
+        assert self.reaper is not None
+        assert self.transport is not None
+        some = self.transport.rings.rung or self.transport.commands.waiting
+        return self.reaper.takes_commands and bool(some)
 
     def _timed_out(self, number: int) -> None:
         if number == self._wake_number and self._asleep and not self.frozen:

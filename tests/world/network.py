@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from purgatoryd.daemon.listeners.ring_server import Ring
 from purgatoryd.daemon.listeners.time_shares import TimeShares
-from purgatoryd.daemon.listeners.transport import NOTHING, Peer, Request, Served
+from purgatoryd.daemon.listeners.transport import Peer, Request, Served
 from purgatoryd.shm_layout import layout, wire
 from purgatoryd.shm_layout.arena import Arena, Outgoing
 from world import rings
+from world.router import SimulatedRouter
 from world.seam import Seam
 
 if TYPE_CHECKING:
@@ -313,7 +314,6 @@ class SimulatedRequests:
         self._transport = transport
         self.fd = fd
         self.waiting: deque[Request] = deque()
-        self._ring_next = False
 
     def receive(self) -> Request | None:
         self._transport.network.seam.cross()
@@ -321,17 +321,9 @@ class SimulatedRequests:
             return None
         return self.waiting.popleft()
 
-    def serve(self, arena: Arena, shares: TimeShares, most: int, _: object) -> Served:
-        self._ring_next = not self._ring_next
-        if self._ring_next:
-            served = self._transport.rings.serve(arena, shares, most)
-            return self._served() if served is NOTHING else served
-        served = self._served()
-        return self._transport.rings.serve(arena, shares, most) if served is NOTHING else served
-
-    def _served(self) -> Served:
-        request = self.receive()
-        return NOTHING if request is None else Served(request=request)
+    def serve(self, arena: Arena, shares: TimeShares, most: int, _: object, each: bool) -> Served:
+        self._transport.router.look(each=each)
+        return self._transport.rings.serve(arena, shares, most)
 
     def send(self, route: Any, body: Any) -> bool:
         seam = self._transport.network.seam
@@ -353,11 +345,15 @@ class SimulatedTransport:
 
     notices_fd = NOTICES
 
-    def __init__(self, network: Network, host: SimulatedHost, endpoints: Iterable[str]) -> None:
+    def __init__(
+        self, network: Network, host: SimulatedHost, endpoints: Iterable[str], *, in_core: bool
+    ) -> None:
+        """`in_core`: the core receives the messages of the command socket."""
         self.network = network
         self._host = host
         self.commands = SimulatedRequests(self, COMMANDS)
         self.admin = SimulatedRequests(self, ADMIN)
+        self.router = SimulatedRouter(self.commands, in_core=in_core)
         self.rings = rings.SimulatedRings(self, host)
         self.ring_server = self.rings.server
         self.connections: dict[int, Connection] = {}

@@ -84,7 +84,7 @@ class SimulatedRings:
             ),
         }
         calls = ffi.new("struct pg_loop_calls *", self._callbacks)
-        self.server = RingServer(LARGE_BYTES, calls)
+        self.server = RingServer(LARGE_BYTES, calls, transport.router.router)
         self._clients: dict[int, ClientRing] = {}
         self.rung: deque[Ring] = deque()
         """Rings whose clients have rung."""
@@ -159,12 +159,15 @@ class SimulatedRings:
         self._clients[number].woken()
 
     def _wait(self, _: Any, _server: Any, until_ns: int) -> int:
-        self.transport.look()
+        transport = self.transport
+        transport.look()
         committed, self.committed = self.committed, False
-        rung = self.rouse()
-        if self.transport.ready():
+        came = self.rouse() or committed or bool(transport.commands.waiting)
+        if transport.commands.waiting:
+            transport.router.state.quiet = 0
+        if transport.ready() - {transport.commands.fd}:
             return int(lib.PG_WOKEN_FOR_CALLER)
-        if rung or committed or until_ns == POLL_NS:
+        if came or until_ns == POLL_NS:
             return int(lib.PG_WOKEN_BY_RINGS)
         if until_ns <= self._host.boot_ns():
             return int(lib.PG_WOKEN_BY_TIME)

@@ -1,5 +1,5 @@
 /* ring_loop.c - the place where the loop sleeps, and the iterations that only fire timers and serve
- * rings.
+ * clients.
  *
  * Such an iteration does what the caller's iteration does in the same order: fire due timers, show
  * their notices to readers of the arena, then apply messages. It ends the sleep as soon as there is
@@ -93,24 +93,36 @@ static bool commit_needs_caller(const struct pg_ring_server *s)
     return s->commits == NULL || s->callers_pending != 0 || pg_group_commit_pausing(s->commits->commit);
 }
 
-/* Take the descriptors that are ready. Returns enum pg_woken; descriptors that need the caller are
- * left. */
-static int ready_take(struct pg_waiter *w, struct pg_ring_server *s)
+/* Return whether a descriptor that is ready needs no caller. */
+static bool ready_is_ours(const struct pg_loop *l, int fd)
+{
+    const struct pg_ring_server *s = l->server;
+    return fd == l->waiter->bells || (s->router != NULL && fd == s->router->fd) ||
+           (fd == l->waiter->commits && !commit_needs_caller(s));
+}
+
+/* Take the descriptors that ended the sleep, and note which clients have messages. Returns enum
+ * pg_woken; if one of the descriptors needs the caller, all are left to it. */
+static int ready_take(struct pg_loop *l)
 {
     eventfd_t commits;
+    struct pg_waiter *w = l->waiter;
     for (uint32_t i = 0; i < w->count; i++)
-        if (w->ready[i] != w->bells && (w->ready[i] != w->commits || commit_needs_caller(s)))
+        if (!ready_is_ours(l, w->ready[i]))
             return PG_WOKEN_FOR_CALLER;
-    for (uint32_t i = 0; i < w->count; i++)
+    for (uint32_t i = 0; i < w->count; i++) {
         if (w->ready[i] == w->bells)
-            pg_bells_take(w->bells, s);
-        else
+            pg_bells_take(w->bells, l->server);
+        else if (w->ready[i] == w->commits)
             eventfd_read(w->commits, &commits);
+        else
+            l->server->router->quiet = false;
+    }
     w->count = 0;
     return PG_WOKEN_BY_RINGS;
 }
 
-/* Sleep, and rouse the rings whose clients rang. Returns enum pg_woken, or -1 with errno. */
+/* Sleep, and note which clients have messages. Returns enum pg_woken, or -1 with errno. */
 static int sleep_or_poll(struct pg_loop *l, int64_t until_boot_ns)
 {
     const struct pg_loop_calls *calls = l->server->calls;
@@ -121,7 +133,7 @@ static int sleep_or_poll(struct pg_loop *l, int64_t until_boot_ns)
         return -1;
     if (w->count == 0)
         return until_boot_ns == POLL_NONE ? PG_WOKEN_BY_RINGS : PG_WOKEN_BY_TIME;
-    return ready_take(w, l->server);
+    return ready_take(l);
 }
 
 /* Show new notices to readers of the arena, and note that no socket wants them. */
@@ -199,7 +211,7 @@ static bool iterate(struct pg_arena *a, struct pg_loop *l, int64_t now_ns, int *
 
 static int64_t earlier(int64_t a, int64_t b) { return a < b ? a : b; }
 
-/* Return 0 to the caller, who looks at the rings: they ended the sleep. */
+/* Return 0 to the caller, who looks at rings and socket: messages ended the sleep. */
 static int rings_are_ready(struct pg_loop *l)
 {
     if (l->waiter != NULL) {

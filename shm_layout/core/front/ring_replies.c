@@ -1,4 +1,5 @@
-/* ring_replies.c - put replies into rings, durable replies once their frames are on disk.
+/* ring_replies.c - put replies into rings, durable replies once their frames are on disk, and send
+ * replies through the ROUTER socket.
  *
  * LSNs of pending replies never decrease, because a reply waits for the newest frame. The caller
  * keeps replies for which there is no space here. While it does, later durable replies are left to
@@ -8,6 +9,7 @@
 #include "core/arena.h"
 #include "core/front/ring_replies.h"
 #include "core/ring/ring.h"
+#include "core/ring/router.h"
 #include "core/wal/wal_buffer.h"
 
 void ring_client_wake(const struct pg_ring_server *s, uint32_t how, uint32_t *word, int socket)
@@ -56,7 +58,25 @@ void pg_rings_replied(struct pg_arena *a, struct pg_ring_server *s)
 
 /* ---- replies that may be sent ---------------------------------------------------------------- */
 
-/* Put a reply that was complete at `built_boot_ns`. False = the caller has to send it. */
+static bool reply_is_large(const struct pg_ring_server *s, const struct pg_ring_client *c)
+{
+    return c->putter != NULL ? is_large(c->putter, s->reply_bytes)
+                             : s->reply_bytes > s->router->reply_max;
+}
+
+/* Return whether the ring, or the socket, took the reply. */
+static bool reply_taken(const struct pg_ring_server *s, const struct pg_ring_client *c,
+                        const void *reply, uint64_t bytes)
+{
+    if (c->putter == NULL)
+        return router_send(s->router, c, reply, bytes);
+    if (!pg_ring_put(c->putter, reply, bytes))
+        return false;
+    ring_client_wake(s, pg_ring_rouse_taker(c->putter), &c->putter->words->taker_sleeps, c->socket);
+    return true;
+}
+
+/* Put or send a reply that was complete at `built_boot_ns`. False = the caller has to send it. */
 static bool reply_put(struct pg_arena *a, struct pg_ring_server *s, struct pg_ring_client *c,
                       const void *reply, uint64_t bytes, int64_t built_boot_ns)
 {
@@ -66,9 +86,8 @@ static bool reply_put(struct pg_arena *a, struct pg_ring_server *s, struct pg_ri
     if (noted && !answer_follows(c, &f))
         return false;
     const int64_t begun_boot_ns = loop_boot_ns(s->calls);
-    if (!pg_ring_put(c->putter, reply, bytes))
+    if (!reply_taken(s, c, reply, bytes))
         return false;
-    ring_client_wake(s, pg_ring_rouse_taker(c->putter), &c->putter->words->taker_sleeps, c->socket);
     s->handed_boot_ns = loop_boot_ns(s->calls);
     pg_measure(a, PG_HG_RESPONSE_QUEUE, begun_boot_ns - built_boot_ns);
     pg_measure(a, PG_HG_SEND, s->handed_boot_ns - begun_boot_ns);
@@ -152,12 +171,12 @@ bool ring_reply(struct pg_arena *a, struct pg_ring_server *s, struct pg_ring_cli
     struct pg_frame f;
     const uint64_t lsn = pg_durable_lsn(a);
     memcpy(&f, s->reply, sizeof f);
-    if (f.error != PG_ERR_NONE || is_large(c->putter, s->reply_bytes) ||
+    if (f.error != PG_ERR_NONE || reply_is_large(s, c) ||
         (lsn != 0 && s->callers_pending != 0))
         return false;
     if (on_disk(a, s, c, lsn))
         return reply_put(a, s, c, s->reply, s->reply_bytes, s->built_boot_ns);
-    return pending_add(s, c, lsn);
+    return c->putter != NULL && pending_add(s, c, lsn);
 }
 
 static bool release(struct pg_arena *a, struct pg_ring_server *s, struct pg_pending_reply *r)
