@@ -13,6 +13,7 @@ from purgatoryd.daemon.commands import OVERHEAD_BYTES, TAKEN_PER_ITERATION, Comm
 from purgatoryd.daemon.listeners.ring_server import RingServer
 from purgatoryd.daemon.listeners.time_shares import SHARE_NS, SHARED_NS
 from purgatoryd.daemon.listeners.transport import NOTHING, Request, Served
+from purgatoryd.shm_layout._core import ffi
 from purgatoryd.shm_layout.arena import Handled
 
 pytestmark = pytest.mark.tier("check")
@@ -33,7 +34,7 @@ class Queue:
             handle=self._handle, served=lambda _: None, measure=lambda *_: None, durable_lsn=0,
             session_ids=list,
         )  # fmt: skip
-        wal: Any = SimpleNamespace(committed_lsn=0, replied=lambda *_: None)
+        wal: Any = SimpleNamespace(committed_lsn=0, replied=lambda *_: None, requests=ffi.NULL)
         access: Any = SimpleNamespace(may_connect=lambda *_: True)
         socket = SimpleNamespace(
             serve=lambda *_: Served(request=self.came.popleft()) if self.came else NOTHING,

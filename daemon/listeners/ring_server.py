@@ -1,9 +1,9 @@
 """Serve the messages of all clients from the core (front/ring_server.c).
 
 The core takes messages from the rings and from the ROUTER socket, applies them and puts or sends
-the replies. It keeps the replies of rings that have to wait for the disk. It leaves a message to the
-caller if the message does not belong to the session that its sender owns, or if there is no space
-for the reply.
+the replies. It keeps the replies of rings that have to wait for the disk. It leaves a message to
+the caller if the message does not belong to the session that its sender owns, or if there is no
+space for the reply.
 """
 
 from __future__ import annotations
