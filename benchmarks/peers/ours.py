@@ -100,7 +100,9 @@ def memory_bytes(server: Server) -> int:
     return int(own.split()[1]) * 1024 + arena_bytes(server)
 
 
-def client(server: Server, transport: str, durable: bool = False, spin_us: int = 0) -> Client:
+def client(
+    server: Server, transport: str, durable: bool = False, spin_us: int | None = None
+) -> Client:
     os.environ["PURGATORYD_DIR"] = str(server.address)
     return Client(
         NAME, timeout=PATIENCE_S, durable=durable, spin_us=spin_us, **TRANSPORTS[transport]
@@ -110,6 +112,11 @@ def client(server: Server, transport: str, durable: bool = False, spin_us: int =
 # ---- calls ---------------------------------------------------------------------------------------
 
 Work = Callable[[Client, Job], Run]
+
+
+def asleep(server: Server, job: Job) -> Run:
+    """Add over rings, with calls that never spin."""
+    return add(client(server, "ring", spin_us=0), job)
 
 
 def over(transport: str, work: Work, durable: bool = False) -> Prepare:

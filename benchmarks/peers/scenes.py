@@ -32,7 +32,7 @@ OURS = "purgatoryd"
 """The first word of the names of our contestants."""
 LOCAL = next(iter(ours.TRANSPORTS))
 """The transport that a client on the daemon's host takes by itself."""
-SPINNING = "ring, spinning"
+SPINNING, ASLEEP = "ring, spinning", "ring, asleep"
 RAW, PY, AIO = "redis raw", "redis-py", "redis.asyncio"
 POLLED, KEYSPACE = "redis polled", "redis keyspace"
 BEANSTALKD, ECHO, POSTGRES, NATS = "beanstalkd", "ZeroMQ echo", "PostgreSQL", "NATS"
@@ -119,6 +119,7 @@ def single_calls(n: Callable[[int], int]) -> Iterator[Scene]:
         if clients == 1:
             peers[ECHO] = (echo_side, echo_side.ask)
             peers[our_name("", SPINNING)] = (ours_spinning, ours_spinning.add)
+            peers[our_name("", ASLEEP)] = (ours, ours.asleep)
             targets = {
                 (our_name("", SPINNING), PY, "per_s"): (">=", 6.0),
                 (our_name(), RAW, "per_s"): (">=", 1.3), (our_name(), PY, "per_s"): (">=", 2.0),
