@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import math
 import struct
+import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from functools import partial
+from functools import cache, partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import zmq
 
+from purgatoryd.clients._pack import Direct
 from purgatoryd.clients.fork_guard import ForkGuard
 
 if TYPE_CHECKING:
+    from purgatoryd.clients.poller import Addresses
     from purgatoryd.clients.remote import Remote
 
 SEND_HWM = 1000  # number of messages; the session's window is far smaller
@@ -125,6 +128,15 @@ class Subscription:
         self._socket.connect(endpoint)
 
 
+@cache
+def _zmq_found() -> bool:
+    """Let direct calls use the libzmq of pyzmq. Returns False if it is not found; then the engine
+    makes all calls."""
+    backend = sys.modules.get("zmq.backend.cython._zmq")
+    path = None if backend is None else backend.__file__
+    return path is not None and Direct.find_zmq(path)
+
+
 Subscribe = Callable[..., Subscription]
 """Opens a Subscription; the arguments are those of its constructor."""
 
@@ -154,19 +166,18 @@ class Channel:
         self.socket.set(zmq.RCVTIMEO, SOON_MS)
         if remote is not None:
             remote.equip(self.socket)
+        self.fds = int(self.socket.get(zmq.FD)), int(self.monitor.get(zmq.FD))
+        """Descriptors that become readable when libzmq has something to do. Only may_sleep() says
+        whether it concerns the owner."""
         self._endpoint = endpoint
         self.socket.connect(endpoint)
 
     @property
-    def fds(self) -> tuple[int, int]:
-        """Descriptors that become readable when libzmq has something to do. Only may_sleep() says
-        whether it concerns the owner."""
-        return int(self.socket.get(zmq.FD)), int(self.monitor.get(zmq.FD))
-
-    @property
-    def rings(self) -> None:
-        """None: there are no rings."""
-        return None
+    def addresses(self) -> Addresses | None:
+        """The numbers that direct calls use; None without a connection, or without libzmq."""
+        if not (self.connected and _zmq_found()):
+            return None
+        return "zmq", int(self.socket.underlying), int(self.monitor.underlying), *self.fds
 
     def may_sleep(self, *, to_send: bool) -> bool:
         """Return whether there is neither a message nor an event, nor space if `to_send`.
