@@ -397,6 +397,7 @@ class AsyncClient(
             answered = kind.direct(core.direct, pending, limit_s, arguments)
             if not pending.packed or answered:
                 self._posted = None
+                self._await_outcomes()
                 return pending.packed
             if answered is None:
                 self._watch_direct()
@@ -532,6 +533,7 @@ class AsyncClient(
             answered = connection.direct.collect()
             if answered:
                 self._end_posted()
+                self._await_outcomes()
             if answered is not False:
                 return
         connection.news = True
@@ -562,6 +564,11 @@ class AsyncClient(
             if channel is not None and not channel.may_sleep(to_send=connection.blocked):
                 connection.news = True
                 self._schedule()
+
+    def _await_outcomes(self) -> None:
+        """Let the daemon announce outcomes that follow the answer of a direct call."""
+        if self._core.connections[0].session.on_outcomes is not None:
+            self._sleep()
 
     def _open(self) -> None:
         """Open the channels once the daemon is found, and let the loop watch their descriptors."""

@@ -157,6 +157,23 @@ def test_notices_of_timers_have_no_verdict(a: Purgatory) -> None:
     assert (notice.payload, notice.verdict) == (b"p", None)
 
 
+def test_an_outcome_behind_the_answer_of_a_direct_call_wakes_the_loop(
+    b: Purgatory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No timer wakes the loop in this test."""
+    monkeypatch.setattr(purgatory_module, "KEEP_ALIVE_S", HOUR_S)
+
+    async def scenario() -> None:
+        async with AsyncPurgatory("demo", namespace="broker", timeout=HOUR_S) as p:
+            for n in range(3):
+                operation = await p.watch(f"op-{n}", AllOf({f"w-{n}": 1}), HOUR_S)
+                await p.add(f"timer-{n}", HOUR_S)
+                await asyncio.to_thread(b.advance, f"w-{n}", 1)
+                assert (await operation.result(PATIENCE_S)).cause == "satisfied"
+
+    asyncio.run(scenario())
+
+
 def test_an_advance_before_the_watch_is_not_lost(a: Purgatory, b: Purgatory) -> None:
     assert b.advance("t-0", 10) == 0
     assert b.advance("t-0", 5) == 0, "watermarks never fall"
