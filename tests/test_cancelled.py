@@ -577,7 +577,7 @@ TRIED: dict[type, set[str]] = {
         *(name.removeprefix("Operation.") for name in EFFECTS),
     },
     # `wait` is tested in test_operation_columns.py; only AsyncPurgatory calls the others.
-    AsyncOperations: {"wait", "failed", "notice"},
+    AsyncOperations: {"wait", "failed", "wake", "call_back"},
     AsyncSubscriber: {"get", "get_many", "close", "connect"},
 }
 """Calls that the tests cancel, by class."""

@@ -14,6 +14,7 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
+from queue import SimpleQueue
 from typing import Any
 
 import purgatory_worker
@@ -155,6 +156,22 @@ def test_notices_of_timers_have_no_verdict(a: Purgatory) -> None:
         a.add("timer", 0, payload=b"p")
         (notice,) = notices(1, subscriber)
     assert (notice.payload, notice.verdict) == (b"p", None)
+
+
+def test_only_callbacks_and_conditions_have_a_thread(a: Purgatory, b: Purgatory) -> None:
+    def threads() -> list[str]:
+        return [one.name for one in threading.enumerate() if one.name == "purgatoryd-owner"]
+
+    plain = a.watch("plain", AllOf({"w": 1}), HOUR_S)
+    b.advance("w", 1)
+    assert plain.result(PATIENCE_S).cause == "satisfied"
+    assert threads() == []
+    names: SimpleQueue[str] = SimpleQueue()
+    a.watch("called", AllOf({"w": 2}), HOUR_S,
+            callback=lambda _: names.put(threading.current_thread().name))  # fmt: skip
+    b.advance("w", 2)
+    assert names.get(timeout=PATIENCE_S) == "purgatoryd-owner"
+    assert threads() == ["purgatoryd-owner"]
 
 
 def test_an_outcome_behind_the_answer_of_a_direct_call_wakes_the_loop(
