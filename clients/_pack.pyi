@@ -50,9 +50,10 @@ class Maker(Generic[Made]):
 
 class Requests:
     """The requests to a client's engine. `queue`: has put() and empty(). `nothing`: a request that
-    only wakes the engine."""
+    only wakes the engine. `kicked`: the eventfd that ends the engine's waits for messages; -1 =
+    none."""
 
-    def __init__(self, queue: Any, nothing: object, /) -> None: ...
+    def __init__(self, queue: Any, nothing: object, kicked: int, /) -> None: ...
     def put(self, request: object, /) -> None:
         """Put a request into the queue; no direct call begins before the engine has taken it."""
 
@@ -71,36 +72,44 @@ class Direct:
     while such looks mostly find nothing, most calls omit them.
 
     With `wait_ns` 0 the calls are those of an event loop, which is its own engine. They do not
-    wait, and the loop calls collect() once the socket is readable."""
+    wait, and the loop calls collect() once a descriptor of the channel is readable."""
 
     def __init__(
         self, requests: Requests, connection: Connection, namespace: str,
         topics: dict[str, bytes], entry: bytes, modes: dict[str, int], wait_ns: int,
         spin_ns: int, adapts: bool, /,
     ) -> None: ...  # fmt: skip
-    def lend(
-        self, putter: int, taker: int, bell: int, socket: int, session: int, sequence: int,
-        flags: int, window: int, same_clock: bool, delays: bool, /,
-    ) -> None:  # fmt: skip
-        """Let direct calls use the rings (addresses of struct pg_ring_end, the daemon's eventfd,
-        the connection's socket). `sequence`: that of the next batch. `window`: largest number of
-        batches without an answer. `delays`: the daemon computes deadlines from delays."""
+    @staticmethod
+    def find_zmq(path: str, /) -> bool:
+        """Find the functions of libzmq in the mapped library of this path, or in a library that it
+        needs. Returns False if they are not there."""
 
-    def take_back(self) -> tuple[int, tuple[tuple[Any, bytes], ...], Any] | None:
+    def lend(
+        self, kind: str, first: int, second: int, fd: int, other_fd: int, session: int,
+        sequence: int, flags: int, window: int, same_clock: bool, delays: bool, /,
+    ) -> None:  # fmt: skip
+        """Let direct calls use a channel. The first five arguments are AnyChannel.addresses.
+        `sequence`: that of the next batch. `window`: largest number of batches without an answer.
+        `delays`: the daemon computes deadlines from delays."""
+
+    def take_back(
+        self,
+    ) -> tuple[int, tuple[tuple[Any, bytes], ...], Any, bytes | None] | None:
         """Wait until no direct call runs, and let none begin. Returns the sequence of the next
-        batch; (Answer or Lot, message) for what was sent and has no answer, in order; and the lot
-        that callers fill, or None. Returns None if the rings were not lent."""
+        batch; (Answer or Lot, message) for what was sent and has no answer, in order; the lot that
+        callers fill, or None; and a message of the daemon that a call received but did not take, or
+        None. Returns None if no channel was lent."""
 
     lots: int
     """Number of lots that callers have sent."""
 
     def stream(self, lot: Lot, /) -> None:
         """Let callers send a lot, and the lots after it, once they are full. No effect unless
-        Requests.streams is True and the rings are lent."""
+        Requests.streams is True and a channel is lent."""
 
     def collect(self) -> bool | None:
         """Look for the answer of a call of an event loop. Returns True if the call has its outcome;
-        None if it has none yet; False if the loop has to take back the rings."""
+        None if it has none yet; False if the loop has to take back the channel."""
 
     def record(
         self, answer: Answer, limit_s: float, name: bytes, op: int, mode: int, key_type: int,

@@ -185,9 +185,9 @@ class AsyncClient(
         self._timer_s = NEVER_S
         """Host time at which `_timer` wakes the loop."""
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._requests = Requests(_NoQueue(), None)
+        self._requests = Requests(_NoQueue(), None, -1)
         self._lent = False
-        """True while only direct calls use the rings."""
+        """True while only direct calls use the channel."""
         self._posted: tuple[Pending, asyncio.Future[None]] | None = None
         """The direct call that waits for its answer, and the future that its caller awaits."""
         self._watched = False
@@ -397,6 +397,7 @@ class AsyncClient(
             answered = kind.direct(core.direct, pending, limit_s, arguments)
             if not pending.packed or answered:
                 self._posted = None
+                self._await_outcomes()
                 return pending.packed
             if answered is None:
                 self._watch_direct()
@@ -491,14 +492,14 @@ class AsyncClient(
             self._loop.call_soon(self._exchange)
 
     def _lend(self) -> None:
-        """Let direct calls use the rings until _take_back(), if nothing else is to be done."""
+        """Let direct calls use the channel until _take_back(), if nothing else is to be done."""
         if not (self._lent or self._jobs.expects):
             lent = self._core.lend(self._requests, 0, NO_SPIN)
             self._lent = lent and self._core.direct is not None
             self._requests.admit()
 
     def _take_back(self) -> None:
-        """Let no direct call use the rings. A call without an answer goes on as a batch."""
+        """Let no direct call use the channel. A call without an answer goes on as a batch."""
         if not self._lent:
             return
         for connection in self._core.connections:
@@ -520,7 +521,7 @@ class AsyncClient(
             self._loop.call_later(DIRECT_S, self._late, self._posted)
 
     def _late(self, posted: object) -> None:
-        """Take back the rings if a direct call has waited since the timer was set."""
+        """Take back the channel if a direct call has waited since the timer was set."""
         self._watched = False
         if self._posted is not None and self._posted is posted:
             self._exchange()
@@ -532,6 +533,7 @@ class AsyncClient(
             answered = connection.direct.collect()
             if answered:
                 self._end_posted()
+                self._await_outcomes()
             if answered is not False:
                 return
         connection.news = True
@@ -562,6 +564,11 @@ class AsyncClient(
             if channel is not None and not channel.may_sleep(to_send=connection.blocked):
                 connection.news = True
                 self._schedule()
+
+    def _await_outcomes(self) -> None:
+        """Let the daemon announce outcomes that follow the answer of a direct call."""
+        if self._core.connections[0].session.on_outcomes is not None:
+            self._sleep()
 
     def _open(self) -> None:
         """Open the channels once the daemon is found, and let the loop watch their descriptors."""

@@ -1,20 +1,26 @@
-"""ZeroMQ sockets that report each new connection. Each socket has a ZeroMQ context of its own."""
+"""ZeroMQ sockets that report each new connection.
+
+All sockets of a process share a ZeroMQ context, and so its I/O thread and its reaper thread."""
 
 from __future__ import annotations
 
 import math
+import os
 import struct
+import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from functools import partial
+from functools import cache, partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import zmq
 
+from purgatoryd.clients._pack import Direct
 from purgatoryd.clients.fork_guard import ForkGuard
 
 if TYPE_CHECKING:
+    from purgatoryd.clients.poller import Addresses
     from purgatoryd.clients.remote import Remote
 
 SEND_HWM = 1000  # number of messages; the session's window is far smaller
@@ -35,6 +41,22 @@ def connection_events(monitor: zmq.Socket[bytes]) -> Iterator[bool]:
             yield event == _CONNECTED
 
 
+_Context = zmq.Context[zmq.Socket[bytes]]
+_contexts: weakref.WeakValueDictionary[int, _Context] = weakref.WeakValueDictionary()
+"""The context of this process by its id. A forked child has a context of its own. The context ends
+with its last owner."""
+
+
+def _context() -> _Context:
+    """Return the context of this process."""
+    process = os.getpid()
+    if (context := _contexts.get(process)) is None:
+        context = zmq.Context()
+        context.set(zmq.MAX_SOCKETS, int(context.get(zmq.SOCKET_LIMIT)))
+        _contexts[process] = context
+    return context
+
+
 class MonitoredSocket(NamedTuple):
     """A socket, the monitor of its connections, and a function that closes both."""
 
@@ -45,32 +67,25 @@ class MonitoredSocket(NamedTuple):
 
 
 def opened(owner: object, kind: int, events: int) -> MonitoredSocket:
-    """Open a socket in a context of its own. `events`: the events that its monitor reports.
+    """Open a socket. `events`: the events that its monitor reports.
 
     Both sockets are also closed when `owner` is collected as garbage. The function that closes them
-    holds its own references to the context and the sockets: a context waits for its sockets without
-    a time limit, and Python collects garbage in any order. If an interrupt comes at any line here,
-    the context is closed.
+    holds its own references to the context and the sockets: a context that ends waits for its
+    sockets without a time limit, and Python collects garbage in any order. A socket that an
+    interrupt leaves without an owner closes itself.
     """
-    context = zmq.Context()
-    try:
-        socket = context.socket(kind)
-        monitor = socket.get_monitor_socket(events)
-        close = partial(_close, ForkGuard("connection"), context, socket, monitor)
-        weakref.finalize(owner, close).atexit = False  # at exit a thread may still use the sockets
-        return MonitoredSocket(socket, monitor, close)
-    except BaseException:
-        context.destroy(0)
-        raise
+    context = _context()
+    socket = context.socket(kind)
+    monitor = socket.get_monitor_socket(events)
+    close = partial(_close, ForkGuard("connection"), context, socket, monitor)
+    weakref.finalize(owner, close).atexit = False  # at exit a thread may still use the sockets
+    return MonitoredSocket(socket, monitor, close)
 
 
-def _close(
-    fork_guard: ForkGuard, context: zmq.Context[zmq.Socket[bytes]], *sockets: zmq.Socket[bytes]
-) -> None:
+def _close(fork_guard: ForkGuard, _context: _Context, *sockets: zmq.Socket[bytes]) -> None:
     if fork_guard.mine:
         for socket in sockets:
             socket.close(0)
-        context.term()
 
 
 class Subscription:
@@ -125,6 +140,15 @@ class Subscription:
         self._socket.connect(endpoint)
 
 
+@cache
+def _zmq_found() -> bool:
+    """Let direct calls use the libzmq of pyzmq. Returns False if it is not found; then the engine
+    makes all calls."""
+    backend = sys.modules.get("zmq.backend.cython._zmq")
+    path = None if backend is None else backend.__file__
+    return path is not None and Direct.find_zmq(path)
+
+
 Subscribe = Callable[..., Subscription]
 """Opens a Subscription; the arguments are those of its constructor."""
 
@@ -154,19 +178,18 @@ class Channel:
         self.socket.set(zmq.RCVTIMEO, SOON_MS)
         if remote is not None:
             remote.equip(self.socket)
+        self.fds = int(self.socket.get(zmq.FD)), int(self.monitor.get(zmq.FD))
+        """Descriptors that become readable when libzmq has something to do. Only may_sleep() says
+        whether it concerns the owner."""
         self._endpoint = endpoint
         self.socket.connect(endpoint)
 
     @property
-    def fds(self) -> tuple[int, int]:
-        """Descriptors that become readable when libzmq has something to do. Only may_sleep() says
-        whether it concerns the owner."""
-        return int(self.socket.get(zmq.FD)), int(self.monitor.get(zmq.FD))
-
-    @property
-    def rings(self) -> None:
-        """None: there are no rings."""
-        return None
+    def addresses(self) -> Addresses | None:
+        """The numbers that direct calls use; None without a connection, or without libzmq."""
+        if not (self.connected and _zmq_found()):
+            return None
+        return "zmq", int(self.socket.underlying), int(self.monitor.underlying), *self.fds
 
     def may_sleep(self, *, to_send: bool) -> bool:
         """Return whether there is neither a message nor an event, nor space if `to_send`.

@@ -2,7 +2,7 @@
 
 Calls check their arguments in the caller's thread. One thread of the client, the engine, packs,
 sends and receives. Callers pack calls with wait=False into a lot. The engine sends the lot when it
-is full, when an earlier batch is answered, or after FLUSH_S. With rings the callers also send
+is full, when an earlier batch is answered, or after FLUSH_S. Callers also send
 messages themselves, while the engine is idle (pack/direct.c).
 
 If a signal handler or Ctrl-C interrupts a call, either the call never reached the engine, or its

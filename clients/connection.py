@@ -66,7 +66,7 @@ class Connection(Destination):
         if remote is not None:
             self.delay_clock = ClockKind.VIRTUAL
         self.direct: Direct | None = None
-        """Lets callers send single calls while the engine is idle; the engine sets it."""
+        """Makes single calls of callers while the engine is idle; the engine sets it."""
         self.planned: set[Pending] = set()
         """Calls that a job packs once the queue has space."""
         self.channel: AnyChannel | None = None
@@ -75,6 +75,8 @@ class Connection(Destination):
         """True if the socket could not accept a message."""
         self.news = False
         """True from the time a socket of the channel becomes readable until look() has read it."""
+        self._unread: bytes | None = None
+        """A message that a direct call has received and left to the engine."""
         self.answers = 0
         """Number of messages that showed progress. Each of them extends the waits for answers."""
         self.breaker: Breaker | None = None
@@ -159,17 +161,19 @@ class Connection(Destination):
         return super().entry(pending, name, method, fields)
 
     def lend(self) -> bool:
-        """Let direct calls use the rings until take_back(), if this connection has rings and
-        nothing is in flight. Returns whether they may."""
-        rings = None if self.channel is None else self.channel.rings
+        """Let direct calls use the channel until take_back(), if nothing is in flight. Returns
+        whether they may."""
+        addresses = None if self.channel is None else self.channel.addresses
         terms = self.session.direct()
         breaks = self.breaker is not None and self.breaker.failures > 0
         packer = self.packer
-        if rings is None or terms is None or breaks or packer.at_ns is not None or not packer.empty:
+        if addresses is None or terms is None or breaks:
+            return False
+        if packer.at_ns is not None or not packer.empty:
             return False
         assert self.direct is not None
         delays = self.delay_clock == ClockKind.VIRTUAL
-        self.direct.lend(*rings, *terms, self.session.same_clock, delays)
+        self.direct.lend(*addresses, *terms, self.session.same_clock, delays)
         return True
 
     def take_back(self) -> None:
@@ -177,7 +181,8 @@ class Connection(Destination):
         flight. The lot that callers fill is collected."""
         if self.direct is None or (taken := self.direct.take_back()) is None:
             return
-        sequence, unanswered, lot = taken
+        sequence, unanswered, lot, self._unread = taken
+        self.news |= self._unread is not None
         batches = [self.packer.adopt(call, message) for call, message in unanswered]
         self.session.note_direct(sequence, batches)
         if lot is not None:
@@ -284,10 +289,17 @@ class Connection(Destination):
     def _pull(self) -> bool:
         """Receive all messages. Returns whether one came."""
         came = False
-        while self.channel is not None and (data := self.channel.receive()) is not None:
+        while (data := self._receive()) is not None:
             self.take(data)
             came = True
         return came
+
+    def _receive(self) -> bytes | None:
+        if (data := self._unread) is not None:
+            self._unread = None
+        elif self.channel is not None:
+            data = self.channel.receive()
+        return data
 
     def take(self, data: bytes) -> None:
         """Hand one message to the session. Raises ProtocolError."""

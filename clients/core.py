@@ -211,8 +211,8 @@ class Core:
         return connection
 
     def lend(self, requests: Requests, wait_ns: int, spin: Spin) -> bool:
-        """Let direct calls use the rings of quiet connections. Returns whether one of them has
-        rings. The other arguments are those of Direct."""
+        """Let direct calls use the channels of quiet connections. Returns whether they may use one.
+        The other arguments are those of Direct."""
         lent = False
         for connection in self.connections:
             if connection.direct is None:

@@ -230,13 +230,13 @@ class Engine(CallThread, Jobs):
         super().__init__(core, after, listens=listens)
         self._at_end = at_end
         self._requests: SimpleQueue[Callable[[], object] | Call[Any]] = SimpleQueue()
-        self._queue = Requests(self._requests, nothing)
         self._spin = spin
         self._bell: SimpleQueue[None] = SimpleQueue()
         # The eventfd is closed with the engine, not with the connection, because a caller may write
         # to it after close(). The two statements share a line: no interrupt may come between them.
         flags, finalize = os.EFD_NONBLOCK | os.EFD_CLOEXEC, weakref.finalize
         self._kicked = fd = os.eventfd(0, flags); finalize(self, os.close, fd).atexit = False  # noqa: E702  # fmt: skip
+        self._queue = Requests(self._requests, nothing, fd)
         self._poller = ChannelPoller(fd)
         self._wake: Callable[[], object] = nothing
         self._wake_at = 0
@@ -373,7 +373,7 @@ class Engine(CallThread, Jobs):
                 return
 
     def _lend(self) -> None:
-        """Let callers use the rings of idle connections themselves, until a request comes."""
+        """Let callers use the channels of idle connections, until a request comes."""
         self.core.lend(self._queue, round(DIRECT_S * 1e9), self._spin)
         self._queue.admit()
 

@@ -14,7 +14,7 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Literal
 
-from purgatoryd.clients.poller import OpenChannel
+from purgatoryd.clients.poller import Addresses, OpenChannel
 from purgatoryd.shm_layout._core import lib
 from purgatoryd.shm_layout.errors import InvalidArgument, RingsRefused
 from purgatoryd.shm_layout.host import HOST, Host
@@ -85,12 +85,14 @@ class LocalChannel:
         return self._pair.may_sleep(to_put=to_send or self._rest is not None)
 
     @property
-    def rings(self) -> tuple[int, int, int, int] | None:
-        """The rings, for direct calls (see AnyChannel)."""
+    def addresses(self) -> Addresses | None:
+        """The numbers that direct calls use; None while a message is in a ring in part."""
+        if self._zmq is not None:
+            return self._zmq.addresses
         pair = self._pair
         if pair is None or self._socket is None or self._rest is not None or pair.collects:
             return None
-        return *pair.addresses, self._bell, self._socket.fileno()
+        return "ring", *pair.addresses, self._bell, self._socket.fileno()
 
     @property
     def transport(self) -> str:

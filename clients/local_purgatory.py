@@ -453,10 +453,9 @@ class _Core:
             touched.pop()
 
     def _notice(self, table: Operations) -> None:
+        table.wake()
         if table.callbacks:
-            self.news.put(table.notice)
-        elif table.open == 0:
-            table._note_done()
+            self.news.put(table.call_back)
 
     def _end(self, raw: RawOutcome) -> bytes:
         """Store the outcome of an operation, or let the thread evaluate its condition. Returns the

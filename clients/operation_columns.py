@@ -1,7 +1,7 @@
 """Operations of a watch_many() with columns: their outcomes are arrays, with one item per row.
 
-pack/ends.c finds the row of each outcome by its ticket and stores the outcome. The thread that runs
-callbacks then calls notice(). This module needs numpy.
+pack/ends.c finds the row of each outcome by its ticket and stores the outcome. The Book then calls
+wake(), and the thread that runs callbacks calls call_back(). This module needs numpy.
 """
 
 from __future__ import annotations
@@ -161,17 +161,19 @@ class OperationTable(_pack.Table, ABC):
         """Store the reason why rows have no answer or no outcome."""
         self._error = self._error or error
 
-    def notice(self) -> None:
-        """Wake waiting callers if all operations have ended, and run callbacks for rows that ended
-        since the last call."""
+    def wake(self) -> None:
+        """Wake waiting callers if all operations have ended."""
         if self.open == 0:
             self._note_done()
+
+    def call_back(self) -> None:
+        """Run callbacks for rows that ended since the last call."""
         for callback in list(self._callbacks):
             callback(self)
 
     @property
     def callbacks(self) -> bool:
-        """True if notice() has callbacks to run."""
+        """True if call_back() has callbacks to run."""
         return bool(self._callbacks)
 
     @abstractmethod

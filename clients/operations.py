@@ -147,8 +147,8 @@ class Operation:
         """Call `callback(operation)` in the purgatory's thread once the operation has ended, or at
         once in this thread if it has already ended. An exception of the callback is logged.
 
-        The callback must not wait for the end of another operation, because the thread that runs
-        the callback is the thread that would notice that end.
+        The callback must not wait for the end of another operation. The thread that runs the
+        callback also evaluates CLIENT conditions, and in a LocalPurgatory it notices every end.
         """
         check_callable("callback", callback)
         # No lock: an exception of a signal handler could leave it locked.
@@ -157,10 +157,6 @@ class Operation:
             with suppress(ValueError):  # ValueError: _end() has called the callback
                 self._callbacks.remove(callback)
                 _guarded(callback, self)
-
-    def _end(self, outcome: Outcome | None, error: PurgatorydError | None) -> None:
-        self._store(outcome, error)
-        self._call_back()
 
     def _store(self, outcome: Outcome | None, error: PurgatorydError | None) -> None:
         """Store the end of the operation, unless it has ended, and wake waiting callers."""
@@ -176,9 +172,6 @@ class Operation:
         with suppress(IndexError):
             while True:
                 _guarded(self._callbacks.pop(0), self)
-
-    def _reported(self, raw: RawOutcome) -> None:
-        self._end(self._outcome_of(raw), None)
 
     def _outcome_of(self, raw: RawOutcome) -> Outcome:
         keys = self._encoded.keys
@@ -270,6 +263,15 @@ class Book:
         self._news.append(news)
         self._kick()
 
+    def _end(
+        self, operation: Operation, outcome: Outcome | None, error: PurgatorydError | None
+    ) -> None:
+        """End an operation; work() runs its callbacks. A callback that is added later runs at once,
+        because the operation has ended."""
+        operation._store(outcome, error)
+        if operation._callbacks:
+            self._add(operation._call_back)
+
     @property
     def open(self) -> int:
         """Number of operations that have not ended."""
@@ -306,7 +308,7 @@ class Book:
             raw = None if error is not None else self._bind(operation, pending.word >> 8)
             self._answered(operation)
         if error is not None:
-            self._add(lambda: operation._end(None, error))
+            self._end(operation, None, error)
         elif raw is not None:
             self._tell(operation, raw)
 
@@ -365,13 +367,12 @@ class Book:
             self._kick()
 
     def _notice(self, table: OperationTable) -> bool:
-        """Wake the callers that wait for a table. Returns True if the thread that runs callbacks
-        has to do that."""
-        if table.callbacks:
-            self._news.append(table.notice)
-        else:
-            table.notice()
-        return table.callbacks
+        """Wake the callers that wait for a table. Returns True if work() has to run callbacks."""
+        table.wake()
+        if not table.callbacks:
+            return False
+        self._news.append(table.call_back)
+        return True
 
     def take(self, outcomes: list[RawOutcome]) -> None:
         """Take outcomes and CHECKs. A repeated outcome is acknowledged again and otherwise
@@ -420,19 +421,19 @@ class Book:
                 self._armed.pop(raw.ticket, None)
         if operation is not None:
             self._tell(operation, raw)
-        elif ended is not None:
-            self._add(ended)
+        elif ended is not None and self._notice(ended):
+            self._kick()
 
-    def _end_row(self, raw: RawOutcome) -> Callable[[], None] | None:
-        """Store the outcome of an operation by columns. Returns a function that runs callbacks;
-        None if the outcome belongs to no such operation, or had arrived before."""
+    def _end_row(self, raw: RawOutcome) -> OperationTable | None:
+        """Store the outcome of an operation by columns. Returns its table; None if the outcome
+        belongs to no such operation, or had arrived before."""
         if len(raw.watermarks) != 1 or not self._tickets.end(
             raw.ticket, raw.cause, raw.armed_ns, raw.ended_ns, raw.watermarks[0], raw.error,
             0 in raw.missing, 0 in raw.failed,
         ):  # fmt: skip
             return None
-        notice: Callable[[], None] = self._tickets.touched.pop().notice
-        return notice
+        table: OperationTable = self._tickets.touched.pop()
+        return table
 
     def _remember(self, raw: RawOutcome) -> None:
         """Store an outcome or a CHECK that came before the answer to its watch. A CHECK does not
@@ -448,7 +449,7 @@ class Book:
         if raw.cause == 0:
             self._add(lambda: self._answer(operation, raw))
         else:
-            self._add(lambda: operation._reported(raw))
+            self._end(operation, operation._outcome_of(raw), None)
 
     def _answer(self, operation: Operation, raw: RawOutcome) -> None:
         if operation.done:
@@ -467,7 +468,7 @@ class Book:
             self._tickets.touched.clear()
             self._orphans.clear()
         for operation in operations.values():
-            self._add(lambda o=operation: o._end(None, error))  # type: ignore[misc]
+            self._end(operation, None, error)
         for table in tables:
             table.failed(error)
             if self._notice(table):
@@ -512,6 +513,11 @@ class Book:
             if not (found := self._true.popleft())[0].done:
                 true.append(found)
         return true
+
+    @property
+    def works(self) -> bool:
+        """True if callbacks or conditions wait for work()."""
+        return bool(self._news)
 
     @property
     def speaks(self) -> bool:

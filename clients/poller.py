@@ -6,7 +6,12 @@ import math
 import os
 import select
 from collections.abc import Callable
-from typing import Protocol
+from typing import Literal, Protocol
+
+Addresses = tuple[Literal["ring", "zmq"], int, int, int, int]
+"""("ring", putter, taker, eventfd of the daemon, socket), with the addresses of two
+struct pg_ring_end; or ("zmq", socket, monitor, their two descriptors), with the addresses of the
+two ZeroMQ sockets."""
 
 
 class AnyChannel(Protocol):
@@ -24,10 +29,8 @@ class AnyChannel(Protocol):
         """Descriptors that become readable when there may be something to do."""
 
     @property
-    def rings(self) -> tuple[int, int, int, int] | None:
-        """The rings, for direct calls: the addresses of putter and taker (struct pg_ring_end), the
-        eventfd of the daemon, and the socket. None if there are none, or if a message is in a ring
-        in part."""
+    def addresses(self) -> Addresses | None:
+        """The numbers that direct calls use; None if they cannot use the channel."""
 
     def may_sleep(self, *, to_send: bool) -> bool:
         """Announce that the owner waits for `fds`. `to_send`: also until there is space.

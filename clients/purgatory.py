@@ -1,8 +1,9 @@
 """The purgatory across processes: one process watches operations, any process advances keys, and
 the watching process receives the outcomes.
 
-A Purgatory is a Client with operations. Its engine also takes the outcomes that the daemon sends. A
-second thread runs callbacks and CLIENT conditions, which may make calls of their own.
+A Purgatory is a Client with operations. Its engine also takes the outcomes that the daemon sends.
+Callbacks and CLIENT conditions may block and make calls of their own, so a second thread runs them.
+It starts with the first of them.
 """
 
 from __future__ import annotations
@@ -287,6 +288,11 @@ class Owner:
             book.release()
 
     @property
+    def works(self) -> bool:
+        """True if callbacks or conditions wait for work()."""
+        return any(book.works for book in [*self.books.values()])
+
+    @property
     def speaks(self) -> bool:
         """True if acknowledgements or answers wait to be sent to a daemon."""
         return any(book.speaks for book in [*self.books.values()])
@@ -323,22 +329,19 @@ class Purgatory(Client):
         resume: Resume | None = None,
     ) -> None:
         self._resume = resume
-        self._news: SimpleQueue[None] = SimpleQueue()
         super().__init__(
             name, namespace=namespace, timeout=timeout, queue_limit=queue_limit,
             remote=remote, durable=durable, ledger=ledger, worker=worker, numa_local=numa_local,
             transport=transport,
         )  # fmt: skip
-        self._worker = threading.Thread(
-            target=_work, args=(self._news, self._owner, self._engine),
-            name="purgatoryd-owner", daemon=True,
-        )  # fmt: skip
-        self._worker.start()
 
     def _start(self) -> Engine:
-        wake = partial(self._news.put, None)
-        self._owner = Owner(self._core, wake, self._resume)
-        return Engine(self._core, after=self._owner.speak, at_end=wake, listens=True)
+        self._callbacks = callbacks = _Callbacks(self._core, self._resume)
+        self._owner = owner = callbacks.owner
+        callbacks.engine = engine = Engine(
+            self._core, after=owner.speak, at_end=callbacks.end, listens=True
+        )
+        return engine
 
     # ---- watching --------------------------------------------------------------------------
 
@@ -524,8 +527,7 @@ class Purgatory(Client):
 
     def _left(self, limit_s: float) -> None:
         super()._left(limit_s)
-        if self._worker is not threading.current_thread():
-            self._worker.join(limit_s)
+        self._callbacks.join(limit_s)
 
 
 def _armed(armed: Armed, callback: Callable[[Operation], object] | None) -> Operation:
@@ -535,16 +537,60 @@ def _armed(armed: Armed, callback: Callable[[Operation], object] | None) -> Oper
     return armed.operation
 
 
-def _work(news: SimpleQueue[None], owner: Owner, engine: Engine) -> None:
-    """Run callbacks and conditions until the engine has ended."""
-    while not engine.ended:
-        news.get()
-        for step in (owner.release, owner.work):
-            step()
-            if owner.speaks:
-                engine.put(nothing, urgent=True)  # wakes the engine, which sends the answers
-    owner.lost(Closed("purgatory"))
-    owner.work()
+class _Callbacks:
+    """The thread that runs callbacks and conditions. It starts with the first of them."""
+
+    engine: Engine
+
+    def __init__(self, core: Core, resume: Resume | None) -> None:
+        self.owner = Owner(core, self._kick, resume)
+        self._kicks: SimpleQueue[int] = SimpleQueue()
+        self._kicked = self._handled = 0
+        """Numbers of the last kick, and of the last one that the thread has handled."""
+        self._thread: threading.Thread | None = None
+
+    def _kick(self) -> None:
+        """Take news in the engine's thread. While the callback thread works, outcomes that arrive
+        are acknowledged later, so that the daemon's inbox bounds the memory of this process."""
+        if not self.owner.works and self._handled == self._kicked:
+            self.owner.release()
+            return
+        self._kicked += 1
+        self._kicks.put(self._kicked)
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="purgatoryd-owner", daemon=True)
+            self._thread.start()
+
+    def _run(self) -> None:
+        """Run callbacks and conditions until the engine has ended."""
+        owner, engine = self.owner, self.engine
+        while not engine.ended:
+            kick = self._kicks.get()
+            for step in (owner.release, owner.work):
+                step()
+                if owner.speaks:
+                    engine.put(nothing, urgent=True)  # wakes the engine, which sends the answers
+            self._handled = kick
+        self._lose()
+
+    def _lose(self) -> None:
+        self.owner.lost(Closed("purgatory"))
+        self.owner.work()
+
+    def end(self) -> None:
+        """End all operations once the engine has ended. Without a callback thread, the engine's
+        thread runs the last callbacks: it has nothing else to do."""
+        if self._thread is None:
+            self._thread = threading.current_thread()
+            self._lose()
+        else:
+            self._kicks.put(0)
+
+    def join(self, limit_s: float) -> None:
+        """Wait at most `limit_s` seconds until the last callback has ended."""
+        thread = self._thread
+        if thread is not None and thread is not threading.current_thread():
+            thread.join(limit_s)
 
 
 __all__ = ["Operation", "Outcome", "Purgatory", "Watch"]

@@ -7,6 +7,7 @@ Afterwards the client works, and each call returns its own result.
 from __future__ import annotations
 
 import asyncio
+import gc
 import itertools
 import os
 import random
@@ -430,6 +431,14 @@ def descriptors() -> int:
     return len(os.listdir("/proc/self/fd"))
 
 
+async def few_descriptors(most: int) -> None:
+    """Wait until at most `most` descriptors are open. libzmq may close one after close()."""
+    deadline_s = time.monotonic() + PATIENCE_S
+    while descriptors() > most and time.monotonic() < deadline_s:
+        await asyncio.sleep(0.01)
+    assert descriptors() <= most
+
+
 @pytest.mark.parametrize(
     ("cls", "partitions"), [(AsyncClient, 1), (AsyncPurgatory, 1), (AsyncClient, 4)]
 )
@@ -443,13 +452,11 @@ def test_a_cancelled_connect_leaves_nothing(
         await client.close()
 
     async def scenario() -> None:
+        gc.collect()  # else garbage of earlier tests may close descriptors between two counts
         await connect(0)
         before = descriptors()
         async for _ in cancelled(connect):
-            deadline_s = time.monotonic() + PATIENCE_S
-            while descriptors() > before and time.monotonic() < deadline_s:
-                await asyncio.sleep(0.01)
-            assert descriptors() <= before
+            await few_descriptors(before)
 
     asyncio.run(scenario())
 
@@ -458,6 +465,7 @@ def test_a_cancelled_connect_of_a_subscriber_leaves_nothing(daemon: StartDaemon)
     daemon("demo")
 
     async def scenario() -> None:
+        gc.collect()  # else garbage of earlier tests may close descriptors between two counts
         await (await AsyncSubscriber("demo").connect()).close()
         before = descriptors()
         for suspension in range(5):
@@ -465,7 +473,7 @@ def test_a_cancelled_connect_of_a_subscriber_leaves_nothing(daemon: StartDaemon)
             cancelling = Cancelling(connect, suspension, late=bool(suspension % 2))
             with pytest.raises(asyncio.CancelledError):
                 await cancelling.run()
-            assert descriptors() == before
+            await few_descriptors(before)
 
     asyncio.run(scenario())
 
@@ -577,7 +585,7 @@ TRIED: dict[type, set[str]] = {
         *(name.removeprefix("Operation.") for name in EFFECTS),
     },
     # `wait` is tested in test_operation_columns.py; only AsyncPurgatory calls the others.
-    AsyncOperations: {"wait", "failed", "notice"},
+    AsyncOperations: {"wait", "failed", "wake", "call_back"},
     AsyncSubscriber: {"get", "get_many", "close", "connect"},
 }
 """Calls that the tests cancel, by class."""

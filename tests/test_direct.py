@@ -1,4 +1,4 @@
-"""Direct calls: the caller's thread sends one record through the rings, and takes its answer."""
+"""Direct calls: the caller's thread sends one record through a channel, and takes its answer."""
 
 from __future__ import annotations
 
@@ -7,22 +7,27 @@ import os
 import signal
 import socket
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from queue import SimpleQueue
 from typing import Any
 from uuid import UUID
 
 import pytest
+import zmq
 
-from purgatoryd.clients import Handle, lots
+from purgatoryd.clients import Handle, _pack, lots
 from purgatoryd.clients._pack import Caller, Direct, Requests
 from purgatoryd.clients.batch import Batch
 from purgatoryd.clients.bulk import BulkResult, pack_puts, send_direct
+from purgatoryd.clients.channel import Channel
 from purgatoryd.clients.connection import Connection
 from purgatoryd.clients.core import MODES, NO_SPIN, Core, Spin
 from purgatoryd.clients.lots import Lot
 from purgatoryd.clients.packing import PendingAdd, PendingCancel
+from purgatoryd.clients.poller import Addresses
 from purgatoryd.shm_layout import layout, wire
 from purgatoryd.shm_layout._core import lib
 from purgatoryd.shm_layout.layout import ClockKind, Message, Status, WireError
@@ -38,8 +43,8 @@ ADD = (b"key", None, None, None, 10**15, "default", b"payload", "error", None)
 Reply = Callable[[bytes], bytes]
 
 
-class Rings:
-    """Both sides of a pair of rings in this process, and the direct calls of the client's side."""
+class Sides(ABC):
+    """Both sides of a channel in this process, and the direct calls of the client's side."""
 
     def __init__(self, spin: Spin = NO_SPIN, wait_ns: int = 10**11) -> None:
         self.core = Core("demo", "shop")
@@ -47,25 +52,81 @@ class Rings:
         connection.delay_clock = ClockKind.VIRTUAL  # so that messages do not depend on the time
         self.core.connections = [connection]
         self.core.names.of_topic("default")
+        self.queue: SimpleQueue[object] = SimpleQueue()
+        self.kicked = os.eventfd(0, os.EFD_NONBLOCK)
+        self.requests = Requests(self.queue, "nothing", self.kicked)
+        names = self.core.names
+        self.direct = Direct(
+            self.requests, connection, "shop", names.topics, names.of_key, MODES, wait_ns, *spin
+        )
+        self.unread: bytes | None = None
+
+    @property
+    @abstractmethod
+    def addresses(self) -> Addresses:
+        """The numbers that direct calls use."""
+
+    @property
+    @abstractmethod
+    def sent(self) -> bool:
+        """True if a message has arrived at the daemon's side."""
+
+    @abstractmethod
+    def daemon_takes(self) -> bytes:
+        """Wait for the next message at the daemon's side, and return it."""
+
+    @abstractmethod
+    def daemon_puts(self, message: bytes) -> None:
+        """Send a message to the client."""
+
+    @abstractmethod
+    def receive(self) -> bytes | None:
+        """Return the next message in the channel, or None."""
+
+    def lend(self, *, admit: bool = True, sequence: int = SEQUENCE) -> None:
+        self.direct.lend(
+            *self.addresses, SESSION, sequence, layout.FLAG_DURABLE, layout.WINDOW, False, True
+        )
+        if admit:
+            self.requests.admit()
+
+    def take_back(self) -> tuple[int, Any, Any] | None:
+        if (taken := self.direct.take_back()) is None:
+            return None
+        self.unread = taken[3]
+        return taken[:3]
+
+    def engine_receives(self) -> bytes:
+        """Wait for the next message that no direct call has taken."""
+        message, self.unread = self.unread, None
+        while message is None:
+            message = self.receive()
+        return message
+
+    def add(self, arguments: tuple[Any, ...] = ADD, limit_s: float = LONG_S) -> Any:
+        self.pending = PendingAdd()
+        return self.direct.add(self.pending, limit_s, arguments)
+
+    def close(self) -> None:
+        self.direct.take_back()
+        os.close(self.kicked)
+
+
+class Rings(Sides):
+    """A pair of rings."""
+
+    def __init__(self, spin: Spin = NO_SPIN, wait_ns: int = 10**11) -> None:
+        super().__init__(spin, wait_ns)
         self.bell = os.eventfd(0, os.EFD_NONBLOCK)
         self.sockets = socket.socketpair()
         memory_fd = create_memory(RING_BYTES)
         self.client = RingPair(memory_fd, RING_BYTES, daemon=False, wake=self._signal)
         self.daemon = RingPair(memory_fd, RING_BYTES, daemon=True, wake=self._wake)
         os.close(memory_fd)
-        self.queue: SimpleQueue[object] = SimpleQueue()
-        self.requests = Requests(self.queue, "nothing")
-        names = self.core.names
-        self.direct = Direct(
-            self.requests, connection, "shop", names.topics, names.of_key, MODES, wait_ns, *spin
-        )
 
-    def lend(self, *, admit: bool = True) -> None:
-        socket_fd = self.sockets[0].fileno()
-        rings = (*self.client.addresses, self.bell, socket_fd)
-        self.direct.lend(*rings, SESSION, SEQUENCE, layout.FLAG_DURABLE, layout.WINDOW, False, True)
-        if admit:
-            self.requests.admit()
+    @property
+    def addresses(self) -> Addresses:
+        return "ring", *self.client.addresses, self.bell, self.sockets[0].fileno()
 
     def _signal(self, _how: int, _word: Any) -> None:
         lib.pg_ring_signal(self.bell)
@@ -73,18 +134,27 @@ class Rings:
     def _wake(self, how: int, word: Any) -> None:
         lib.pg_ring_wake(how, word, self.sockets[1].fileno())
 
-    def add(self, arguments: tuple[Any, ...] = ADD, limit_s: float = LONG_S) -> Any:
-        self.pending = PendingAdd()
-        return self.direct.add(self.pending, limit_s, arguments)
-
     def daemon_takes(self) -> bytes:
-        return bytes(self.daemon.take() or b"")
+        body = None
+        while body is None:
+            body = self.daemon.take()
+        return bytes(body)
+
+    def daemon_puts(self, message: bytes) -> None:
+        self.daemon.put(message)
+
+    @property
+    def sent(self) -> bool:
+        return bool(self.daemon.next_bytes)
+
+    def receive(self) -> bytes | None:
+        return None if (body := self.client.take()) is None else bytes(body)
 
     def client_spins(self) -> bool:
         return bool(self.daemon.putter.words.taker_sleeps == lib.PG_RING_AWAKE)
 
     def close(self) -> None:
-        self.direct.take_back()
+        super().close()
         self.client.close()
         self.daemon.close()
         os.close(self.bell)
@@ -92,12 +162,69 @@ class Rings:
             one.close()
 
 
-@pytest.fixture(
-    params=[NO_SPIN, Spin(100_000), Spin(100_000, adapts=True)],
-    ids=["sleeping", "spinning", "adapting"],
-)
-def rings(request: pytest.FixtureRequest) -> Iterator[Rings]:
-    with contextlib.closing(Rings(request.param)) as rings:
+class Sockets(Sides):
+    """A pair of ZeroMQ sockets."""
+
+    def __init__(self, spin: Spin = NO_SPIN, wait_ns: int = 10**11) -> None:
+        super().__init__(spin, wait_ns)
+        self.context = zmq.Context()
+        self.daemon = self.context.socket(zmq.DEALER)
+        self.daemon.set(zmq.LINGER, 0)
+        self.daemon.bind("ipc://*")
+        endpoint = self.daemon.get(zmq.LAST_ENDPOINT)
+        assert isinstance(endpoint, bytes)
+        self.client = Channel(endpoint.decode())
+        self.await_connection(connected=True)
+
+    def await_connection(self, *, connected: bool) -> None:
+        while self.client.connected is not connected:
+            self.client.reconnected()
+
+    @property
+    def addresses(self) -> Addresses:
+        addresses = self.client.addresses
+        assert addresses is not None
+        return addresses
+
+    def daemon_takes(self) -> bytes:
+        return self.daemon.recv()
+
+    def daemon_puts(self, message: bytes) -> None:
+        self.daemon.send(message)
+
+    @property
+    def sent(self) -> bool:
+        return bool(int(self.daemon.get(zmq.EVENTS)) & zmq.POLLIN)
+
+    def receive(self) -> bytes | None:
+        return self.client.receive()
+
+    def close(self) -> None:
+        super().close()
+        self.client.close()
+        self.daemon.close()
+        self.context.term()
+
+
+CHANNELS: dict[str, Callable[..., Sides]] = {
+    "sleeping": Rings,
+    "spinning": partial(Rings, Spin(100_000)),
+    "adapting": partial(Rings, Spin(100_000, adapts=True)),
+    "zmq": Sockets,
+}
+BOTH = pytest.mark.parametrize("kind", [Rings, Sockets])
+
+
+@pytest.fixture(params=CHANNELS)
+def sides(request: pytest.FixtureRequest) -> Iterator[Sides]:
+    with contextlib.closing(CHANNELS[request.param]()) as sides:
+        sides.lend()
+        yield sides
+
+
+@pytest.fixture
+def rings() -> Iterator[Rings]:
+    with contextlib.closing(Rings()) as rings:
         rings.lend()
         yield rings
 
@@ -110,15 +237,14 @@ def answer(message: bytes, status: int = Status.ADDED, /, **fields: Any) -> byte
 
 
 @contextlib.contextmanager
-def answering(rings: Rings, reply: Reply) -> Iterator[list[bytes]]:
+def answering(sides: Sides, reply: Reply) -> Iterator[list[bytes]]:
     """Answer one message, as a daemon does. Yields a list that receives the message."""
     messages: list[bytes] = []
 
     def serve() -> None:
-        while (body := rings.daemon.take()) is None:
-            pass
-        messages.append(bytes(body))
-        rings.daemon.put(reply(messages[0]))
+        message = sides.daemon_takes()
+        messages.append(message)
+        sides.daemon_puts(reply(message))
 
     thread = threading.Thread(target=serve)
     thread.start()
@@ -129,49 +255,49 @@ def answering(rings: Rings, reply: Reply) -> Iterator[list[bytes]]:
 
 
 @contextlib.contextmanager
-def calling(rings: Rings) -> Iterator[list[Any]]:
-    """Make an add in another thread, and yield once its message is in the ring. Yields a list that
+def calling(sides: Sides) -> Iterator[list[Any]]:
+    """Make an add in another thread, and yield once its message has arrived. Yields a list that
     receives the result."""
     results: list[Any] = []
-    thread = threading.Thread(target=lambda: results.append(rings.add()))
+    thread = threading.Thread(target=lambda: results.append(sides.add()))
     thread.start()
-    while not rings.daemon.next_bytes:
+    while not sides.sent:
         pass
     yield results
     thread.join()
 
 
-def left(rings: Rings) -> bytes:
+def left(sides: Sides) -> bytes:
     """Return the message that a call has left to the engine."""
-    assert rings.queue.get_nowait() == "nothing"
-    taken = rings.direct.take_back()
+    assert sides.queue.get_nowait() == "nothing"
+    taken = sides.take_back()
     assert taken is not None
     ((pending, message),) = taken[1]
-    assert (taken[0], pending, taken[2]) == (SEQUENCE + 1, rings.pending, None)
-    assert rings.pending.packed
-    assert not rings.pending.done
-    return message
+    assert (taken[0], pending, taken[2]) == (SEQUENCE + 1, sides.pending, None)
+    assert sides.pending.packed
+    assert not sides.pending.done
+    return bytes(message)
 
 
 # ---- answers -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("status", [Status.ADDED, Status.EXISTS, Status.FULL], ids=str)
-def test_a_plain_answer_is_the_outcome(rings: Rings, status: Status) -> None:
-    with answering(rings, lambda message: answer(message, status)) as messages:
-        assert rings.add() is True
+def test_a_plain_answer_is_the_outcome(sides: Sides, status: Status) -> None:
+    with answering(sides, lambda message: answer(message, status)) as messages:
+        assert sides.add() is True
     head = wire.FRAME.unpack_from(messages[0])
     assert head[2:5] == (Message.BATCH, SESSION, SEQUENCE)
-    pending = rings.pending
+    pending = sides.pending
     assert (pending.done, pending.word, pending.deadline_ns) == (True, 9 << 8 | status, 1234)
-    assert rings.direct.take_back() == (SEQUENCE + 1, (), None)
-    assert rings.queue.empty()
+    assert sides.take_back() == (SEQUENCE + 1, (), None)
+    assert sides.queue.empty()
 
 
-def test_each_call_has_the_next_sequence(rings: Rings) -> None:
+def test_each_call_has_the_next_sequence(sides: Sides) -> None:
     for n in range(300):  # more bytes than the ring has
-        with answering(rings, answer) as messages:
-            assert rings.add() is True
+        with answering(sides, answer) as messages:
+            assert sides.add() is True
         assert wire.FRAME.unpack_from(messages[0])[4] == SEQUENCE + n
 
 
@@ -191,65 +317,71 @@ UNUSUAL: dict[str, Reply] = {
 
 
 @pytest.mark.parametrize("name", UNUSUAL)
-def test_an_unusual_answer_is_left_to_the_engine(rings: Rings, name: str) -> None:
+def test_an_unusual_answer_is_left_to_the_engine(sides: Sides, name: str) -> None:
     replies: list[bytes] = []
 
     def reply(message: bytes) -> bytes:
         replies.append(UNUSUAL[name](message))
         return replies[0]
 
-    with answering(rings, reply) as messages:
-        assert rings.add() is None
-    assert left(rings) == messages[0]
-    rings.client.take()
-    if name != "larger than the ring":
-        assert not rings.client.next_bytes, "the answer was in the ring, and alone"
+    with answering(sides, reply) as messages:
+        assert sides.add() is None
+    assert left(sides) == messages[0]
+    if isinstance(sides, Rings) and name == "larger than the ring":
+        assert sides.receive() is None, "only a part of it is in the ring"
+    else:
+        assert sides.engine_receives() == replies[0]
+        assert sides.receive() is None
 
 
+@BOTH
 @pytest.mark.parametrize(("wait_ns", "limit_s"), [(10**6, 60.0), (10**11, 0.001), (10**11, 0.0)])
-def test_a_late_answer_is_left_to_the_engine(wait_ns: int, limit_s: float) -> None:
-    with contextlib.closing(Rings(wait_ns=wait_ns)) as rings:
-        rings.lend()
-        assert rings.add(limit_s=limit_s) is None
-        message = left(rings)
-        assert rings.daemon_takes() == message
-        rings.daemon.put(answer(message))
-        assert bytes(rings.client.take() or b"") == answer(message)
+def test_a_late_answer_is_left_to_the_engine(
+    kind: type[Sides], wait_ns: int, limit_s: float
+) -> None:
+    with contextlib.closing(kind(wait_ns=wait_ns)) as sides:
+        sides.lend()
+        assert sides.add(limit_s=limit_s) is None
+        message = left(sides)
+        assert sides.daemon_takes() == message
+        sides.daemon_puts(answer(message))
+        assert sides.engine_receives() == answer(message)
 
 
 # ---- the engine --------------------------------------------------------------------------------
 
 
-def test_no_call_begins_while_a_request_is_queued(rings: Rings) -> None:
-    rings.requests.put("request")
-    assert rings.add() is False
-    rings.requests.admit()
-    assert rings.add() is False, "the queue is not empty"
-    assert rings.queue.get_nowait() == "request"
-    rings.requests.admit()
-    with answering(rings, answer):
-        assert rings.add() is True
+def test_no_call_begins_while_a_request_is_queued(sides: Sides) -> None:
+    sides.requests.put("request")
+    assert sides.add() is False
+    sides.requests.admit()
+    assert sides.add() is False, "the queue is not empty"
+    assert sides.queue.get_nowait() == "request"
+    sides.requests.admit()
+    with answering(sides, answer):
+        assert sides.add() is True
 
 
-def test_no_call_begins_before_the_rings_are_lent() -> None:
-    with contextlib.closing(Rings()) as rings:
-        assert rings.add() is False
-        rings.lend(admit=False)
-        assert rings.add() is False
-        rings.requests.admit()
-        rings.direct.take_back()
-        rings.requests.admit()
-        assert rings.add() is False
-        assert rings.direct.take_back() is None
-        assert not rings.daemon.next_bytes
-        assert not rings.pending.packed
+@BOTH
+def test_no_call_begins_before_the_channel_is_lent(kind: type[Sides]) -> None:
+    with contextlib.closing(kind()) as sides:
+        assert sides.add() is False
+        sides.lend(admit=False)
+        assert sides.add() is False
+        sides.requests.admit()
+        sides.take_back()
+        sides.requests.admit()
+        assert sides.add() is False
+        assert sides.take_back() is None
+        assert not sides.sent
+        assert not sides.pending.packed
 
 
-def test_the_engine_takes_the_rings_from_a_waiting_call(rings: Rings) -> None:
-    with calling(rings) as results:
-        taken = rings.direct.take_back()
+def test_the_engine_takes_the_channel_from_a_waiting_call(sides: Sides) -> None:
+    with calling(sides) as results:
+        taken = sides.take_back()
     assert results == [None]
-    assert taken == (SEQUENCE + 1, ((rings.pending, rings.daemon_takes()),), None)
+    assert taken == (SEQUENCE + 1, ((sides.pending, sides.daemon_takes()),), None)
 
 
 def test_calls_omit_spins_after_one_that_found_nothing() -> None:
@@ -258,7 +390,7 @@ def test_calls_omit_spins_after_one_that_found_nothing() -> None:
         rings.lend()
         with calling(rings):
             assert rings.client_spins()
-            rings.direct.take_back()
+            rings.take_back()
         assert rings.queue.get_nowait() == "nothing"
         rings.daemon_takes()
         rings.lend()
@@ -271,52 +403,49 @@ def test_calls_omit_spins_after_one_that_found_nothing() -> None:
             assert results == [True]
 
 
-def test_a_second_thread_does_not_wait_for_a_direct_call(rings: Rings) -> None:
-    with calling(rings) as results:
-        first = rings.pending
-        assert rings.add() is False
-        message = rings.daemon_takes()
-        assert not rings.daemon.next_bytes
-        rings.daemon.put(answer(message))
+def test_a_second_thread_does_not_wait_for_a_direct_call(sides: Sides) -> None:
+    with calling(sides) as results:
+        first = sides.pending
+        assert sides.add() is False
+        message = sides.daemon_takes()
+        assert not sides.sent
+        sides.daemon_puts(answer(message))
     assert results == [True]
     assert first.done
 
 
-def test_calls_of_threads_and_an_engine_that_interrupts_them(rings: Rings) -> None:
+def test_calls_of_threads_and_an_engine_that_interrupts_them(sides: Sides) -> None:
     """Each message is answered to its call or left to the engine, exactly once."""
     count, ended = 2_000, threading.Event()
     served: list[int] = []
 
     def serve() -> None:
-        while not ended.is_set() or rings.daemon.next_bytes:
-            if (body := rings.daemon.take()) is not None:
+        while not ended.is_set() or sides.sent:
+            if sides.sent:
+                body = sides.daemon_takes()
                 served.append(wire.FRAME.unpack_from(body)[4])
-                rings.daemon.put(answer(bytes(body)))
+                sides.daemon_puts(answer(body))
 
     server = threading.Thread(target=serve)
     results: list[Any] = []
 
     def call() -> None:
-        results.extend([rings.direct.add(PendingAdd(), LONG_S, ADD) for _ in range(count)])
+        results.extend([sides.direct.add(PendingAdd(), LONG_S, ADD) for _ in range(count)])
 
     callers = [threading.Thread(target=call) for _ in range(3)]
     for thread in (server, *callers):
         thread.start()
     left_ones, sequence = 0, SEQUENCE
     while any(thread.is_alive() for thread in callers):
-        taken = rings.direct.take_back()
+        taken = sides.take_back()
         if taken is not None:
             sequence = taken[0]
             if taken[1]:
                 left_ones += 1
-                while rings.client.take() is None:
-                    pass
-        while not rings.queue.empty():
-            rings.queue.get()
-        socket_fd = rings.sockets[0].fileno()
-        ends = (*rings.client.addresses, rings.bell, socket_fd)
-        rings.direct.lend(*ends, SESSION, sequence, 0, layout.WINDOW, False, True)
-        rings.requests.admit()
+                sides.engine_receives()
+        while not sides.queue.empty():
+            sides.queue.get()
+        sides.lend(sequence=sequence)
     ended.set()
     server.join()
     assert len(results) == 3 * count
@@ -328,7 +457,7 @@ class Stopped(Exception):
     """Exception of a signal handler."""
 
 
-def test_a_signal_leaves_the_message_to_the_engine(rings: Rings) -> None:
+def test_a_signal_leaves_the_message_to_the_engine(sides: Sides) -> None:
     stopped = threading.Event()
 
     def stop(*_: object) -> None:
@@ -337,7 +466,7 @@ def test_a_signal_leaves_the_message_to_the_engine(rings: Rings) -> None:
             raise Stopped
 
     def interrupt() -> None:
-        while not rings.daemon.next_bytes:
+        while not sides.sent:
             pass
         while not stopped.wait(0.001):  # a signal before the sleep does not end it
             signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
@@ -347,11 +476,11 @@ def test_a_signal_leaves_the_message_to_the_engine(rings: Rings) -> None:
     try:
         thread.start()
         with pytest.raises(Stopped):
-            rings.add()
+            sides.add()
     finally:
         thread.join()
         signal.signal(signal.SIGUSR1, before)
-    assert left(rings) == rings.daemon_takes()
+    assert left(sides) == sides.daemon_takes()
 
 
 # ---- questions ---------------------------------------------------------------------------------
@@ -367,15 +496,15 @@ def question_answer(message: bytes, /, **fields: Any) -> bytes:
 
 
 @pytest.mark.parametrize("key", ["key", b"key", "k" * 255], ids=repr)
-def test_a_question_returns_the_reply(rings: Rings, key: Any) -> None:
-    with answering(rings, question_answer) as messages:
-        reply = rings.direct.get(LONG_S, key)
+def test_a_question_returns_the_reply(sides: Sides, key: Any) -> None:
+    with answering(sides, question_answer) as messages:
+        reply = sides.direct.get(LONG_S, key)
     assert reply == question_answer(messages[0])
     number = wire.FRAME.unpack_from(messages[0])[4]
     assert number >= 2**63, "no question of the session has this number"
     assert messages[0] == wire.encode_query(number, SESSION, b"shop", key)
-    with answering(rings, answer) as messages:
-        assert rings.add() is True
+    with answering(sides, answer) as messages:
+        assert sides.add() is True
     assert wire.FRAME.unpack_from(messages[0])[4] == SEQUENCE
 
 
@@ -384,30 +513,31 @@ def test_a_question_returns_the_reply(rings: Rings, key: Any) -> None:
     [{"sequence": 5}, {"session": 5}, {"error": WireError.STOPPING}, {"message": Message.BATCH}],
     ids=str,
 )
-def test_an_unusual_reply_stays_for_the_engine(rings: Rings, fields: dict[str, Any]) -> None:
+def test_an_unusual_reply_stays_for_the_engine(sides: Sides, fields: dict[str, Any]) -> None:
     replies: list[bytes] = []
 
     def reply(message: bytes) -> bytes:
         replies.append(question_answer(message, **fields))
         return replies[0]
 
-    with answering(rings, reply):
-        assert rings.direct.get(LONG_S, "key") is None
-    assert bytes(rings.client.take() or b"") == replies[0]
-    assert rings.direct.take_back() == (SEQUENCE, (), None)
+    with answering(sides, reply):
+        assert sides.direct.get(LONG_S, "key") is None
+    assert sides.take_back() == (SEQUENCE, (), None)
+    assert sides.engine_receives() == replies[0]
 
 
-def test_a_question_that_is_not_answered_in_time_is_asked_by_the_engine() -> None:
-    with contextlib.closing(Rings(wait_ns=10**6)) as rings:
-        rings.lend()
-        assert rings.direct.get(LONG_S, "key") is None
-        assert rings.daemon.next_bytes
+@BOTH
+def test_a_question_that_is_not_answered_in_time_is_asked_by_the_engine(kind: type[Sides]) -> None:
+    with contextlib.closing(kind(wait_ns=10**6)) as sides:
+        sides.lend()
+        assert sides.direct.get(LONG_S, "key") is None
+        assert sides.sent
 
 
 @pytest.mark.parametrize("key", [UUID(int=5), "", "k" * 256, 5, None], ids=repr)
-def test_another_key_is_left_to_python(rings: Rings, key: Any) -> None:
-    assert rings.direct.get(LONG_S, key) is None
-    assert not rings.daemon.next_bytes
+def test_another_key_is_left_to_python(sides: Sides, key: Any) -> None:
+    assert sides.direct.get(LONG_S, key) is None
+    assert not sides.sent
 
 
 # ---- calls that the engine has to send ---------------------------------------------------------
@@ -433,16 +563,55 @@ def test_nothing_is_sent_to_a_daemon_that_has_ended(rings: Rings) -> None:
     assert not rings.pending.packed
 
 
-def test_a_forked_child_makes_no_direct_call(rings: Rings) -> None:
+@pytest.fixture
+def sockets() -> Iterator[Sockets]:
+    with contextlib.closing(Sockets()) as sockets:
+        sockets.lend()
+        yield sockets
+
+
+def test_nothing_is_sent_once_the_connection_has_ended(sockets: Sockets) -> None:
+    sockets.daemon.close()
+    sockets.client.monitor.poll()
+    assert sockets.add() is False
+    assert not sockets.pending.packed
+
+
+def test_the_end_of_the_connection_ends_the_wait(sockets: Sockets) -> None:
+    with calling(sockets) as results:
+        sockets.daemon.close()
+    assert results == [None]
+    assert left(sockets)
+    sockets.await_connection(connected=False)
+    assert sockets.client.addresses is None
+
+
+def test_an_earlier_message_is_left_to_the_engine_before_the_answer(sockets: Sockets) -> None:
+    sockets.daemon_puts(b"early")
+    sockets.client.socket.poll()
+    with answering(sockets, answer):
+        assert sockets.add() is None
+    message = left(sockets)
+    assert sockets.unread == b"early"
+    assert sockets.engine_receives() == b"early"
+    assert sockets.engine_receives() == answer(message)
+
+
+def test_without_the_functions_of_libzmq_the_engine_makes_all_calls() -> None:
+    assert not Direct.find_zmq("/nonexistent")
+    assert not Direct.find_zmq(_pack.__file__), "this library does not need libzmq"
+
+
+def test_a_forked_child_makes_no_direct_call(sides: Sides) -> None:
     pid = os.fork()
     if pid == 0:
         code = 1
         with contextlib.suppress(BaseException):
-            code = 0 if rings.add() is False else 2
+            code = 0 if sides.add() is False else 2
         os._exit(code)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
-    with answering(rings, answer):
-        assert rings.add() is True
+    with answering(sides, answer):
+        assert sides.add() is True
 
 
 # ---- messages ----------------------------------------------------------------------------------
@@ -498,13 +667,13 @@ def packed(core: Core, entry: Any) -> bytes:
 
 @pytest.mark.parametrize("arguments", PLAIN, ids=repr)
 def test_a_direct_add_has_the_bytes_of_the_engine(arguments: tuple[Any, ...]) -> None:
-    with contextlib.closing(Rings()) as rings:
-        rings.lend()
-        with answering(rings, answer) as messages:
-            assert rings.add(arguments) is True
-        entry = rings.core.put(*arguments, collect=False)
-        assert messages[0] == packed(rings.core, entry)
-        info = rings.pending.outcome()
+    with contextlib.closing(Rings()) as sides:
+        sides.lend()
+        with answering(sides, answer) as messages:
+            assert sides.add(arguments) is True
+        entry = sides.core.put(*arguments, collect=False)
+        assert messages[0] == packed(sides.core, entry)
+        info = sides.pending.outcome()
         assert (info.key, info.topic, info.payload) == (arguments[0], arguments[5], arguments[6])
         assert (info.namespace, info.ticket, info.deadline_boot_ns) == ("shop", 9, 1234)
         assert (info.status, info.operation) == (Status.ADDED, None)
@@ -512,40 +681,40 @@ def test_a_direct_add_has_the_bytes_of_the_engine(arguments: tuple[Any, ...]) ->
 
 @pytest.mark.parametrize("arguments", ODD, ids=repr)
 def test_other_arguments_are_left_to_python(arguments: tuple[Any, ...]) -> None:
-    with contextlib.closing(Rings()) as rings:
-        rings.lend()
-        assert rings.add(arguments) is False
-        assert not rings.pending.packed
+    with contextlib.closing(Rings()) as sides:
+        sides.lend()
+        assert sides.add(arguments) is False
+        assert not sides.pending.packed
 
 
-def test_a_record_of_any_kind_has_the_bytes_of_the_engine(rings: Rings) -> None:
-    entry = rings.core.put(UUID(int=5), timedelta(5), None, None, None, "t", b"p", "keep", 2.0,
+def test_a_record_of_any_kind_has_the_bytes_of_the_engine(sides: Sides) -> None:
+    entry = sides.core.put(UUID(int=5), timedelta(5), None, None, None, "t", b"p", "keep", 2.0,
                            collect=False)  # fmt: skip
-    with answering(rings, answer) as messages:
-        assert rings.direct.record(entry.pending, LONG_S, entry.name, *entry.fields) is True
-    assert messages[0] == packed(rings.core, entry)
+    with answering(sides, answer) as messages:
+        assert sides.direct.record(entry.pending, LONG_S, entry.name, *entry.fields) is True
+    assert messages[0] == packed(sides.core, entry)
 
 
 @pytest.mark.parametrize("ticket", [0, 5, layout.TICKET_MAX])
 @pytest.mark.parametrize("key", ["key", b"key"], ids=repr)
-def test_a_direct_cancel_has_the_bytes_of_the_engine(rings: Rings, key: Any, ticket: int) -> None:
+def test_a_direct_cancel_has_the_bytes_of_the_engine(sides: Sides, key: Any, ticket: int) -> None:
     pending = PendingCancel()
-    with answering(rings, lambda m: answer(m, Status.CANCELLED)) as messages:
-        assert rings.direct.cancel(pending, LONG_S, (key, ticket)) is True
-    assert messages[0] == packed(rings.core, rings.core.cancel(key, ticket, collect=False))
+    with answering(sides, lambda m: answer(m, Status.CANCELLED)) as messages:
+        assert sides.direct.cancel(pending, LONG_S, (key, ticket)) is True
+    assert messages[0] == packed(sides.core, sides.core.cancel(key, ticket, collect=False))
     assert pending.outcome().value == Status.CANCELLED
 
 
 @pytest.mark.parametrize("ticket", [-1, layout.TICKET_MAX + 1, 2**70, True, None, "5"], ids=repr)
-def test_a_cancel_with_another_ticket_is_left_to_python(rings: Rings, ticket: Any) -> None:
-    assert rings.direct.cancel(PendingCancel(), LONG_S, ("key", ticket)) is False
+def test_a_cancel_with_another_ticket_is_left_to_python(sides: Sides, ticket: Any) -> None:
+    assert sides.direct.cancel(PendingCancel(), LONG_S, ("key", ticket)) is False
 
 
-def test_wrong_arguments_raise(rings: Rings) -> None:
+def test_wrong_arguments_raise(sides: Sides) -> None:
     with pytest.raises(IndexError):
-        rings.direct.add(PendingAdd(), LONG_S, ADD[:3])
+        sides.direct.add(PendingAdd(), LONG_S, ADD[:3])
     with pytest.raises(TypeError):
-        rings.direct.add(object(), LONG_S, ADD)  # type: ignore[arg-type]
+        sides.direct.add(object(), LONG_S, ADD)  # type: ignore[arg-type]
 
 
 # ---- a batch -------------------------------------------------------------------------------------
@@ -571,7 +740,7 @@ def test_a_direct_batch_has_the_bytes_of_the_engine(rings: Rings) -> None:
         send_direct(rings.direct, batch, result, LONG_S)
     assert (batch.sent, result.done) == (True, True)
     assert (tuple(result.statuses), result.tickets) == (statuses, [9, 9, 9])
-    assert rings.direct.take_back() == (SEQUENCE + 1, (), None)
+    assert rings.take_back() == (SEQUENCE + 1, (), None)
     assert rings.queue.empty()
     batch.address(SESSION, SEQUENCE, True, False)
     assert messages[0] == batch.frame
@@ -597,7 +766,7 @@ def test_another_answer_to_a_batch_is_left_to_the_engine(
         send_direct(rings.direct, batch, result, LONG_S)
     assert (batch.sent, result.done) == (True, False)
     assert rings.queue.get_nowait() == "nothing"
-    assert rings.direct.take_back() == (SEQUENCE + 1, ((batch, messages[0]),), None)
+    assert rings.take_back() == (SEQUENCE + 1, ((batch, messages[0]),), None)
     assert bytes(rings.client.take() or b"") == answers(messages[0], statuses, **fields)
 
 
@@ -618,7 +787,7 @@ def test_a_late_answer_to_a_batch_is_left_to_the_engine(rings: Rings) -> None:
     batch, result = bulk(rings)
     send_direct(rings.direct, batch, result, 0.001)
     assert (batch.sent, result.done) == (True, False)
-    taken = rings.direct.take_back()
+    taken = rings.take_back()
     assert taken == (SEQUENCE + 1, ((batch, rings.daemon_takes()),), None)
     adopted = rings.core.connections[0].packer.adopt(*taken[1][0])
     assert adopted is batch
@@ -685,7 +854,7 @@ def test_callers_send_full_lots_in_order(adds: tuple[Rings, Adds]) -> None:
     assert bodies[0] == client.first.batch().body
     assert client.first.results is not None
     assert client.first.of(3).outcome().ticket == 9
-    taken = rings.direct.take_back()
+    taken = rings.take_back()
     assert taken is not None
     assert (taken[0], len(taken[1]), taken[2]) == (SEQUENCE + 4, 1, client._lot)
 
@@ -697,7 +866,7 @@ def test_a_lot_waits_while_the_window_is_full(adds: tuple[Rings, Adds]) -> None:
     assert rings.direct.lots == layout.WINDOW
     client.fill(layout.WINDOW + 1, 1)
     assert (rings.direct.lots, client.checked) == (layout.WINDOW, 1), "no answer came in time"
-    taken = rings.direct.take_back()
+    taken = rings.take_back()
     assert taken is not None
     assert [message for _, message in taken[1]] == [
         rings.daemon_takes() for _ in range(layout.WINDOW)
@@ -716,7 +885,7 @@ def test_an_answer_with_a_refusal_stays_for_the_engine(adds: tuple[Rings, Adds])
     client.fill(1, FULL - 1)
     client.fill(2, 1)
     assert rings.direct.lots == 2
-    taken = rings.direct.take_back()
+    taken = rings.take_back()
     assert taken is not None
     assert taken[1][0] == (client.first, message)
     assert bytes(rings.client.take() or b"") == refused
@@ -734,7 +903,7 @@ def test_a_later_request_ends_the_sending_of_lots(adds: tuple[Rings, Adds], end:
     elif end == "lot":
         rings.requests.open("another lot")
     else:
-        rings.direct.take_back()
+        rings.take_back()
     client.fill(1, 1)
     assert (rings.direct.lots, client.checked) == (0, 1)
     assert not rings.daemon.next_bytes

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 from partitioned import start_partitioned
-from real_daemon import PATIENCE_S, Daemon, StartDaemon
+from real_daemon import PATIENCE_S, Daemon, StartDaemon, eventually
 
 from purgatoryd.clients import (
     AllOf,
@@ -318,6 +318,7 @@ def test_columns_end_once_and_callbacks_get_each_row_once(p: Purgatory) -> None:
     operations.wait(PATIENCE_S)
     p.flush()
     operations.add_done_callback(note)
+    eventually(lambda: len(seen) == 2 * rows)  # the purgatory's thread runs the first callback
     assert sorted(seen) == sorted([*range(rows)] * 2)
     assert set(operations.causes.tolist()) == {Cause.SATISFIED}
     assert (operations.ended_boot_ns >= operations.armed_boot_ns).all()

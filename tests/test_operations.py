@@ -94,8 +94,8 @@ def test_the_first_end_of_an_operation_counts_and_it_answers_no_check(book: Book
     book.armed(op, added())
     book.take([outcome_of(0)])
     first = SessionExpired(session=1, in_doubt=0)
-    op._end(None, first)  # another thread has received the outcome
-    op._end(None, SessionExpired(session=2, in_doubt=0))
+    op._store(None, first)  # another thread has received the outcome
+    op._store(None, SessionExpired(session=2, in_doubt=0))
     book.work()
     assert (book.completions(), acks_of(book)) == ([], [])
     with pytest.raises(SessionExpired) as raised:
@@ -175,8 +175,9 @@ def test_only_the_first_end_of_an_operation_counts() -> None:
     called: list[Operation] = []
     op = operation(lambda: False)
     op.add_done_callback(called.append)
-    op._end(None, InvalidArgument("first"))
-    op._end(None, Closed("client"))
+    for error in (InvalidArgument("first"), Closed("client")):
+        op._store(None, error)
+        op._call_back()
     with pytest.raises(InvalidArgument, match="first"):
         op.result(0)
     assert called == [op]

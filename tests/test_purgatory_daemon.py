@@ -14,6 +14,7 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
+from queue import SimpleQueue
 from typing import Any
 
 import purgatory_worker
@@ -155,6 +156,39 @@ def test_notices_of_timers_have_no_verdict(a: Purgatory) -> None:
         a.add("timer", 0, payload=b"p")
         (notice,) = notices(1, subscriber)
     assert (notice.payload, notice.verdict) == (b"p", None)
+
+
+def test_only_callbacks_and_conditions_have_a_thread(a: Purgatory, b: Purgatory) -> None:
+    def threads() -> list[str]:
+        return [one.name for one in threading.enumerate() if one.name == "purgatoryd-owner"]
+
+    plain = a.watch("plain", AllOf({"w": 1}), HOUR_S)
+    b.advance("w", 1)
+    assert plain.result(PATIENCE_S).cause == "satisfied"
+    assert threads() == []
+    names: SimpleQueue[str] = SimpleQueue()
+    a.watch("called", AllOf({"w": 2}), HOUR_S,
+            callback=lambda _: names.put(threading.current_thread().name))  # fmt: skip
+    b.advance("w", 2)
+    assert names.get(timeout=PATIENCE_S) == "purgatoryd-owner"
+    assert threads() == ["purgatoryd-owner"]
+
+
+def test_an_outcome_behind_the_answer_of_a_direct_call_wakes_the_loop(
+    b: Purgatory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No timer wakes the loop in this test."""
+    monkeypatch.setattr(purgatory_module, "KEEP_ALIVE_S", HOUR_S)
+
+    async def scenario() -> None:
+        async with AsyncPurgatory("demo", namespace="broker", timeout=HOUR_S) as p:
+            for n in range(3):
+                operation = await p.watch(f"op-{n}", AllOf({f"w-{n}": 1}), HOUR_S)
+                await p.add(f"timer-{n}", HOUR_S)
+                await asyncio.to_thread(b.advance, f"w-{n}", 1)
+                assert (await operation.result(PATIENCE_S)).cause == "satisfied"
+
+    asyncio.run(scenario())
 
 
 def test_an_advance_before_the_watch_is_not_lost(a: Purgatory, b: Purgatory) -> None:

@@ -1,52 +1,42 @@
-/* direct.c - direct calls: the caller's thread sends a record or a batch through the rings of a
+/* direct.c - direct calls: the caller's thread sends a record or a batch through the channel of a
  * connection, sleeps until the answer comes, and takes it. The engine's thread takes no part.
  *
  * A direct call begins only while the engine is idle, so nothing else of the client is in flight.
  * It ends with a plain answer, or it leaves its message to the engine: when the answer is unusual or
- * late, when a signal arrives, or when the engine needs the rings. Then the message is in flight as
- * if the engine had sent it, so only the session decides what is sent again.
+ * late, when a signal arrives, or when the engine needs the channel. Then the message is in flight
+ * as if the engine had sent it, so only the session decides what is sent again.
  *
- * The GIL protects all fields. A call releases it only while it waits, and then uses only the two
- * ring ends. Python runs no signal handler within a call of C. So an exception of a
- * handler never separates a message in the ring from the note of it here.
+ * The GIL protects all fields. A call releases it only while it waits, and then uses only the
+ * channel. Python runs no signal handler within a call of C. So an exception of a handler never
+ * separates a message that was sent from the note of it here.
  *
  * A stream of lots (lot.c) begins when the request of a lot is the only one since the engine was
- * idle. The engine then waits with the rings lent while callers send full lots. It takes back the
+ * idle. The engine then waits with the channel lent while callers send full lots. It takes back the
  * lots without an answer, in order, and the open one. */
 
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
-#include <errno.h>
 #include <linux/futex.h>
 #include <pthread.h>
 #include <stdbool.h>
+#include <string.h>
 #include <structmember.h>
-#include <sys/socket.h>
 #include <sys/syscall.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "core/base/common.h"
-#include "core/ring/ring.h"
 
 #include "arguments.h"
 #include "batch.h"
+#include "channel.h"
 #include "direct.h"
 #include "lot.h"
 #include "plain.h"
 #include "types.h"
 
-#ifdef __x86_64__
-#define PAUSE() __builtin_ia32_pause()
-#else
-#define PAUSE() __asm__ volatile("" ::: "memory")
-#endif
-
-static const int64_t SECOND_NS = 1000000000;
-
 static uint32_t forks;            /* number of forks between the first process and this one; the
-                                     rings of an earlier process are not mapped */
+                                     channels of an earlier process must not be used */
 
 /* ---- Answer: a call and its outcome -------------------------------------------------------------- */
 
@@ -127,6 +117,7 @@ struct requests {
     PyObject_HEAD
     PyObject *put, *empty;        /* methods of the queue */
     PyObject *nothing;            /* a request that only wakes the engine */
+    int kicked;                   /* eventfd that ends the wait for a message; -1 = none */
     bool idle;                    /* the engine waits for a request: direct calls may begin */
     bool streams;                 /* since then only one request came, that of a lot: callers may send
                                      full lots themselves */
@@ -136,7 +127,7 @@ struct requests {
 static int requests_init(struct requests *r, PyObject *args, PyObject *named UNUSED)
 {
     PyObject *queue, *nothing;
-    if (!PyArg_ParseTuple(args, "OO", &queue, &nothing))
+    if (!PyArg_ParseTuple(args, "OOi", &queue, &nothing, &r->kicked))
         return -1;
     r->nothing = Py_NewRef(nothing);
     r->put = PyObject_GetAttrString(queue, "put");
@@ -207,20 +198,10 @@ static PyObject *requests_admit(struct requests *r, PyObject *none UNUSED)
 
 /* ---- Direct: the direct calls of a connection ---------------------------------------------------- */
 
-/* State of the looks for an answer that precede sleeps. */
-struct spin {
-    int64_t longest_ns;           /* longest time of a spin; 0 = no spins */
-    bool adapts;                  /* calls omit spins that find nothing */
-    uint32_t misses;              /* rises with each spin that finds nothing, else falls */
-    uint32_t omitted;             /* number of calls until the next spin */
-};
-
 struct direct {
     PyObject_HEAD
     struct requests *requests;
-    struct pg_ring_end *out, *in; /* the two ends of the RingPair; NULL = no direct call may begin */
-    int bell;                     /* eventfd of the daemon */
-    int socket;                   /* its end says that the daemon has ended */
+    struct channel channel;
     struct pg_frame head;         /* head of the next message, except what the record determines */
     bool same_clock;              /* messages have their time of packing */
     int virtual_clock;            /* as in struct times */
@@ -228,15 +209,15 @@ struct direct {
     int64_t begun_ns;             /* CLOCK_BOOTTIME: begin of the last call */
     int64_t answered_ns;          /* the same of the last call that was answered */
     bool runs;                    /* a direct call runs */
+    bool recalled;                /* the engine waits for the end of a direct call */
     uint32_t ended;               /* number of direct calls that have ended; a futex */
-    uint32_t forks;               /* `forks` in the process that has the rings */
+    uint32_t forks;               /* `forks` in the process that has the channel */
     PyObject *connection, *namespace; /* values for each Answer */
     PyObject *topics;             /* dict: entry of the name table by topic */
     PyObject *entry;              /* entry of calls that name no topic */
     PyObject *modes;              /* dict: enum pg_put_mode by name */
     int64_t wait_ns;              /* longest time until a call leaves its message to the engine; 0 =
                                      calls of an event loop do not wait */
-    struct spin spin;
     PyObject *call, *message;     /* the Answer or Batch and the message that were left to the
                                      engine, or NULL */
     PyObject *lot;                /* the open lot, which callers send once it is full; NULL = none */
@@ -273,7 +254,8 @@ static int direct_init(struct direct *d, PyObject *args, PyObject *named UNUSED)
     d->entry = Py_NewRef(entry);
     d->modes = Py_NewRef(modes);
     d->wait_ns = wait_ns;
-    d->spin = (struct spin){.longest_ns = spin_ns, .adapts = adapts};
+    d->channel.spin = (struct spin){.longest_ns = spin_ns, .adapts = adapts};
+    d->channel.kicked_fd = d->requests->kicked;
     d->forks = forks;
     return 0;
 }
@@ -323,42 +305,69 @@ static void direct_dealloc(struct direct *d)
     freed((PyObject *)d);
 }
 
+/* Note the descriptors and addresses of a channel. */
+static void channel_set(struct channel *c, const char *kind, const uintptr_t address[2],
+                        const int fd[2])
+{
+    c->kind = strcmp(kind, "zmq") == 0 ? &zmq_channel : &ring_channel;
+    if (c->kind == &zmq_channel) {
+        c->zmq = (void *)address[0];
+        c->monitor = (void *)address[1];
+        c->zmq_fd = fd[0];
+        c->monitor_fd = fd[1];
+    } else {
+        c->out = (struct pg_ring_end *)address[0];
+        c->in = (struct pg_ring_end *)address[1];
+        c->bell = fd[0];
+        c->socket = fd[1];
+    }
+    c->kind->open(c);
+}
+
 static PyObject *direct_lend(struct direct *d, PyObject *args)
 {
-    unsigned long long out, in, session, sequence;
+    const char *kind;
+    unsigned long long first, second, session, sequence;
+    int fd[2], same_clock;
     unsigned flags;
-    int same_clock;
-    if (!PyArg_ParseTuple(args, "KKiiKKIIpp", &out, &in, &d->bell, &d->socket, &session, &sequence,
-                          &flags, &d->window, &same_clock, &d->virtual_clock))
+    if (!PyArg_ParseTuple(args, "sKKiiKKIIpp", &kind, &first, &second, &fd[0], &fd[1], &session,
+                          &sequence, &flags, &d->window, &same_clock, &d->virtual_clock))
         return NULL;
-    d->out = (struct pg_ring_end *)(uintptr_t)out;
-    d->in = (struct pg_ring_end *)(uintptr_t)in;
+    const uintptr_t address[] = {(uintptr_t)first, (uintptr_t)second};
+    channel_set(&d->channel, kind, address, fd);
+    d->recalled = false;
     d->same_clock = same_clock;
     d->head = (struct pg_frame){.magic = PG_WIRE_MAGIC, .version = PG_WIRE_VERSION,
                                 .message = PG_M_BATCH, .session = session, .sequence = sequence,
                                 .flags = flags};
-    d->in->recalled = 0;
     Py_RETURN_NONE;
-}
-
-static int64_t clock_ns(clockid_t clock)
-{
-    struct timespec now;
-    clock_gettime(clock, &now);
-    return now.tv_sec * SECOND_NS + now.tv_nsec;
 }
 
 /* Wait until no direct call runs. A call that sleeps wakes up and leaves its message. */
 static void interrupt_call(struct direct *d)
 {
-    if (d->runs)
-        pg_ring_wake(pg_ring_recall(d->in), &d->in->words->taker_sleeps, -1);
+    if (d->runs) {
+        d->recalled = true;
+        d->channel.kind->recall(&d->channel);
+    }
     while (d->runs) {
         const uint32_t ended = d->ended;
         Py_BEGIN_ALLOW_THREADS
         syscall(SYS_futex, &d->ended, FUTEX_WAIT_PRIVATE, ended, NULL, NULL, 0);
         Py_END_ALLOW_THREADS
     }
+}
+
+/* Return the message that a call received and did not take; None = there is none. Messages in a ring
+ * stay there. */
+static PyObject *unread(struct channel *c)
+{
+    if (!c->holds)
+        Py_RETURN_NONE;
+    PyObject *bytes = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)c->kind->next(c));
+    if (bytes != NULL)
+        c->kind->take(c, PyBytes_AsString(bytes));
+    return bytes;
 }
 
 /* Return the calls and lots that were sent and have no answer, each with its message, in order. */
@@ -375,20 +384,18 @@ static PyObject *unanswered(struct direct *d)
 static PyObject *direct_take_back(struct direct *d, PyObject *none UNUSED)
 {
     d->requests->idle = d->requests->streams = false;
-    if (d->in == NULL)
+    if (d->channel.kind == NULL)
         Py_RETURN_NONE;
     interrupt_call(d);
-    PyObject *taken = unanswered(d);
-    if (taken == NULL)
-        return NULL;
+    PyObject *taken = unanswered(d), *rest = unread(&d->channel);
     PyObject *lot = d->lot != NULL ? d->lot : Py_NewRef(Py_None);
-    d->out = d->in = NULL;
+    d->channel.kind = NULL;
     d->lot = NULL;
     Py_CLEAR(d->call);
     Py_CLEAR(d->message);
     while (d->flying > 0)
         flight_drop(d);
-    return Py_BuildValue("KNN", (unsigned long long)d->head.sequence, taken, lot);
+    return Py_BuildValue("KNNN", (unsigned long long)d->head.sequence, taken, lot, rest);
 }
 
 /* ---- a direct call, without the GIL -------------------------------------------------------------- */
@@ -408,117 +415,39 @@ static bool is_plain(const struct direct *d, const struct pg_frame *reply,
     return answers(d, reply, d->head.sequence - 1) && status != PG_ST_BUSY;
 }
 
-/* Take the next message, and wake the daemon if it waits for the space. */
-static void take(struct direct *d, void *message)
-{
-    pg_ring_take(d->in, message);
-    if (pg_ring_rouse_putter(d->in) != PG_RING_AWAKE)
-        pg_ring_signal(d->bell);
-}
-
-/* Take the next message if it is the plain answer. Any other message stays in the ring. */
+/* Take the next message if it is the plain answer. The engine takes any other message. */
 static enum end take_plain(struct direct *d, struct pg_result *result)
 {
     struct { struct pg_frame head; struct pg_result result; } reply;
-    if (pg_ring_next(d->in) != sizeof reply)
+    struct channel *c = &d->channel;
+    if (c->kind->next(c) != sizeof reply)
         return LEFT;
-    pg_ring_peek(d->in, &reply, sizeof reply);
+    c->kind->peek(c, &reply, sizeof reply);
     if (!is_plain(d, &reply.head, &reply.result))
         return LEFT;
-    take(d, &reply);
+    c->kind->take(c, &reply);
     *result = reply.result;
     return ANSWERED;
-}
-
-/* Return whether the next call spins. */
-static bool spins(struct spin *s)
-{
-    if (s->longest_ns == 0 || s->omitted == 0)
-        return s->longest_ns != 0;
-    s->omitted--;
-    return false;
-}
-
-/* Note whether a spin has found its answer. Spins that find less than two answers of three soon
- * become rare: where the daemon has to wait for the CPU of the caller, a spin only delays it. */
-static void spin_note(struct spin *s, bool found)
-{
-    enum { MISSES_MAX = 10 };
-    if (!s->adapts)
-        return;
-    if (found && s->misses != 0)
-        s->misses--;
-    if (!found)
-        s->misses = s->misses + 2 < MISSES_MAX ? s->misses + 2 : MISSES_MAX;
-    s->omitted = ((uint32_t)1 << s->misses) - 1;
-}
-
-/* Look for a message. */
-static void spin(struct direct *d, int64_t start_ns)
-{
-    bool found;
-    while (!(found = pg_ring_next(d->in) != 0) && LOAD_RELAXED(&d->in->recalled) == 0 &&
-           clock_ns(CLOCK_MONOTONIC) - start_ns < d->spin.longest_ns)
-        for (int i = 0; i < 8; i++)
-            PAUSE();
-    spin_note(&d->spin, found);
-}
-
-/* Sleep until a message comes. Returns false if the call has to leave its message. */
-static bool sleep_until_answered(struct direct *d, int64_t end_ns)
-{
-    while (pg_ring_next(d->in) == 0) {
-        const int64_t left_ns = end_ns - clock_ns(CLOCK_MONOTONIC);
-        if (left_ns <= 0 || d->in->broken || LOAD_RELAXED(&d->in->recalled) != 0)
-            return false;
-        if (!pg_ring_sleep_unless_recalled(d->in))
-            continue;
-        const bool interrupted = !pg_ring_sleep(d->in, left_ns);
-        EXCHANGE_RELAXED(&d->in->words->taker_sleeps, PG_RING_AWAKE);
-        if (interrupted)
-            return false;
-    }
-    return true;
-}
-
-static void ring_bell(struct direct *d)
-{
-    if (pg_ring_rouse_taker(d->out) != PG_RING_AWAKE)
-        pg_ring_signal(d->bell);
 }
 
 /* Wait until a message comes. Returns false if the call has to leave its message. */
 static bool waited(struct direct *d, int64_t limit_ns)
 {
-    const int64_t start_ns = clock_ns(CLOCK_MONOTONIC);
-    ring_bell(d);
-    if (spins(&d->spin))
-        spin(d, start_ns);
-    return sleep_until_answered(d, start_ns + limit_ns);
+    d->channel.kind->rouse(&d->channel);
+    return d->channel.kind->wait(&d->channel, limit_ns);
 }
 
 /* ---- a direct call ------------------------------------------------------------------------------- */
 
-/* Return whether the daemon has ended. The look is a system call, so a call does without it if the
- * daemon is awake, or has answered a moment ago. An ended daemon has nearly always announced its
- * sleep. */
-static bool daemon_ended(const struct direct *d, int64_t now_ns)
-{
-    enum { MOMENT_NS = 1000000 };
-    char byte;
-    if (now_ns - d->answered_ns < MOMENT_NS ||
-        LOAD_RELAXED(&d->out->words->taker_sleeps) == PG_RING_AWAKE)
-        return false;
-    const ssize_t bytes = recv(d->socket, &byte, 1, MSG_PEEK | MSG_DONTWAIT);
-    return bytes == 0 || (bytes < 0 && errno != EAGAIN && errno != EINTR);
-}
-
-/* Put a message into the ring. Returns false if it does not fit, or if the daemon has ended; nothing
- * has happened then. */
+/* Send a message. Returns false if it does not fit, or if the daemon has ended; nothing has happened
+ * then. The look at the connection is a system call, so a call does without it if the daemon has
+ * answered a moment ago. */
 static bool sent(struct direct *d, const void *message, uint64_t bytes, int64_t now_ns)
 {
-    return !is_large(d->out, bytes) && !daemon_ended(d, now_ns) &&
-           pg_ring_put(d->out, message, bytes);
+    enum { MOMENT_NS = 1000000 };
+    struct channel *c = &d->channel;
+    return (now_ns - d->answered_ns < MOMENT_NS || !c->kind->ended(c)) &&
+           c->kind->put(c, message, bytes);
 }
 
 static PyObject *answered(struct direct *d, struct answer *call, const struct pg_result *result)
@@ -534,7 +463,7 @@ static void note_end(struct direct *d)
 {
     d->runs = false;
     d->ended++;
-    if (LOAD_RELAXED(&d->in->recalled) != 0)
+    if (d->recalled)
         syscall(SYS_futex, &d->ended, FUTEX_WAKE_PRIVATE, 1, NULL, NULL, 0);
 }
 
@@ -564,7 +493,8 @@ static PyObject *exchanged(struct direct *d, struct answer *call, PyObject *mess
     Py_BEGIN_ALLOW_THREADS
     end = waited(d, limit_ns) ? take_plain(d, &result) : LEFT;
     Py_END_ALLOW_THREADS
-    PyObject *outcome = end == ANSWERED ? answered(d, call, &result) : leave(d, (PyObject *)call, message);
+    PyObject *outcome = end == ANSWERED ? answered(d, call, &result)
+                                        : leave(d, (PyObject *)call, message);
     note_end(d);
     return outcome;
 }
@@ -572,11 +502,12 @@ static PyObject *exchanged(struct direct *d, struct answer *call, PyObject *mess
 /* ---- a direct call of an event loop --------------------------------------------------------------- */
 
 /* Return True if the call has its plain answer; False if it has another one; None if it has none and
- * the daemon will send a byte over the socket. */
+ * a descriptor of the channel will become readable. */
 static PyObject *looked_for(struct direct *d)
 {
     struct pg_result result;
-    if (pg_ring_next(d->in) == 0 && pg_ring_sleep_taker(d->in, PG_RING_POLL))
+    struct channel *c = &d->channel;
+    if (c->kind->next(c) == 0 && c->kind->announce(c))
         Py_RETURN_NONE;
     if (take_plain(d, &result) != ANSWERED)
         Py_RETURN_FALSE;
@@ -591,15 +522,14 @@ static PyObject *posted(struct direct *d, struct answer *call, PyObject *message
 {
     retain(d, (PyObject *)call, message);
     d->requests->idle = false;
-    ring_bell(d);
+    d->channel.kind->rouse(&d->channel);
     return looked_for(d);
 }
 
-/* Look for the answer after the socket became readable. */
+/* Look for the answer after a descriptor of the channel became readable. */
 static PyObject *direct_collect(struct direct *d, PyObject *none UNUSED)
 {
-    char bytes[64];
-    if (d->call == NULL || recv(d->socket, bytes, sizeof bytes, MSG_DONTWAIT) == 0)
+    if (d->call == NULL || !d->channel.kind->drain(&d->channel))
         Py_RETURN_FALSE;
     return looked_for(d);
 }
@@ -625,7 +555,7 @@ static int64_t limit_ns_of(const struct direct *d, double limit_s)
 
 static bool may_begin(const struct direct *d)
 {
-    return d->requests->idle && d->in != NULL && !d->runs && d->forks == forks;
+    return d->requests->idle && d->channel.kind != NULL && !d->runs && d->forks == forks;
 }
 
 static PyObject *called(struct direct *d, struct answer *call, double limit_s,
@@ -748,21 +678,22 @@ static PyObject *direct_cancel(struct direct *d, PyObject *args)
 /* The numbers of questions differ from those of the session. */
 static const uint64_t FIRST_QUESTION = UINT64_C(1) << 63;
 
-/* Return the next message if it is the plain answer to a question; None = it stays in the ring. */
+/* Return the next message if it is the plain answer to a question; None = the engine takes it. */
 static PyObject *reply_taken(struct direct *d, uint64_t question)
 {
     struct pg_frame head;
-    const uint64_t bytes = pg_ring_next(d->in);
-    if (bytes < sizeof head || is_large(d->in, bytes))
+    struct channel *c = &d->channel;
+    const uint64_t bytes = c->kind->next(c);
+    if (bytes < sizeof head)
         Py_RETURN_NONE;
-    pg_ring_peek(d->in, &head, sizeof head);
+    c->kind->peek(c, &head, sizeof head);
     if (head.message != PG_M_QUERY || head.sequence != question || head.error != 0 ||
         head.session != d->head.session)
         Py_RETURN_NONE;
     PyObject *reply = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)bytes);
     if (reply == NULL)
         return NULL;
-    take(d, PyBytes_AsString(reply));
+    c->kind->take(c, PyBytes_AsString(reply));
     return reply;
 }
 
@@ -806,6 +737,12 @@ static PyObject *direct_get(struct direct *d, PyObject *args)
     return asked(d, &item, entry, limit_s);
 }
 
+static PyObject *direct_find_zmq(PyObject *none UNUSED, PyObject *path)
+{
+    const char *text = PyUnicode_AsUTF8AndSize(path, NULL);
+    return text == NULL ? NULL : PyBool_FromLong(zmq_find(text));
+}
+
 /* ---- lots ----------------------------------------------------------------------------------------- */
 
 void answer_settle(PyObject *call, const struct pg_result *result)
@@ -825,10 +762,11 @@ static struct { struct pg_frame head; struct pg_result results[PG_BATCH_RECORDS]
  * nothing but results. Returns their number; 0 = another message, or none. */
 static uint64_t results_come(struct direct *d, uint64_t sequence)
 {
-    const uint64_t bytes = pg_ring_next(d->in);
-    if (bytes <= sizeof reply.head || bytes > sizeof reply || is_large(d->in, bytes))
+    struct channel *c = &d->channel;
+    const uint64_t bytes = c->kind->next(c);
+    if (bytes <= sizeof reply.head || bytes > sizeof reply)
         return 0;
-    pg_ring_peek(d->in, &reply, bytes);
+    c->kind->peek(c, &reply, bytes);
     const uint64_t count = (bytes - sizeof reply.head) / sizeof *reply.results;
     return answers(d, &reply.head, sequence) &&
                    bytes == sizeof reply.head + count * sizeof *reply.results
@@ -842,7 +780,7 @@ static bool take_results(struct direct *d)
     const uint64_t count = d->flying != 0 ? results_come(d, d->head.sequence - d->flying) : 0;
     if (count == 0 || !lot_answered(d->flights[0].lot, reply.results, count))
         return false;
-    take(d, &reply);
+    d->channel.kind->take(&d->channel, &reply);
     d->answered_ns = d->begun_ns;
     flight_drop(d);
     return true;
@@ -864,7 +802,7 @@ static bool results_awaited(struct direct *d)
     return came && take_results(d);
 }
 
-/* Put the message of a lot into the ring. */
+/* Send the message of a lot. */
 static bool lot_sent(struct direct *d, PyObject *lot, PyObject *message)
 {
     const int64_t now_ns = clock_ns(CLOCK_BOOTTIME);
@@ -882,14 +820,15 @@ static bool lot_sent(struct direct *d, PyObject *lot, PyObject *message)
     lot_sent_note(lot);
     d->flights[d->flying].lot = Py_NewRef(lot);
     d->flights[d->flying++].message = Py_NewRef(message);
-    ring_bell(d);
+    d->channel.kind->rouse(&d->channel);
     return true;
 }
 
 bool direct_streams(PyObject *direct, PyObject *lot)
 {
     const struct direct *d = (const struct direct *)direct;
-    return d->lot == lot && d->in != NULL && !d->runs && d->forks == forks && d->requests->streams;
+    return d->lot == lot && d->channel.kind != NULL && !d->runs && d->forks == forks &&
+           d->requests->streams;
 }
 
 bool direct_send(PyObject *direct, PyObject *lot, PyObject *next)
@@ -914,7 +853,8 @@ bool direct_send(PyObject *direct, PyObject *lot, PyObject *next)
 /* Let callers send a lot themselves, if its request is the only one since the engine became idle. */
 static PyObject *direct_stream(struct direct *d, PyObject *lot)
 {
-    if (d->requests->streams && d->in != NULL && d->lot == NULL && !d->runs && d->wait_ns != 0)
+    if (d->requests->streams && d->channel.kind != NULL && d->lot == NULL && !d->runs &&
+        d->wait_ns != 0)
         d->lot = Py_NewRef(lot);
     Py_RETURN_NONE;
 }
@@ -950,7 +890,7 @@ static bool take_bulk(struct direct *d, const struct bulk *b)
                        PySet_Discard(b->open, index) >= 0;
     Py_XDECREF(index);
     if (taken)
-        take(d, &reply);
+        d->channel.kind->take(&d->channel, &reply);
     PyErr_Clear();                /* without memory the engine takes the message */
     return taken;
 }
@@ -1030,7 +970,8 @@ static PyMethodDef requests_methods[] = {
     {NULL, NULL, 0, NULL},
 };
 static PyMethodDef direct_methods[] = {
-    {"lend", (PyCFunction)direct_lend, METH_VARARGS, "Let direct calls use the rings."},
+    {"lend", (PyCFunction)direct_lend, METH_VARARGS, "Let direct calls use a channel."},
+    {"find_zmq", direct_find_zmq, METH_O | METH_STATIC, "Find the functions of libzmq."},
     {"take_back", (PyCFunction)direct_take_back, METH_NOARGS,
      "Wait until no direct call runs, and let none begin."},
     {"stream", (PyCFunction)direct_stream, METH_O, "Let callers send a lot once it is full."},
