@@ -84,7 +84,11 @@ class LocalRing(Ring):
         super().__init__(pair, credentials, number)
 
     def close(self) -> None:
-        """Close the connection and unmap the memory."""
+        """Close the connection and unmap the memory.
+
+        The announced sleep makes a client look at the connection before it puts a message.
+        """
+        self.pair.may_sleep(to_put=False)
         self.end()
         self._connection.close()
         os.close(self.bell)
