@@ -273,6 +273,7 @@ def test_a_first_snapshot_that_the_arena_left_is_no_failed_attempt(
     *, moved: bool, named: bool
 ) -> None:
     wal: Any = object.__new__(Wal)
+    wal.requests = SimpleNamespace()
     wal._confirmed, wal._attempts, wal._given_up = False, 0, False
     wal._arena = SimpleNamespace(has_names=named)
     wal._group_commit = SimpleNamespace(unpause=lambda: None)

@@ -210,7 +210,9 @@ class RingServer:
             return Served(applied, request, Handled.REPLY, reply, struct.built_boot_ns)
         if event == lib.PG_RE_OFFENCE:
             assert self._router is not None
-            self._router.offended()
+            malformed = self._router.unlike_a_clients(struct.received_boot_ns)
+            if malformed is not None:
+                return Served(applied, malformed)
             return Served(applied) if applied else NOTHING
         body = bytes(ffi.buffer(struct.body, struct.message_bytes))
         how = Handled.AGAIN if event == lib.PG_RE_AGAIN else None

@@ -28,9 +28,10 @@ class Receiver(Protocol):
     def receive(self) -> Request | None:
         """Return the next request; None if there is none."""
 
-    def offended(self, connection: int, address: str) -> None:
-        """Punish the sender of a message that no client sends, and drop the rest of its frames.
-        `connection` and `address` are those of the sender."""
+    def unlike_a_clients(self, connection: int, address: str) -> bool:
+        """Drop the rest of the frames of a message that no client sends. Return whether the sender
+        may have an answer; otherwise it is punished. `connection` and `address` are those of the
+        sender."""
 
 
 @dataclass(eq=False, slots=True)
@@ -137,7 +138,10 @@ class Router:
         sender = sender_named(ffi.string(struct.user_id).decode())
         return Request(route, body, *sender, received_boot_ns, struct.connection)
 
-    def offended(self) -> None:
-        """Report the message that no client sends."""
+    def unlike_a_clients(self, received_boot_ns: int) -> Request | None:
+        """Report the message that no client sends. Return a malformed request in place of it, or
+        None if the sender gets no answer."""
         address = ffi.string(self.struct.address).decode() if self.struct.address else ""
-        self._receiver.offended(self.struct.connection, address)
+        if not self._receiver.unlike_a_clients(self.struct.connection, address):
+            return None
+        return self.request(b"", received_boot_ns)

@@ -159,10 +159,16 @@ class RequestSocket:
         lost an event."""
         self.state.quiet = 0
 
-    def offended(self, connection: int, address: str) -> None:
-        """Punish the sender of a message that no client sends, and drop the rest of its frames."""
-        self._admission.offended(connection, identity_at(address), OFFENCE)
+    def unlike_a_clients(self, connection: int, address: str) -> bool:
+        """Drop the rest of the frames of a message that no client sends. Return whether the sender
+        may have an answer; otherwise it is punished."""
         self.state.rest = self.state.rest and not self._take_off()
+        if self.state.rest or self.state.route_bytes > ROUTE_MAX:
+            self._admission.offended(connection, identity_at(address), OFFENCE)
+            return False
+        if 0 <= connection < self.state.descriptors:
+            self.state.completed[connection] = True
+        return True
 
     def _take_off(self) -> bool:
         """Drop the remaining frames of a message, at most PARTS_MAX. True = no frame is left."""

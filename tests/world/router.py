@@ -56,7 +56,7 @@ class SimulatedRouter:
         self.state.quiet = request is None
         return request
 
-    def offended(self, connection: int, address: str) -> None:
+    def unlike_a_clients(self, connection: int, address: str) -> bool:
         raise AssertionError("no client of a world sends such a message")
 
     def look(self, *, each: bool) -> None:

@@ -139,11 +139,11 @@ static uint32_t visit_router(struct pg_arena *a, struct pg_ring_server *s,
         return PG_RE_NONE;
     s->client = NULL;
     s->unseen = s->awake;
+    s->received_boot_ns = loop_boot_ns(s->calls);
     if (event != ROUTER_MESSAGE)
         return event == ROUTER_OFFENCE ? PG_RE_OFFENCE : PG_RE_LOOK;
     s->body = r->calls->msg_data(r->message);
     s->message_bytes = r->calls->msg_size(r->message);
-    s->received_boot_ns = loop_boot_ns(s->calls);
     struct pg_ring_client *const c = router_client(r, s->body, s->message_bytes);
     if (c == NULL || c->behind || !plain(s, c) || pg_time_share_used(shares, c->share))
         return PG_RE_MESSAGE;
