@@ -1,11 +1,12 @@
 """ZeroMQ sockets that report each new connection.
 
-All sockets of a process share a ZeroMQ context, and so its I/O thread and its reaper thread."""
+Each socket has a ZeroMQ context of its own. libzmq's I/O thread blocks when it reports an event to a
+monitor whose reader has been closed, and a shared context would then stop all clients.
+"""
 
 from __future__ import annotations
 
 import math
-import os
 import struct
 import sys
 import weakref
@@ -41,22 +42,6 @@ def connection_events(monitor: zmq.Socket[bytes]) -> Iterator[bool]:
             yield event == _CONNECTED
 
 
-_Context = zmq.Context[zmq.Socket[bytes]]
-_contexts: weakref.WeakValueDictionary[int, _Context] = weakref.WeakValueDictionary()
-"""The context of this process by its id. A forked child has a context of its own. The context ends
-with its last owner."""
-
-
-def _context() -> _Context:
-    """Return the context of this process."""
-    process = os.getpid()
-    if (context := _contexts.get(process)) is None:
-        context = zmq.Context()
-        context.set(zmq.MAX_SOCKETS, int(context.get(zmq.SOCKET_LIMIT)))
-        _contexts[process] = context
-    return context
-
-
 class MonitoredSocket(NamedTuple):
     """A socket, the monitor of its connections, and a function that closes both."""
 
@@ -67,25 +52,32 @@ class MonitoredSocket(NamedTuple):
 
 
 def opened(owner: object, kind: int, events: int) -> MonitoredSocket:
-    """Open a socket. `events`: the events that its monitor reports.
+    """Open a socket in a context of its own. `events`: the events that its monitor reports.
 
     Both sockets are also closed when `owner` is collected as garbage. The function that closes them
-    holds its own references to the context and the sockets: a context that ends waits for its
-    sockets without a time limit, and Python collects garbage in any order. A socket that an
-    interrupt leaves without an owner closes itself.
+    holds its own references to the context and the sockets: a context waits for its sockets without
+    a time limit, and Python collects garbage in any order. If an interrupt comes at any line here,
+    the context is closed.
     """
-    context = _context()
-    socket = context.socket(kind)
-    monitor = socket.get_monitor_socket(events)
-    close = partial(_close, ForkGuard("connection"), context, socket, monitor)
-    weakref.finalize(owner, close).atexit = False  # at exit a thread may still use the sockets
-    return MonitoredSocket(socket, monitor, close)
+    context = zmq.Context()
+    try:
+        socket = context.socket(kind)
+        monitor = socket.get_monitor_socket(events)
+        close = partial(_close, ForkGuard("connection"), context, socket, monitor)
+        weakref.finalize(owner, close).atexit = False  # at exit a thread may still use the sockets
+        return MonitoredSocket(socket, monitor, close)
+    except BaseException:
+        context.destroy(0)
+        raise
 
 
-def _close(fork_guard: ForkGuard, _context: _Context, *sockets: zmq.Socket[bytes]) -> None:
+def _close(
+    fork_guard: ForkGuard, context: zmq.Context[zmq.Socket[bytes]], *sockets: zmq.Socket[bytes]
+) -> None:
     if fork_guard.mine:
         for socket in sockets:
             socket.close(0)
+        context.term()
 
 
 class Subscription:

@@ -740,30 +740,6 @@ def test_clients_that_nobody_closed_are_closed_as_garbage(real: Daemon) -> None:
     assert (run.returncode, run.stdout, run.stderr) == (0, "1 thread\n", "")
 
 
-THREADS = """
-import os
-from purgatoryd.clients import Client
-counts = []
-for transport in ("ring", "zmq"):
-    clients = []
-    for _ in range(3):
-        clients.append(Client("demo", transport=transport))
-        counts.append(len(os.listdir("/proc/self/task")) - 1)
-    for client in clients:
-        client.close()
-print(*counts)
-"""
-
-
-def test_each_client_has_a_thread_and_their_sockets_share_two(daemon: StartDaemon) -> None:
-    real = daemon("demo")
-    command = (sys.executable, "-c", THREADS)
-    run = subprocess.run(
-        command, env=real.env, capture_output=True, text=True, timeout=2 * PATIENCE_S, check=False
-    )
-    assert (run.returncode, run.stdout, run.stderr) == (0, "1 2 3 3 4 5\n", "")
-
-
 def in_child(use: Callable[[], object]) -> str:
     """Return the name of the error that `use` raises in a forked child."""
     reading, writing = os.pipe()
