@@ -1,7 +1,7 @@
 """ZeroMQ sockets that report each new connection.
 
-Each socket has a ZeroMQ context of its own. libzmq's I/O thread blocks when it reports an event to a
-monitor whose reader has been closed, and a shared context would then stop all clients.
+Each socket has a ZeroMQ context of its own. libzmq's I/O thread blocks when it reports an event to
+a monitor whose reader has been closed, and a shared context would then stop all clients.
 """
 
 from __future__ import annotations

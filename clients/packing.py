@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
@@ -446,13 +447,19 @@ class Packer:
 
     def shut(self) -> None:
         """Let later calls that do not wait open a new lot."""
-        for lot in tuple(self.lots):
+        for lot in self._lots_now():
             lot.shut()
+
+    def _lots_now(self) -> tuple[Lot, ...]:
+        """Return the lots. Any thread may call it."""
+        while True:
+            with suppress(RuntimeError):  # another thread has changed them meanwhile
+                return tuple(self.lots)
 
     @property
     def collecting(self) -> int:
         """Number of records in lots that were not collected. Any thread may read it."""
-        return sum(len(lot) for lot in tuple(self.lots) if not lot.collected)
+        return sum(len(lot) for lot in self._lots_now() if not lot.collected)
 
     def bulk(self, batch: Batch) -> None:
         """Queue a batch of a bulk call or a lot behind the open batch."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
@@ -289,6 +290,29 @@ def entry(lot: Lot, key: str) -> Entry[PendingAdd]:
     pending = PendingAdd(key, None, "shop", "t", b"p")
     fields = (PUT, MODES["error"], wire.encode_key(key)[0], key.encode(), 2, 0, b"p", b"", 5, 0)
     return lot._connection.entry(pending, lot._connection.names.of_topic("t"), lambda: None, fields)
+
+
+class Appended(deque[Lot]):
+    """Lots to which another thread appends a lot while they are read for the first time."""
+
+    other: Lot | None = None
+
+    def __iter__(self) -> Iterator[Lot]:
+        lots = super().__iter__()
+        if self.other is not None:
+            self.append(self.other)
+            self.other = None
+        return lots
+
+
+def test_lots_are_counted_while_a_caller_opens_another() -> None:
+    lot, other = lot_of()[0], lot_of()[0]
+    for one in (lot, other):
+        one.add(entry(one, "a"))
+    packer = lot._connection.packer
+    packer.lots = lots = Appended([lot])
+    lots.other = other
+    assert packer.collecting == 2
 
 
 def test_a_lot_is_open_until_it_is_full() -> None:
