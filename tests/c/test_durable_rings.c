@@ -1,7 +1,6 @@
 /* Test durable replies through rings: pending until their frames are on disk, then put in order. The
  * disk is in memory. */
-#include "check.h"
-#include "core/core.h"
+#include "clients.h"
 #include "disk.h"
 
 #include <sys/epoll.h>
@@ -83,22 +82,13 @@ static struct pg_frame frame_of(const struct client *c, unsigned message)
 static void client_open(struct test *t, uint32_t number)
 {
     struct client *c = &t->clients[number];
-    struct {
-        struct pg_frame frame;
-        struct pg_hello hello;
-    } m = {.frame = frame_of(c, PG_M_HELLO), .hello = {.nonce = {(uint8_t)(number + 1)}}};
-    struct pg_frame reply;
-    uint64_t used;
-    int64_t wait_ns;
+    const uint64_t session = session_begun(t->a, number, (uint8_t)(number + 1), t->now_ns, t->reply);
     pg_ring_open(&c->taker, &c->words.submissions, c->submissions, SIZE);
     pg_ring_open(&c->put, &c->words.submissions, c->submissions, SIZE);
     pg_ring_open(&c->putter, &c->words.completions, c->completions, SIZE);
     pg_ring_open(&c->taken, &c->words.completions, c->completions, SIZE);
-    CHECK_EQUAL(pg_handle(t->a, &m, sizeof m, number, 1, t->now_ns, t->now_ns, t->reply, &used,
-                          &wait_ns), PG_H_REPLY);
-    memcpy(&reply, t->reply, sizeof reply);
     c->served = (struct pg_ring_client){.taker = &c->taker, .putter = &c->putter,
-                                        .share = &c->share, .session = reply.session,
+                                        .share = &c->share, .session = session,
                                         .socket = (int32_t)number};
     pg_rings_rouse(&t->server, &c->served);
 }
@@ -122,18 +112,7 @@ static void add(struct client *c, bool durable)
     CHECK(pg_ring_put(&c->put, bytes, sizeof f + 8 + sizeof r + sizeof key));
 }
 
-/* Take an answer at the client. Returns its sequence; 0 = there is none. */
-static uint64_t answered(struct client *c)
-{
-    uint8_t bytes[SIZE];
-    struct pg_frame f;
-    if (pg_ring_next(&c->taken) == 0)
-        return 0;
-    CHECK(pg_ring_take(&c->taken, bytes));
-    memcpy(&f, bytes, sizeof f);
-    CHECK_EQUAL(f.error, PG_ERR_NONE);
-    return f.sequence;
-}
+static uint64_t answered(struct client *c) { return answer_taken(&c->taken); }
 
 /* ---- the daemon ------------------------------------------------------------------------------ */
 

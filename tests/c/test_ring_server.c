@@ -1,6 +1,5 @@
 /* Test the server of rings and its loop, with a clock and a doorbell of the test's own. */
-#include "check.h"
-#include "core/core.h"
+#include "clients.h"
 
 enum { CLIENTS = 3, SIZE = 1024, MESSAGE = 2 * SIZE, TIMERS = 5, MS = 1000000, SHARE_NS = 1000, STEP_NS = 100,
        BOOT_NS = 1000000000 };
@@ -84,19 +83,8 @@ static void client_open(struct client *c, uint32_t number)
 static void greet(struct test *t, uint32_t number)
 {
     struct client *c = &t->clients[number];
-    struct {
-        struct pg_frame frame;
-        struct pg_hello hello;
-    } m = {.frame = {.magic = PG_WIRE_MAGIC, .version = PG_WIRE_VERSION, .message = PG_M_HELLO},
-           .hello = {.nonce = {(uint8_t)(number + 1)}}};
-    uint64_t used;
-    int64_t wait_ns;
-    CHECK_EQUAL(pg_handle(t->a, &m, sizeof m, c->share.uid, 1, t->now_ns, t->now_ns, t->reply,
-                          &used, &wait_ns), PG_H_REPLY);
-    struct pg_frame reply;
-    memcpy(&reply, t->reply, sizeof reply);
-    CHECK_EQUAL(reply.error, PG_ERR_NONE);
-    c->session = c->served.session = reply.session;
+    c->session = c->served.session = session_begun(t->a, c->share.uid, (uint8_t)(number + 1),
+                                                   t->now_ns, t->reply);
 }
 
 static struct test *opened(void)
@@ -139,18 +127,7 @@ static void ping(struct client *c, uint64_t sequence)
     CHECK(pg_ring_put(&c->put, &f, sizeof f));
 }
 
-/* Take an answer at the client. Returns its sequence; 0 = there is none. */
-static uint64_t answered(struct client *c)
-{
-    uint8_t bytes[SIZE];
-    struct pg_frame f;
-    if (pg_ring_next(&c->taken) == 0)
-        return 0;
-    CHECK(pg_ring_take(&c->taken, bytes));
-    memcpy(&f, bytes, sizeof f);
-    CHECK_EQUAL(f.error, PG_ERR_NONE);
-    return f.sequence;
-}
+static uint64_t answered(struct client *c) { return answer_taken(&c->taken); }
 
 static uint32_t serve(struct test *t, uint32_t most)
 {

@@ -1,5 +1,5 @@
 /* Test that the server applies messages of a ROUTER socket, and which of them it leaves. */
-#include "check.h"
+#include "clients.h"
 #include "router_socket.h"
 
 enum { CLIENTS = 2, ROWS = 4, DESCRIPTORS = 16, SIZE = 1024, MS = 1000000, STEP_NS = 100,
@@ -84,28 +84,12 @@ static int wait_for_messages(void *context, struct pg_ring_server *s, int64_t un
     return PG_WOKEN_BY_RINGS;
 }
 
-static void greet(struct test *t, struct client *c, uint8_t number)
-{
-    struct {
-        struct pg_frame frame;
-        struct pg_hello hello;
-    } m = {.frame = {.magic = PG_WIRE_MAGIC, .version = PG_WIRE_VERSION, .message = PG_M_HELLO},
-           .hello = {.nonce = {(uint8_t)(number + 1)}}};
-    uint64_t used;
-    int64_t wait_ns;
-    CHECK_EQUAL(pg_handle(t->a, &m, sizeof m, c->share.uid, 1, t->now_ns, t->now_ns, t->reply,
-                          &used, &wait_ns), PG_H_REPLY);
-    struct pg_frame reply;
-    memcpy(&reply, t->reply, sizeof reply);
-    c->session = reply.session;
-}
-
 static void client_open(struct test *t, uint8_t number)
 {
     struct client *c = &t->clients[number];
     *c = (struct client){.share = {.uid = 10u + number}, .route = {0, 1, 2, 3, number}};
     snprintf(c->user_id, sizeof c->user_id, "%u:%u:1", c->share.uid, c->share.uid);
-    greet(t, c, number);
+    c->session = session_begun(t->a, c->share.uid, (uint8_t)(number + 1), t->now_ns, t->reply);
     c->served = (struct pg_ring_client){.share = &c->share, .session = c->session, .pid = 1,
                                         .route = c->route, .route_bytes = sizeof c->route,
                                         .user_id = c->user_id};

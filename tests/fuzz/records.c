@@ -1,7 +1,7 @@
 /* records.c - fuzz target: messages of two clients to one arena, with advances and restarts between
  * them. The arena must be sound after each step. */
 
-#include "fuzz.h"
+#include "arena.h"
 
 enum step {
     S_ADVANCE, S_RAW, S_FRAMED, S_BATCH, S_QUERY, S_REPEAT, S_ACK, S_HELLO, S_BYE, S_REBUILD,
@@ -11,10 +11,8 @@ enum step {
 enum { MESSAGE = 1 << 16, RECORDS_MAX = 8 };
 
 static struct world {
-    struct pg_arena *a;
-    void *arena, *secret;
-    uint64_t arena_bytes, secret_bytes;
-    uint8_t *reply, *buffer;
+    struct fuzz_arena f;
+    uint8_t *buffer;
     uint8_t *last;                /* copy of the newest batch, to send it again */
     uint64_t last_len;
     uint64_t sessions[FUZZ_SESSIONS], sequences[FUZZ_SESSIONS];
@@ -23,30 +21,13 @@ static struct world {
 
 static void world_open(struct world *w)
 {
-    if (w->a == NULL) {
-        w->arena_bytes = pg_arena_bytes(&fuzz_config);
-        w->secret_bytes = pg_private_bytes(&fuzz_config);
-        w->arena = fuzz_memory(w->arena_bytes);
-        w->secret = fuzz_memory(w->secret_bytes);
-        w->a = fuzz_memory(pg_handle_bytes());
-        w->reply = fuzz_memory(PG_MESSAGE_MAX);
+    if (w->buffer == NULL)
         w->buffer = fuzz_memory(MESSAGE);
-    }
     free(w->last);
     w->last = NULL;
     w->last_len = 0;
     w->now_ns = 0;
-    memset(w->arena, 0, w->arena_bytes);
-    memset(w->secret, 0, w->secret_bytes);
-    if (!pg_create(w->a, w->arena, w->secret, &fuzz_config))
-        abort();
-}
-
-static void whole(struct world *w)
-{
-    struct pg_fault fault;
-    fuzz_expect(pg_check(w->a, &fault), &fault);
-    fuzz_expect(pg_check_live(w->a, &fault), &fault);
+    fuzz_arena_open(&w->f, &fuzz_config);
 }
 
 static void advance(struct world *w, int64_t by_ns, int64_t wall_offset_ns)
@@ -54,8 +35,8 @@ static void advance(struct world *w, int64_t by_ns, int64_t wall_offset_ns)
     int more = 1;
     w->now_ns += by_ns;
     for (uint32_t i = 0; more && i < 100; i++) {
-        pg_advance(w->a, w->now_ns, wall_offset_ns, w->now_ns, 64, &more);
-        pg_published(w->a, w->a->header->replay_tail, 0, 0);
+        pg_advance(w->f.a, w->now_ns, wall_offset_ns, w->now_ns, 64, &more);
+        pg_published(w->f.a, w->f.a->header->replay_tail, 0, 0);
     }
 }
 
@@ -73,7 +54,7 @@ static uint64_t deliver(struct world *w, uint32_t uid, const uint8_t *bytes, uin
     while (state == PG_H_AGAIN || (state == PG_H_WAIT && wait_ns - w->now_ns < 1ll << 40)) {
         if (state == PG_H_WAIT)
             advance(w, wait_ns - w->now_ns, 0);
-        state = pg_handle(w->a, message, len, uid, 1, w->now_ns, w->now_ns, w->reply, &used,
+        state = pg_handle(w->f.a, message, len, uid, 1, w->now_ns, w->now_ns, w->f.reply, &used,
                           &wait_ns);
     }
     free(message);
@@ -93,7 +74,7 @@ static void follow(struct world *w, uint32_t number, uint64_t reply_bytes)
     struct pg_frame reply;
     if (reply_bytes < sizeof reply)
         return;
-    memcpy(&reply, w->reply, sizeof reply);
+    memcpy(&reply, w->f.reply, sizeof reply);
     if (reply.error == PG_ERR_NONE && reply.message == PG_M_BATCH)
         w->sequences[number] = reply.sequence;
 }
@@ -109,7 +90,7 @@ static void greet(struct world *w, uint32_t number, uint8_t nonce)
     m.frame.session = 0;
     if (deliver(w, number, (const uint8_t *)&m, sizeof m) != sizeof reply + sizeof welcome)
         return;
-    memcpy(&welcome, w->reply + sizeof reply, sizeof welcome);
+    memcpy(&welcome, w->f.reply + sizeof reply, sizeof welcome);
     w->sessions[number] = welcome.session;
     w->sequences[number] = welcome.last;
 }
@@ -238,10 +219,10 @@ static void acknowledge(struct world *w, struct input *in)
         struct pg_ack ack;
     } m = {.frame = frame_of(w, 0, PG_M_ACK)};
     struct pg_outcome outcome;
-    if (pg_inbox(w->a, &session, w->reply, PG_MESSAGE_MAX) < sizeof m.frame + sizeof outcome)
+    if (pg_inbox(w->f.a, &session, w->f.reply, PG_MESSAGE_MAX) < sizeof m.frame + sizeof outcome)
         return;
-    pg_notified(w->a, w->now_ns, w->now_ns);
-    memcpy(&outcome, w->reply + sizeof m.frame, sizeof outcome);
+    pg_notified(w->f.a, w->now_ns, w->now_ns);
+    memcpy(&outcome, w->f.reply + sizeof m.frame, sizeof outcome);
     m.frame.session = session;
     m.frame.count = 1;
     m.ack = (struct pg_ack){outcome.ticket ^ take_byte(in), outcome.version, outcome.slot, 0};
@@ -251,9 +232,9 @@ static void acknowledge(struct world *w, struct input *in)
 static void rebuild(struct world *w)
 {
     struct pg_fault why;
-    fuzz_expect(pg_attach(w->a, w->arena, w->arena_bytes, w->secret, w->secret_bytes,
+    fuzz_expect(pg_attach(w->f.a, w->f.arena, w->f.arena_bytes, w->f.secret, w->f.secret_bytes,
                           FUZZ_LAYOUT, &why), &why);
-    fuzz_expect(pg_rebuild(w->a, w->now_ns, &why), &why);
+    fuzz_expect(pg_rebuild(w->f.a, w->now_ns, &why), &why);
 }
 
 static void read_all(struct world *w, struct input *in)
@@ -261,13 +242,13 @@ static void read_all(struct world *w, struct input *in)
     static struct pg_part parts[8];
     uint64_t upto, lost, got, positions[16];
     uint32_t cursor = 0;
-    pg_notices(w->a, w->reply, PG_MESSAGE_MAX, parts, 8, &upto);
-    pg_tail_heartbeats(w->a, 0, &cursor, w->reply, PG_MESSAGE_MAX, parts, 8);
+    pg_notices(w->f.a, w->f.reply, PG_MESSAGE_MAX, parts, 8, &upto);
+    pg_tail_heartbeats(w->f.a, 0, &cursor, w->f.reply, PG_MESSAGE_MAX, parts, 8);
     cursor = 0;
-    pg_scan(w->a, &cursor, 64, w->reply, PG_MESSAGE_MAX);
+    pg_scan(w->f.a, &cursor, 64, w->f.reply, PG_MESSAGE_MAX);
     const uint64_t first = 1 + take_byte(in) % 16;
-    for (uint32_t topic = 0; topic < w->a->topic_rows; topic++)
-        pg_replay(w->a, topic, first, first + 15, positions, w->reply, PG_MESSAGE_MAX, &lost,
+    for (uint32_t topic = 0; topic < w->f.a->topic_rows; topic++)
+        pg_replay(w->f.a, topic, first, first + 15, positions, w->f.reply, PG_MESSAGE_MAX, &lost,
                   &got);
 }
 
@@ -289,10 +270,10 @@ static void step(struct world *w, struct input *in)
     case S_BYE: deliver(w, number, (const uint8_t *)&bye, sizeof bye); break;
     case S_REBUILD: rebuild(w); break;
     case S_READ: read_all(w, in); break;
-    case S_SWEEP: pg_sweep(w->a, w->now_ns += 2000000000, &cursor, 8); break;
+    case S_SWEEP: pg_sweep(w->f.a, w->now_ns += 2000000000, &cursor, 8); break;
     case STEPS: break;
     }
-    whole(w);
+    fuzz_whole(&w->f);
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)

@@ -1,12 +1,12 @@
 /* rings.c - fuzz target: two clients that store anything in their rings, and the server of rings. The
  * arena must be sound after each step. */
 
-#include "fuzz.h"
+#include "arena.h"
 
 enum step { S_ADVANCE, S_PUT, S_JUNK, S_WORD, S_SERVE, S_TAKE, S_ROUSE, S_SLEEP, S_OPEN, S_OWN, S_LOOP,
             STEPS };
 
-enum { SIZE = 512, MESSAGE = 1 << 11, RECORD_KEY = 2 };
+enum { SIZE = 512 };
 
 struct client {
     struct pg_ring_pair words;
@@ -20,11 +20,8 @@ struct client {
 };
 
 static struct world {
-    struct pg_arena *a;
-    void *arena, *secret;
-    uint64_t arena_bytes, secret_bytes;
-    uint8_t *reply;
-    uint8_t message[SIZE], large[MESSAGE];
+    struct fuzz_arena f;
+    uint8_t message[SIZE], large[FUZZ_MESSAGE];
     struct client clients[FUZZ_SESSIONS];
     struct pg_ring_server server;
     struct pg_time_shares shares;
@@ -56,44 +53,15 @@ static int wait_for_rings(void *context, struct pg_ring_server *s, int64_t until
 
 static void world_open(struct world *w)
 {
-    if (w->a == NULL) {
-        w->arena_bytes = pg_arena_bytes(&fuzz_config);
-        w->secret_bytes = pg_private_bytes(&fuzz_config);
-        w->arena = fuzz_memory(w->arena_bytes);
-        w->secret = fuzz_memory(w->secret_bytes);
-        w->a = fuzz_memory(pg_handle_bytes());
-        w->reply = fuzz_memory(PG_MESSAGE_MAX);
-    }
     struct pg_config config = fuzz_config;
     config.clock_kind = PG_CLOCK_BOOT;
     config.now_ns = w->now_ns = 1000000000;
-    memset(w->arena, 0, w->arena_bytes);
-    memset(w->secret, 0, w->secret_bytes);
     memset(w->clients, 0, sizeof w->clients);
-    if (!pg_create(w->a, w->arena, w->secret, &config))
-        abort();
+    fuzz_arena_open(&w->f, &config);
     w->calls = (struct pg_loop_calls){w, boot_ns, boot_ns, wake, wait_for_rings};
     w->shares = (struct pg_time_shares){.most_ns = 1000, .lasts_ns = 1000000000};
     w->server = (struct pg_ring_server){.calls = &w->calls, .message = w->message,
-                                        .reply = w->reply};
-}
-
-static void whole(struct world *w)
-{
-    struct pg_fault fault;
-    fuzz_expect(pg_check(w->a, &fault), &fault);
-    fuzz_expect(pg_check_live(w->a, &fault), &fault);
-}
-
-static uint64_t handle(struct world *w, struct client *c, const void *message, uint64_t bytes)
-{
-    uint64_t used = 0;
-    int64_t wait_ns;
-    int state = PG_H_AGAIN;
-    while (state == PG_H_AGAIN)
-        state = pg_handle(w->a, message, bytes, c->share.uid, 1, w->now_ns, w->now_ns, w->reply,
-                          &used, &wait_ns);
-    return state == PG_H_REPLY ? used : 0;
+                                        .reply = w->f.reply};
 }
 
 static void greet(struct world *w, struct client *c)
@@ -105,9 +73,9 @@ static void greet(struct world *w, struct client *c)
            .hello = {.nonce = {(uint8_t)(1 + c->share.uid)}}};
     struct pg_frame reply;
     struct pg_welcome welcome;
-    if (handle(w, c, &m, sizeof m) != sizeof reply + sizeof welcome)
+    if (fuzz_handle(&w->f, c->share.uid, w->now_ns, &m, sizeof m) != sizeof reply + sizeof welcome)
         return;
-    memcpy(&welcome, w->reply + sizeof reply, sizeof welcome);
+    memcpy(&welcome, w->f.reply + sizeof reply, sizeof welcome);
     c->session = welcome.session;
     c->sequence = welcome.last;
 }
@@ -130,30 +98,11 @@ static void client_open(struct world *w, uint32_t number)
     pg_rings_rouse(&w->server, &c->served);
 }
 
-/* Put a message of the client's session: a PUT, or a frame with random bytes after it. */
+/* Put a message of the client's session. */
 static void put(struct input *in, struct client *c)
 {
-    const uint8_t kind = take_byte(in);
-    const uint64_t length = take_short(in) % (MESSAGE - sizeof(struct pg_frame));
-    static uint8_t bytes[MESSAGE];
-    struct pg_frame f = {.magic = PG_WIRE_MAGIC, .version = PG_WIRE_VERSION,
-                         .message = kind % (PG_M_ACK + 2), .session = c->session,
-                         .sequence = c->sequence + 1, .count = kind / 64};
-    struct pg_record r = {.op = PG_OP_PUT, .key_len = RECORD_KEY, .time_ns = (int64_t)kind << 20};
-    static const uint8_t names[8] = {1, 1, 'n', 't'};
-    uint64_t used = sizeof f;
-    take(in, bytes + used, length);
-    if (f.message == PG_M_BATCH && kind & 0x20) {
-        f.count = f.names = 1;
-        f.names_bytes = sizeof names;
-        memcpy(bytes + used, names, sizeof names);
-        memcpy(bytes + used + sizeof names, &r, sizeof r);
-        used += sizeof names + sizeof r + RECORD_KEY;
-        c->sequence++;
-    } else {
-        used += length;
-    }
-    memcpy(bytes, &f, sizeof f);
+    static uint8_t bytes[FUZZ_MESSAGE];
+    const uint64_t used = fuzz_message(in, take_byte(in), c->session, &c->sequence, bytes);
     if (c->put.length == 0)       /* a piece of another message would have to be followed */
         pg_ring_put(&c->put, bytes, used);
 }
@@ -182,7 +131,7 @@ static void follow(struct world *w, uint32_t event)
         if (c->taker.broken || s->gone) {
             pg_rings_remove(&w->server, s);
             c->there = false;
-        } else if (pg_ring_next(&c->taker) > MESSAGE)
+        } else if (pg_ring_next(&c->taker) > FUZZ_MESSAGE)
             s->gone = true;
         else if (pg_ring_next(&c->taker) != 0)
             pg_ring_take(&c->taker, w->large);
@@ -190,11 +139,13 @@ static void follow(struct world *w, uint32_t event)
         break;
     case PG_RE_MESSAGE:
     case PG_RE_AGAIN:
-        used = handle(w, c, w->message, w->server.message_bytes);
-        if (used != 0 && !pg_ring_put(&c->putter, w->reply, used))
+        used = fuzz_handle(&w->f, c->share.uid, w->now_ns, w->message, w->server.message_bytes);
+        if (used != 0 && !pg_ring_put(&c->putter, w->f.reply, used))
             s->gone = true;
         break;
-    case PG_RE_REPLY: s->replies = !pg_ring_put(&c->putter, w->reply, w->server.reply_bytes); break;
+    case PG_RE_REPLY:
+        s->replies = !pg_ring_put(&c->putter, w->f.reply, w->server.reply_bytes);
+        break;
     }
 }
 
@@ -202,7 +153,7 @@ static void serve(struct world *w, uint32_t most)
 {
     pg_time_shares_begin(&w->shares, w->now_ns);
     for (uint32_t i = 0; i < 8; i++) {
-        const uint32_t event = pg_rings_serve(w->a, &w->server, &w->shares, most);
+        const uint32_t event = pg_rings_serve(w->f.a, &w->server, &w->shares, most);
         follow(w, event);
         if (event <= PG_RE_ENOUGH)
             return;
@@ -214,7 +165,7 @@ static void loop(struct world *w, bool fires)
     struct pg_loop l = {.server = &w->server, .shares = &w->shares, .late_ns = 10000000,
                         .budget = 64, .most = 4, .fires = fires};
     w->waits = 0;
-    if (pg_loop_wait(w->a, &l, w->now_ns + 1000000000) != 0)
+    if (pg_loop_wait(w->f.a, &l, w->now_ns + 1000000000) != 0)
         abort();
     follow(w, w->server.left);
     w->server.left = PG_RE_NONE;
@@ -225,8 +176,8 @@ static void advance(struct world *w, int64_t by_ns)
     int more = 1;
     w->now_ns += by_ns;
     for (uint32_t i = 0; more && i < 100; i++) {
-        pg_advance(w->a, w->now_ns, 0, w->now_ns, 64, &more);
-        pg_published(w->a, w->a->header->replay_tail, 0, 0);
+        pg_advance(w->f.a, w->now_ns, 0, w->now_ns, 64, &more);
+        pg_published(w->f.a, w->f.a->header->replay_tail, 0, 0);
     }
 }
 
@@ -259,7 +210,7 @@ static void step(struct world *w, struct input *in)
     case S_LOOP: loop(w, take_byte(in) & 1); break;
     case STEPS: break;
     }
-    whole(w);
+    fuzz_whole(&w->f);
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)

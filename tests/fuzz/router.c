@@ -1,12 +1,12 @@
 /* router.c - fuzz target: two peers that send anything to a ROUTER socket, and the server of its
  * messages. The arena must be sound after each step. */
 
-#include "fuzz.h"
+#include "arena.h"
 #include "../c/router_socket.h"
 
 enum step { S_ADVANCE, S_PUT, S_JUNK, S_SERVE, S_LOOP, S_OWN, S_BEHIND, S_FAIL, S_EACH, STEPS };
 
-enum { MESSAGE = 1 << 11, RECORD_KEY = 2, ROWS = 2, DESCRIPTORS = 4 };
+enum { ROWS = 2, DESCRIPTORS = 4 };
 
 struct client {
     struct pg_ring_client served;
@@ -17,10 +17,7 @@ struct client {
 };
 
 static struct world {
-    struct pg_arena *a;
-    void *arena, *secret;
-    uint64_t arena_bytes, secret_bytes;
-    uint8_t *reply;
+    struct fuzz_arena f;
     struct client clients[FUZZ_SESSIONS];
     struct pg_ring_client *rows[ROWS];
     uint8_t completed[DESCRIPTORS];
@@ -48,17 +45,6 @@ static int wait_for_messages(void *context, struct pg_ring_server *s, int64_t un
     return until_boot_ns == INT64_MIN || w->waits++ < 2 ? PG_WOKEN_BY_RINGS : PG_WOKEN_FOR_CALLER;
 }
 
-static uint64_t handle(struct world *w, struct client *c, const void *message, uint64_t bytes)
-{
-    uint64_t used = 0;
-    int64_t wait_ns;
-    int state = PG_H_AGAIN;
-    while (state == PG_H_AGAIN)
-        state = pg_handle(w->a, message, bytes, c->share.uid, 1, w->now_ns, w->now_ns, w->reply,
-                          &used, &wait_ns);
-    return state == PG_H_REPLY ? used : 0;
-}
-
 static void client_open(struct world *w, uint32_t number)
 {
     struct client *c = &w->clients[number];
@@ -70,9 +56,9 @@ static void client_open(struct world *w, uint32_t number)
     struct pg_frame reply;
     *c = (struct client){.share = {.uid = number}, .route = {1, (uint8_t)number}};
     snprintf(c->user_id, sizeof c->user_id, "%u:%u:1", number, number);
-    if (handle(w, c, &m, sizeof m) < sizeof reply)
+    if (fuzz_handle(&w->f, c->share.uid, w->now_ns, &m, sizeof m) < sizeof reply)
         abort();
-    memcpy(&reply, w->reply, sizeof reply);
+    memcpy(&reply, w->f.reply, sizeof reply);
     c->session = reply.session;
     c->served = (struct pg_ring_client){.share = &c->share, .session = c->session, .pid = 1,
                                         .route = c->route, .route_bytes = sizeof c->route,
@@ -82,39 +68,21 @@ static void client_open(struct world *w, uint32_t number)
 
 static void world_open(struct world *w)
 {
-    if (w->a == NULL) {
-        w->arena_bytes = pg_arena_bytes(&fuzz_config);
-        w->secret_bytes = pg_private_bytes(&fuzz_config);
-        w->arena = fuzz_memory(w->arena_bytes);
-        w->secret = fuzz_memory(w->secret_bytes);
-        w->a = fuzz_memory(pg_handle_bytes());
-        w->reply = fuzz_memory(PG_MESSAGE_MAX);
-    }
     struct pg_config config = fuzz_config;
     config.clock_kind = PG_CLOCK_BOOT;
     config.now_ns = w->now_ns = 1000000000;
     socket_close(&w->socket, &w->router);
     w->socket = (struct router_socket){0};
-    memset(w->arena, 0, w->arena_bytes);
-    memset(w->secret, 0, w->secret_bytes);
-    if (!pg_create(w->a, w->arena, w->secret, &config))
-        abort();
+    fuzz_arena_open(&w->f, &config);
     w->calls = (struct pg_loop_calls){w, boot_ns, boot_ns, wake, wait_for_messages};
     w->shares = (struct pg_time_shares){.most_ns = 1000, .lasts_ns = 1000000000};
     w->router = (struct pg_router){.calls = &socket_calls, .socket = &w->socket,
                                    .clients = w->rows, .rows = ROWS, .completed = w->completed,
                                    .descriptors = DESCRIPTORS, .reply_max = 512};
-    w->server = (struct pg_ring_server){.calls = &w->calls, .reply = w->reply,
+    w->server = (struct pg_ring_server){.calls = &w->calls, .reply = w->f.reply,
                                         .router = &w->router};
     for (uint32_t i = 0; i < FUZZ_SESSIONS; i++)
         client_open(w, i);
-}
-
-static void whole(struct world *w)
-{
-    struct pg_fault fault;
-    fuzz_expect(pg_check(w->a, &fault), &fault);
-    fuzz_expect(pg_check_live(w->a, &fault), &fault);
 }
 
 /* Let a message wait whose sender has the route of one client and the credentials of one. */
@@ -131,30 +99,12 @@ static void send(struct world *w, struct client *c, uint8_t how, void *body, siz
     w->router.quiet = false;
 }
 
-/* Put a message of the client's session: a PUT, or a frame with random bytes after it. */
+/* Put a message of the client's session. */
 static void put(struct world *w, struct input *in, struct client *c)
 {
+    static uint8_t bytes[FUZZ_MESSAGE];
     const uint8_t kind = take_byte(in), how = take_byte(in);
-    const uint64_t length = take_short(in) % (MESSAGE - sizeof(struct pg_frame));
-    static uint8_t bytes[MESSAGE];
-    struct pg_frame f = {.magic = PG_WIRE_MAGIC, .version = PG_WIRE_VERSION,
-                         .message = kind % (PG_M_ACK + 2), .session = c->session,
-                         .sequence = c->sequence + 1, .count = kind / 64};
-    struct pg_record r = {.op = PG_OP_PUT, .key_len = RECORD_KEY, .time_ns = (int64_t)kind << 20};
-    static const uint8_t names[8] = {1, 1, 'n', 't'};
-    uint64_t used = sizeof f;
-    take(in, bytes + used, length);
-    if (f.message == PG_M_BATCH && kind & 0x20) {
-        f.count = f.names = 1;
-        f.names_bytes = sizeof names;
-        memcpy(bytes + used, names, sizeof names);
-        memcpy(bytes + used + sizeof names, &r, sizeof r);
-        used += sizeof names + sizeof r + RECORD_KEY;
-        c->sequence++;
-    } else {
-        used += length;
-    }
-    memcpy(bytes, &f, sizeof f);
+    const uint64_t used = fuzz_message(in, kind, c->session, &c->sequence, bytes);
     send(w, c, how, bytes, used);
 }
 
@@ -186,8 +136,8 @@ static void follow(struct world *w, uint32_t event)
         break;
     case PG_RE_MESSAGE:
     case PG_RE_AGAIN:
-        handle(w, &w->clients[r->route[1] % FUZZ_SESSIONS], w->server.body,
-               w->server.message_bytes);
+        fuzz_handle(&w->f, w->clients[r->route[1] % FUZZ_SESSIONS].share.uid, w->now_ns,
+                    w->server.body, w->server.message_bytes);
         break;
     case PG_RE_OFFENCE:
         if (w->socket.rest == 0 && r->route_bytes <= PG_ROUTE_MAX)
@@ -200,7 +150,7 @@ static void serve(struct world *w, uint32_t most)
 {
     pg_time_shares_begin(&w->shares, w->now_ns);
     for (uint32_t i = 0; i < 8; i++) {
-        const uint32_t event = pg_rings_serve(w->a, &w->server, &w->shares, most);
+        const uint32_t event = pg_rings_serve(w->f.a, &w->server, &w->shares, most);
         follow(w, event);
         if (event <= PG_RE_ENOUGH)
             return;
@@ -212,7 +162,7 @@ static void loop(struct world *w)
     struct pg_loop l = {.server = &w->server, .shares = &w->shares, .late_ns = 10000000,
                         .budget = 64, .most = 4};
     w->waits = 0;
-    if (pg_loop_wait(w->a, &l, w->now_ns + 1000000000) != 0)
+    if (pg_loop_wait(w->f.a, &l, w->now_ns + 1000000000) != 0)
         abort();
     follow(w, w->server.left);
     w->server.left = PG_RE_NONE;
@@ -223,8 +173,8 @@ static void advance(struct world *w, int64_t by_ns)
     int more = 1;
     w->now_ns += by_ns;
     for (uint32_t i = 0; more && i < 100; i++) {
-        pg_advance(w->a, w->now_ns, 0, w->now_ns, 64, &more);
-        pg_published(w->a, w->a->header->replay_tail, 0, 0);
+        pg_advance(w->f.a, w->now_ns, 0, w->now_ns, 64, &more);
+        pg_published(w->f.a, w->f.a->header->replay_tail, 0, 0);
     }
 }
 
@@ -254,7 +204,7 @@ static void step(struct world *w, struct input *in)
     case S_EACH: w->router.each = true; break;
     case STEPS: break;
     }
-    whole(w);
+    fuzz_whole(&w->f);
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
