@@ -952,8 +952,9 @@ struct pg_ring_server {
 };
 
 /* Apply at most `most` messages of rings and of the ROUTER socket, and put or send their replies. The
- * socket and the rings take turns, and so do the rings, one message each. Returns enum pg_ring_event at the first message that needs the caller. Only messages of the
- * client's own session are applied that neither begin nor end it. */
+ * socket and the rings take turns, and so do the rings, one message each. Returns enum pg_ring_event
+ * at the first message that needs the caller. Only messages of the client's own session are applied
+ * that neither begin nor end it. */
 uint32_t pg_rings_serve(struct pg_arena *a, struct pg_ring_server *s,
                         struct pg_time_shares *shares, uint32_t most);
 /* Put the pending replies whose frames are on disk. Returns 1 if the caller has to send the oldest
@@ -967,7 +968,7 @@ void pg_pending_drop(struct pg_pending_replies *h);
 void pg_rings_replied(struct pg_arena *a, struct pg_ring_server *s);
 /* Look at a client's rings from now on, until pg_rings_sleep. */
 void pg_rings_rouse(struct pg_ring_server *s, struct pg_ring_client *c);
-/* Forget a client. */
+/* Forget a client. Answers that were put for it get no REPLIED record any more. */
 void pg_rings_remove(struct pg_ring_server *s, struct pg_ring_client *c);
 /* Return whether a ring that is awake has a message or has ended, or the ROUTER socket may have a
  * message. */

@@ -259,6 +259,15 @@ def test_answers_and_notices_say_when_they_were_handed_over(real: Daemon, wal: P
         assert answer.fields["built_boot_ns"] <= answer.fields["handed_boot_ns"]
 
 
+@pytest.mark.tier("all")
+def test_the_last_answers_before_a_client_ends_are_recorded(real: Daemon, wal: Path) -> None:
+    """The client ends before the loop has written the record of its last answer."""
+    for i in range(20):
+        with durable() as client:
+            client.add(f"k{i}", delay=HOUR_S)
+    eventually(lambda: [f.fields["sequence"] for f in of_kind(wal, "replied")] == [1] * 20)
+
+
 def test_answers_wait_until_the_wal_has_space_for_their_records() -> None:
     appended: list[tuple[int, int, int]] = []
     arena: Any = SimpleNamespace(

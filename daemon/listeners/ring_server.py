@@ -100,6 +100,8 @@ class RingServer:
         self._calls = calls
         self._rings: dict[int, Ring] = {}
         """Rings by number."""
+        self._answered: list[Answered] = []
+        """Answers to forgotten clients that need a REPLIED record."""
         self.struct = ffi.new(
             "struct pg_ring_server *",
             {
@@ -121,7 +123,11 @@ class RingServer:
         """Forget a client."""
         del self._rings[ring.number]
         ring.on_kept = _nothing
-        lib.pg_rings_remove(self.struct, ring.struct)
+        self._forget(ring.struct)
+
+    def _forget(self, client: Any) -> None:
+        self._take_answered()
+        lib.pg_rings_remove(self.struct, client)
 
     def rouse(self, ring: Ring) -> None:
         """Look at the rings in each iteration, until may_sleep()."""
@@ -144,7 +150,7 @@ class RingServer:
         elif self._router is not None:
             client = self._router.disown(route, session)
             if client is not None:
-                lib.pg_rings_remove(self.struct, client)
+                self._forget(client)
 
     def hold(self, route: Hashable, *, behind: bool) -> None:
         """Leave the messages of `route` to the caller while `behind` is true, because an earlier
@@ -279,15 +285,18 @@ class RingServer:
 
     def answered(self) -> list[Answered]:
         """Return the answers that need a REPLIED record, each once."""
-        found = []
+        self._take_answered()
+        found, self._answered = self._answered, []
+        return found
+
+    def _take_answered(self) -> None:
         while client := self.struct.answered:
             self.struct.answered = client.next_answered
-            found.append(Answered(
+            self._answered.append(Answered(
                 client.answered_session, client.first_answer, client.answers, client.built_boot_ns,
                 client.handed_boot_ns,
             ))  # fmt: skip
             client.answers = 0
-        return found
 
 
 def request_of(ring: Ring, body: Any, received_boot_ns: int) -> Request:
