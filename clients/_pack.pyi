@@ -72,7 +72,7 @@ class Direct:
     while such looks mostly find nothing, most calls omit them.
 
     With `wait_ns` 0 the calls are those of an event loop, which is its own engine. They do not
-    wait, and the loop calls collect() once a descriptor of the channel is readable."""
+    sleep, and the loop calls collect() once a descriptor of the channel is readable."""
 
     def __init__(
         self, requests: Requests, connection: Connection, namespace: str,
@@ -120,7 +120,8 @@ class Direct:
         nothing was sent; None if the message was left to the engine, which takes its answer. That
         happens after `limit_s` seconds at the latest.
 
-        A call of an event loop returns None if it was sent, and False if it was sent and has an
+        A call of an event loop looks for its answer for `spin_ns`, whatever `limit_s` is. It
+        returns None if it was sent, and False if it was sent and has an
         unusual answer already; `answer.packed` says whether it was sent."""
 
     def add(self, answer: Answer, limit_s: float, arguments: tuple[Any, ...], /) -> bool | None:

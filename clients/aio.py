@@ -31,12 +31,12 @@ from purgatoryd.clients.connection import NEVER_S, Connection
 from purgatoryd.clients.core import (
     BYE_S,
     DIRECT_S,
-    NO_SPIN,
     OPEN_RETRY_S,
     QUEUE_LIMIT,
     QUEUE_LIMIT_MAX,
     Core,
     Mode,
+    check_spin,
 )
 from purgatoryd.clients.jobs import Job, Jobs, Started, in_doubt
 from purgatoryd.clients.ledger import Ledger
@@ -145,7 +145,8 @@ class AsyncClient(
     """The asyncio version of Client, with the same arguments and errors.
 
     Calls that are made in one iteration of the event loop share a batch. Use the client as `async
-    with AsyncClient("name") as c`, or await close() at the end.
+    with AsyncClient("name") as c`, or await close() at the end. The event loop waits while a call
+    looks for its answer (`spin_us`); of the calls made in one iteration, at most one does.
 
     If the task that awaits a call is cancelled, the call either is never sent or goes on without
     its caller. If the call goes on, the CancelledError has the attribute `handle`, like the
@@ -169,8 +170,10 @@ class AsyncClient(
         worker: str | None = None,
         numa_local: bool = False,
         transport: Transport = "auto",
+        spin_us: int | None = None,
     ) -> None:
         self.timeout = check_limit_s(timeout)
+        self._spin = check_spin(spin_us)
         self.queue_limit = check_whole("queue_limit", queue_limit, 1, QUEUE_LIMIT_MAX)
         self._core = Core(
             name, namespace, remote, durable, ledger, worker, numa_local, self._resume,
@@ -189,7 +192,8 @@ class AsyncClient(
         self._lent = False
         """True while only direct calls use the channel."""
         self._posted: tuple[Pending, asyncio.Future[None]] | None = None
-        """The direct call that waits for its answer, and the future that its caller awaits."""
+        """The direct call that waits for its answer, and the future that its caller awaits. The
+        calls of other tasks share a batch until this caller runs again."""
         self._watched = False
         """True while a timer of the loop watches for late answers of direct calls."""
 
@@ -396,8 +400,9 @@ class AsyncClient(
         try:
             answered = kind.direct(core.direct, pending, limit_s, arguments)
             if not pending.packed or answered:
-                self._posted = None
-                self._await_outcomes()
+                if answered:
+                    await asyncio.sleep(0)  # other tasks run between two calls of this one
+                self._end_direct(posted)
                 return pending.packed
             if answered is None:
                 self._watch_direct()
@@ -407,12 +412,17 @@ class AsyncClient(
             if not pending.done:
                 await self._run(jobs.awaited(pending, limit_s, (pending,)))
         except BaseException as error:
-            if not pending.packed:
-                self._posted = None
-            elif in_doubt(error):
+            if not pending.packed or pending.done:
+                self._end_direct(posted)
+            if pending.packed and in_doubt(error):
                 vars(error)["handle"] = AsyncHandle[Any](self, pending)
             raise
         return True
+
+    def _end_direct(self, posted: object) -> None:
+        if self._posted is posted:
+            self._posted = None
+            self._await_outcomes()
 
     async def _now(self, entry: Entry[Any], limit_s: float) -> Any:
         """Pack one call, wait for its answer, and return its outcome."""
@@ -494,7 +504,7 @@ class AsyncClient(
     def _lend(self) -> None:
         """Let direct calls use the channel until _take_back(), if nothing else is to be done."""
         if not (self._lent or self._jobs.expects):
-            lent = self._core.lend(self._requests, 0, NO_SPIN)
+            lent = self._core.lend(self._requests, 0, self._spin)
             self._lent = lent and self._core.direct is not None
             self._requests.admit()
 

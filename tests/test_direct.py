@@ -403,6 +403,22 @@ def test_calls_omit_spins_after_one_that_found_nothing() -> None:
             assert results == [True]
 
 
+def test_a_call_of_an_event_loop_looks_for_its_answer() -> None:
+    with contextlib.closing(Rings(Spin(10**12), wait_ns=0)) as rings:
+        rings.lend()
+        with calling(rings) as results:
+            assert rings.client_spins()
+            rings.daemon.put(answer(rings.daemon_takes()))
+        assert results == [True]
+
+
+def test_a_call_of_an_event_loop_is_announced_after_its_spin() -> None:
+    with contextlib.closing(Rings(Spin(1000), wait_ns=0)) as rings:
+        rings.lend()
+        assert rings.add() is None
+        assert not rings.client_spins()
+
+
 def test_a_second_thread_does_not_wait_for_a_direct_call(sides: Sides) -> None:
     with calling(sides) as results:
         first = sides.pending

@@ -465,10 +465,49 @@ def test_a_daemon_that_polls_rings_serves_others(daemon: StartDaemon) -> None:
     assert results == [1]
 
 
+def test_other_tasks_run_between_two_calls_that_find_their_answers_at_once(
+    daemon: StartDaemon,
+) -> None:
+    daemon("demo")
+
+    async def main() -> None:
+        async with AsyncClient("demo", transport="ring", timeout=30, spin_us=1000) as client:
+            iterations = 0
+
+            async def count() -> None:
+                nonlocal iterations
+                while True:
+                    iterations += 1
+                    await asyncio.sleep(0)
+
+            counter = asyncio.create_task(count())
+            for n in range(300):
+                await client.add(f"k{n}", 60)
+            counter.cancel()
+            assert iterations >= 300
+
+    asyncio.run(main())
+
+
+def test_calls_of_several_tasks_share_batches_however_long_a_call_looks(
+    daemon: StartDaemon,
+) -> None:
+    real = daemon("demo")
+
+    async def main() -> None:
+        async with AsyncClient("demo", transport="ring", timeout=30, spin_us=1000) as client:
+            for n in range(10):
+                await asyncio.gather(*(client.add(f"k{n}-{i}", 60) for i in range(100)))
+
+    asyncio.run(main())
+    assert stats(real)["batches"] <= 40
+
+
 @pytest.mark.parametrize("spin_us", [-1, 1001, True, 1.5, "5"])
-def test_a_spin_out_of_range_is_refused(daemon_dir: Path, spin_us: Any) -> None:
+@pytest.mark.parametrize("cls", [Client, AsyncClient])
+def test_a_spin_out_of_range_is_refused(daemon_dir: Path, cls: Any, spin_us: Any) -> None:
     with pytest.raises(InvalidArgument, match="spin_us"):
-        Client("demo", spin_us=spin_us)
+        cls("demo", spin_us=spin_us)
 
 
 # ---- hostile clients ---------------------------------------------------------------------------

@@ -12,7 +12,7 @@
 struct pg_ring_end;
 struct channel;
 
-/* The operations of a kind of channel. Only wait() blocks. */
+/* The operations of a kind of channel. Only wait() sleeps. */
 struct channel_kind {
     /* Begin to use a channel whose fields were set. */
     void (*open)(struct channel *c);
@@ -24,7 +24,9 @@ struct channel_kind {
     void (*rouse)(struct channel *c);
     /* Wait for a message. Returns false after `limit_ns`, at a signal, and after recall(). */
     bool (*wait)(struct channel *c, int64_t limit_ns);
-    /* End the wait() of another thread, and each later one until the next open(). */
+    /* Look for a message as wait() does before it sleeps. */
+    void (*spin)(struct channel *c);
+    /* End the wait() or spin() of another thread, and each later one until the next open(). */
     void (*recall)(struct channel *c);
     /* Return the bytes of the next message; 0 = there is none, or only a part of it. */
     uint64_t (*next)(struct channel *c);

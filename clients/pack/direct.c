@@ -523,6 +523,11 @@ static PyObject *posted(struct direct *d, struct answer *call, PyObject *message
     retain(d, (PyObject *)call, message);
     d->requests->idle = false;
     d->channel.kind->rouse(&d->channel);
+    d->runs = true;
+    Py_BEGIN_ALLOW_THREADS
+    d->channel.kind->spin(&d->channel);
+    Py_END_ALLOW_THREADS
+    note_end(d);
     return looked_for(d);
 }
 

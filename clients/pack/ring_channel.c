@@ -62,10 +62,12 @@ static void spin_note(struct spin *s, bool found)
     s->omitted = ((uint32_t)1 << s->misses) - 1;
 }
 
-/* Look for a message. */
-static void spin(struct channel *c, int64_t start_ns)
+static void ring_spin(struct channel *c)
 {
     bool found;
+    if (!spins(&c->spin))
+        return;
+    const int64_t start_ns = clock_ns(CLOCK_MONOTONIC);
     while (!(found = pg_ring_next(c->in) != 0) && LOAD_RELAXED(&c->in->recalled) == 0 &&
            clock_ns(CLOCK_MONOTONIC) - start_ns < c->spin.longest_ns)
         for (int i = 0; i < 8; i++)
@@ -91,10 +93,9 @@ static bool ring_sleep(struct channel *c, int64_t end_ns)
 
 static bool ring_wait(struct channel *c, int64_t limit_ns)
 {
-    const int64_t start_ns = clock_ns(CLOCK_MONOTONIC);
-    if (spins(&c->spin))
-        spin(c, start_ns);
-    return ring_sleep(c, start_ns + limit_ns);
+    const int64_t end_ns = clock_ns(CLOCK_MONOTONIC) + limit_ns;
+    ring_spin(c);
+    return ring_sleep(c, end_ns);
 }
 
 static void ring_recall(struct channel *c)
@@ -138,6 +139,7 @@ const struct channel_kind ring_channel = {
     .put = ring_put,
     .rouse = ring_rouse,
     .wait = ring_wait,
+    .spin = ring_spin,
     .recall = ring_recall,
     .next = ring_next,
     .peek = ring_peek,

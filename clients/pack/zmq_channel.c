@@ -108,6 +108,8 @@ static bool zmq_wait(struct channel *c, int64_t limit_ns)
     return true;
 }
 
+static void zmq_spin(struct channel *c) { (void)c; }
+
 static void zmq_recall(struct channel *c)
 {
     const uint64_t one = 1;
@@ -141,6 +143,7 @@ const struct channel_kind zmq_channel = {
     .put = zmq_put,
     .rouse = zmq_rouse,
     .wait = zmq_wait,
+    .spin = zmq_spin,
     .recall = zmq_recall,
     .next = zmq_next,
     .peek = zmq_peek,
