@@ -170,7 +170,7 @@ GROUPS: dict[str, tuple[Row, ...]] = {
          "Lock the memory that is mapped at startup into RAM."),
         ("huge-pages", "huge_pages", click.BOOL, "Give the arena huge pages at startup."),
         ("busy-poll", "busy_poll_ns", units.Duration(),
-         "Time before a deadline, and after a message through a ring, during which the loop polls "
+         "Time before a deadline, and after a message, during which the loop polls "
          "instead of sleeping; 10ms at most."),
     ),
     "Process": (

@@ -177,7 +177,7 @@ class Config:
     huge_pages: bool = False
     """Use huge pages for the arena. Needs Linux 6.1 and a /dev/shm mounted with huge=advise."""
     busy_poll_ns: int = 0
-    """Time before each deadline, and after each message through a ring, during which the loop polls
+    """Time before each deadline, and after each message, during which the loop polls
     instead of sleeping. Costs a core for that time; needs two CPUs."""
 
     shards: int = 0

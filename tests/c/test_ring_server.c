@@ -1,6 +1,10 @@
 /* Test the server of rings and its loop, with a clock and a doorbell of the test's own. */
 #include "clients.h"
 
+#include <sys/epoll.h>
+#include <sys/timerfd.h>
+#include <unistd.h>
+
 enum { CLIENTS = 3, SIZE = 1024, MESSAGE = 2 * SIZE, TIMERS = 5, MS = 1000000, SHARE_NS = 1000, STEP_NS = 100,
        BOOT_NS = 1000000000 };
 
@@ -483,6 +487,37 @@ static void test_a_ring_for_the_caller_ends_the_sleep_and_is_seen_again(void)
     CHECK(t->server.client == &t->clients[1].served);
 }
 
+/* Return a descriptor in the waiter's epoll that becomes readable in 10 ms. */
+static int readable_soon(const struct pg_waiter *w)
+{
+    const struct itimerspec soon = {.it_value = {0, 10 * MS}};
+    const int fd = timerfd_create(CLOCK_MONOTONIC, 0);
+    struct epoll_event event = {.events = EPOLLIN, .data.fd = fd};
+    CHECK(timerfd_settime(fd, 0, &soon, NULL) == 0);
+    CHECK(epoll_ctl(w->epoll, EPOLL_CTL_ADD, fd, &event) == 0);
+    return fd;
+}
+
+static void test_a_loop_that_polls_rings_looks_at_descriptors(void)
+{
+    struct test *t = opened();
+    struct pg_waiter w = {.epoll = epoll_create1(0), .timer = timerfd_create(CLOCK_BOOTTIME, 0),
+                          .bells = -1, .commits = -1};
+    const int64_t until_ns = pg_boot_ns() + 2000ll * MS;
+    const int fd = readable_soon(&w);
+    t->server.calls = NULL;       /* the system's clock and sleep */
+    t->loop.waiter = &w;
+    t->loop.spin_ns = t->loop.late_ns = 10000ll * MS;
+    ping(&t->clients[0], 1);
+    CHECK_EQUAL(pg_loop_wait(t->a, &t->loop, until_ns), 0);
+    CHECK_EQUAL(answered(&t->clients[0]), 1);
+    CHECK(w.count == 1 && w.ready[0] == fd);
+    CHECK(t->loop.planned_boot_ns < until_ns);           /* the loop never slept */
+    close(fd);
+    close(w.timer);
+    close(w.epoll);
+}
+
 int main(void)
 {
     RUN(test_clients_are_served_in_rotation);
@@ -503,6 +538,7 @@ int main(void)
     RUN(test_an_iteration_after_an_outage_is_left_to_the_caller);
     RUN(test_a_message_for_the_caller_ends_the_sleep);
     RUN(test_a_ring_for_the_caller_ends_the_sleep_and_is_seen_again);
+    RUN(test_a_loop_that_polls_rings_looks_at_descriptors);
     opened();
     return 0;
 }

@@ -19,6 +19,7 @@
 #define SECOND_NS 1000000000
 #define WALL_ROUNDING_NS 1000     /* the offset of the wall clock is rounded down to this */
 #define POLL_NONE INT64_MIN
+#define LOOK_NS 5000              /* a loop that polls rings looks at descriptors so often */
 
 /* ---- descriptors --------------------------------------------------------------------------- */
 
@@ -221,15 +222,24 @@ static int rings_are_ready(struct pg_loop *l)
     return 0;
 }
 
+/* Return whether a descriptor is readable. A look is a system call, so looks are `LOOK_NS` apart. */
+static bool descriptor_ready(struct pg_waiter *w, int64_t *look_ns, int64_t now_ns)
+{
+    if (now_ns < *look_ns)
+        return false;
+    *look_ns = now_ns + LOOK_NS;
+    return pg_wait(w, POLL_NONE) != 0 || w->count != 0;
+}
+
 /* Look for a message for at most `spin_ns` and not beyond `until_boot_ns`, if the last iteration had
- * one. Returns whether there is one, or an outage. */
+ * one. Returns whether there is one, a readable descriptor, or an outage. */
 static bool message_soon(struct pg_loop *l, int64_t until_boot_ns)
 {
     if (l->spin_ns == 0 || l->server->applied == 0 || l->server->calls != NULL)
         return false;
-    int64_t now_ns = pg_boot_ns();
+    int64_t now_ns = pg_boot_ns(), look_ns = now_ns + LOOK_NS;
     const int64_t end_ns = earlier(until_boot_ns, now_ns + l->spin_ns);
-    while (!pg_rings_ready(l->server)) {
+    while (!pg_rings_ready(l->server) && !descriptor_ready(l->waiter, &look_ns, now_ns)) {
         l->planned_boot_ns = now_ns;
         now_ns = pg_boot_ns();
         if (now_ns - l->planned_boot_ns >= l->late_ns)
