@@ -26,11 +26,13 @@ TEXTS = {
     path: path.read_text()
     for path in (ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted(DOCS.rglob("*.md")))
 }
+WRITTEN = [ROOT / "CONTRIBUTING.md", *(path for path in TEXTS if path.parent != DOCS / "reference")]
 REFERENCES = ("api", "cli", "settings", "errors", "metrics", "tables")
 NOT_COUNTED = {DOCS / "reference" / f"{name}.md" for name in (*REFERENCES[:4], "words")}
 """Pages that are generated as a whole, and the table that `make lint` compares with the code."""
 WORDS_MAX, GUIDE_WORDS_MAX = 23_500, 3_000
 WORDS_OF = {ROOT / "README.md": 900, ROOT / "CHANGELOG.md": 500}
+LINE_MAX = 120
 NO_GUIDES = {DOCS / "protocol.md", DOCS / "architecture.md"}
 """Pages whose words count in the total, but have no limit of their own."""
 _GENERATED = (
@@ -91,6 +93,15 @@ def test_words_are_counted_without_code_and_generated_parts() -> None:
     assert words(DOCS / "reference" / "settings.md") == 0
     tables = words(DOCS / "reference" / "tables.md")
     assert 20 < tables < 200
+
+
+@pytest.mark.parametrize("path", WRITTEN, ids=lambda path: path.name)
+def test_lines_of_written_sentences_fit_an_editor(path: Path) -> None:
+    text = path.read_text()
+    for generated in _GENERATED:
+        text = generated.sub("", text)
+    lines = [line for line in text.splitlines() if not line.startswith(("|", "![", "<!--"))]
+    assert [line for line in lines if len(line) > LINE_MAX] == []
 
 
 def test_each_setting_has_its_default_and_limits_on_the_page() -> None:
