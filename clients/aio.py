@@ -150,8 +150,8 @@ class AsyncClient(
 
     If the task that awaits a call is cancelled, the call either is never sent or goes on without
     its caller. If the call goes on, the CancelledError has the attribute `handle`, like the
-    exceptions of Client.
-    `asyncio.timeout` and `wait_for` raise a TimeoutError, whose `__cause__` is that CancelledError.
+    exceptions of Client. `asyncio.timeout` and `wait_for` raise a TimeoutError, whose `__cause__`
+    is that CancelledError.
     """
 
     _resume: Resume | None = None

@@ -78,7 +78,7 @@ class TimerCalls(ABC, Generic[Added, AddedLater, Cancelled, CancelledLater]):
         `payload`: 0 to 65536 bytes. `mode`: the effect if the key is armed: "error" raises Exists,
         "replace" arms it again, "keep" leaves the timer as it is, "extend" moves its deadline, but
         only to a later time. `within`: the slack, in seconds or as a timedelta of at most 19.5
-        hours. The timer may fire so long after its deadline, to share a wake-up with others.
+        hours. The timer may fire up to this long after its deadline, to share a wake-up.
         Default: the topic's slack; 0 = none. A kept or extended timer keeps its slack. `timeout`:
         seconds to wait for the answer, default the client's.
 

@@ -118,7 +118,7 @@ class Client(
     this host; "zmq" = ZeroMQ; "auto" = shared memory if the daemon grants it, else ZeroMQ.
     `spin_us`: microseconds, up to 1000, that add(), cancel() and get() look for their answer in
     shared memory before they sleep. Spinning occupies a CPU and saves the wake-up of the caller.
-    None = 50, and while most spins find no answer, most calls sleep at once.
+    None = 50, but if spins seldom find the answer, most calls sleep at once.
 
     The namespace may have any number of partitions. A call goes to the shard that has its key, and
     the results of a bulk call are in the order of its rows. While a shard does not answer, calls

@@ -84,7 +84,7 @@ class Spin(NamedTuple):
 
     longest_ns: int = 0
     adapts: bool = False
-    """While most spins find no answer, most calls omit them."""
+    """If spins seldom find the answer, most calls omit them."""
 
 
 NO_SPIN = Spin()

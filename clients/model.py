@@ -96,9 +96,9 @@ class Notice:
     """A message about a timer that fired, or about an operation that ended.
 
     `seq` counts the topic's notices from 1 without a gap. All fields that end in `_boot_ns` are on
-    the daemon's clock. `received_boot_ns` is the time at which this process took the message from
-    its socket. It is None under the virtual clock, and if the daemon has another ABI or is on
-    another host. `verdict` is set if an operation ended.
+    the daemon's clock. `received_boot_ns` is the time at which this process took the notice from
+    its socket or from the arena. It is None under the virtual clock, and if the daemon has another
+    ABI or is on another host. `verdict` is set if an operation ended.
     """
 
     key: Key

@@ -306,11 +306,11 @@ class Owner:
 class Purgatory(Client):
     """A client of the daemon `name` that owns operations.
 
-    Arguments and errors are those of Client. The process that watched an operation receives its
-    outcome and acknowledges it. With `resume`, a later process receives the outcomes of operations
-    that are armed when this process ends; without `resume` these outcomes are dropped. In a
-    namespace with several partitions, the key and all watch keys of an operation have to be in one
-    partition, or watch() raises Partitioned.
+    Arguments and errors are those of Client, without `spin_us`. The process that watched an
+    operation receives its outcome and acknowledges it. With `resume`, a later process receives the
+    outcomes of operations that are armed when this process ends; without `resume` these outcomes
+    are dropped. In a namespace with several partitions, the key and all watch keys of an operation
+    have to be in one partition, or watch() raises Partitioned.
     """
 
     def __init__(
