@@ -178,8 +178,8 @@ SECTIONS = {
         "records_redone",
     ),
     "sizes": (
-        "length", "capacity", "payload_bytes", "blob_bytes", "replay_capacity",
-        "replay_bytes_max", "tick_ns", "fanout", "levels",
+        "length", "capacity", "payload_bytes", "blob_bytes", "largest_free_bytes", "compactions",
+        "compacted_bytes", "replay_capacity", "replay_bytes_max", "tick_ns", "fanout", "levels",
     ),
 }  # fmt: skip
 

@@ -20,7 +20,7 @@ from command_line import BASE, answer, cli
 from real_daemon import PATIENCE_S, Daemon, StartDaemon, eventually
 
 from purgatoryd.cli.app import app
-from purgatoryd.cli.arena import print_table
+from purgatoryd.cli.arena import print_table, sections
 from purgatoryd.cli.exits import (
     MEANING,
     Exit,
@@ -144,6 +144,15 @@ def test_stats_count_what_happened(demo: Daemon) -> None:
     assert topics == [(EVENTS_TOPIC, 0), ("t", 5_000_000)]
     shown = cli(demo, "stats").stdout
     assert shown.index("timers") < shown.index("live") < shown.index("purgatory")
+
+
+@pytest.mark.tier("all")
+@pytest.mark.parametrize("wal", [False, True])
+def test_each_figure_of_the_stats_has_a_section(
+    daemon: StartDaemon, tmp_path: Path, wal: bool
+) -> None:
+    real = daemon("demo", *(("--wal-dir", str(tmp_path)) if wal else ()))
+    assert dict(sections(answer(real, "stats"))).get("more", []) == []
 
 
 @pytest.mark.tier("all")
