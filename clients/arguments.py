@@ -64,8 +64,15 @@ def check_callable(name: str, value: Any) -> None:
         raise InvalidArgument(f"{name} must be callable, not {type(value).__name__}")
 
 
+def check_no_text(name: str, values: Any) -> None:
+    """Raise InvalidRows if `values` is a text, whose characters would be taken for values."""
+    if isinstance(values, str | bytes | bytearray):
+        raise InvalidRows(f"{name} must be a collection, not the single value {values!r}", -1)
+
+
 def each(name: str, values: Any) -> Iterator[Any]:
     """Return an iterator over `values`. Errors that this iterator raises are passed on."""
+    check_no_text(name, values)
     try:
         return iter(values)
     except TypeError:

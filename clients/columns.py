@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from purgatoryd.clients import times
+from purgatoryd.clients.arguments import check_no_text
 from purgatoryd.clients.connection import Connection
 from purgatoryd.clients.packing import Converted, Names, Source
 from purgatoryd.shm_layout import layout, wire
@@ -71,6 +72,7 @@ def columns_of(batch: Any) -> dict[str, Any]:
 def plain(column: Any) -> Any:
     """Return a numpy column as a plain array, and a chunked Arrow column as one array. Return other
     columns unchanged."""
+    check_no_text("a column", column)
     if hasattr(column, "dtype"):
         if np.ndim(column) != 1:
             raise InvalidRows(f"a column must have one dimension, not {np.ndim(column)}", -1)

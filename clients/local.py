@@ -310,6 +310,8 @@ class DelayedOperationPurgatory:
         InvalidArgument without keys or for an operation that is already watched. After an interrupt
         the operation either is complete or is not watched.
         """
+        if isinstance(keys, str | bytes):
+            raise InvalidArgument(f"keys must be a collection of keys, not {keys!r}")
         unique = tuple(dict.fromkeys(keys))
         if not unique:
             raise InvalidArgument("an operation needs at least one key")

@@ -7,7 +7,7 @@ from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from purgatoryd.clients.arguments import check_type, each, unreadable
+from purgatoryd.clients.arguments import check_no_text, check_type, each, unreadable
 from purgatoryd.clients.bulk import (
     Bulk,
     BulkResult,
@@ -150,6 +150,8 @@ def _split(core: Core, keys: Iterable[Key], rows: Any) -> Iterator[Share]:
 
 
 def _split_columns(core: Core, table: Any) -> Iterator[Share]:
+    for column in table.values() if isinstance(table, Mapping) else ():
+        check_no_text("a column", column)
     keys = table["key"] if isinstance(table, Mapping) else table.column("key")
     for connection, places in _places(core, _listed(keys)).items():
         if not isinstance(table, Mapping):

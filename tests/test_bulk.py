@@ -255,6 +255,9 @@ def test_bad_time_columns(connection: Connection, column: str, values: Any) -> N
     [
         [("a",)],
         ["ab"],
+        "ab",
+        {"key": "ab", "delay": [1, 1]},
+        {"key": ["a", "b"], "delay": b"ab"},
         [5],
         [{"key": "a", "delay": 1, "colour": "red"}],
         [{"delay": 1}],
@@ -294,6 +297,12 @@ def test_bad_keys_and_payloads_in_columns(connection: Connection) -> None:
             pack_puts(
                 connection, {"key": ["a", "b"], "delay": [1, 2], "payload": payloads}, "t", "error"
             )
+
+
+@pytest.mark.parametrize("keys", ["ab", b"ab"])
+def test_a_single_key_is_no_collection_of_keys(connection: Connection, keys: Any) -> None:
+    with pytest.raises(InvalidRows, match=r"must be a collection, not the single value b?'ab'"):
+        pack_cancels(connection, keys)
 
 
 def test_cancels_pack_the_same_from_lists_and_arrays(connection: Connection) -> None:

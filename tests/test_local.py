@@ -317,6 +317,8 @@ def test_keys_are_looked_at_before_anything_happens(
     op = Op()
     with pytest.raises(InvalidArgument, match="at least one key"):
         purgatory.try_complete_else_watch(op, [])
+    with pytest.raises(InvalidArgument, match="collection of keys, not 'ab'"):
+        purgatory.try_complete_else_watch(op, "ab")
     unhashable: Any = [["k"]]
     with pytest.raises(TypeError):
         purgatory.try_complete_else_watch(op, unhashable)

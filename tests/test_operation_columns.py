@@ -101,6 +101,8 @@ def outcomes(*tickets: int, cause: int = Cause.SATISFIED, keys: int = 1) -> byte
     ("others", "error"),
     [
         ({"timeout": np.ones(2)}, InvalidRows),
+        ({"key": "abc"}, InvalidRows),
+        ({"watch_key": b"abc"}, InvalidRows),
         ({"timeout": np.array([1.0, np.nan, 1.0])}, InvalidTime),
         ({"timeout": np.array([1.0, np.inf, 1.0])}, InvalidTime),
         ({"timeout": ["1", "2", "3"]}, InvalidArgument),

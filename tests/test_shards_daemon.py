@@ -271,6 +271,8 @@ def test_a_partitioned_namespace_takes_columns_and_reports_rows_by_their_number(
         assert found.statuses == [Status.UNKNOWN] * 40
         with pytest.raises(InvalidTime, match="row 39"):
             timers.add_many({"key": np.array(keys), "delay": np.array([*[FAR] * 39, np.nan])})
+        with pytest.raises(InvalidRows, match="must be a collection"):
+            timers.add_many({"key": "ab", "delay": [FAR, FAR]})
         with pytest.raises(InvalidArgument, match="mode"):
             timers.add_many([], mode="other")  # type: ignore[arg-type]
         assert timers.add_many([]).statuses == []
