@@ -188,7 +188,7 @@ class OperationTable(_pack.Table, ABC):
 
     def _check_ended(self, waited_s: float | None) -> None:
         if not self.done:
-            raise CallTimeout(f"{self.open} operations", waited_s or 0.0, armed=True)
+            raise CallTimeout(f"{self.open} of the operations", waited_s or 0.0, armed=True)
         if self._error is not None:
             raise self._error
 

@@ -708,7 +708,7 @@ class CallTimeout(DaemonError, TimeoutError):
     def __str__(self) -> str:
         within = f"within {self.waited_s:.3g} s"
         if self.armed:
-            return f"{self.subject} did not end {within}, and stays armed: wait again, or cancel it"
+            return f"{self.subject} did not end {within}: still armed; wait again, or cancel"
         text = f"no answer to {self.subject} {within}{_in_doubt(self.in_doubt)}"
         waiting = _counted(self.busy, "call", "waits", "wait")
         return text + (f"; the daemon is busy, {waiting}" if self.busy else "")

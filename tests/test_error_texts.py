@@ -154,13 +154,13 @@ def test_an_operation_that_has_not_ended_stays_armed(client: Purgatory) -> None:
     operation = client.watch("order:1", AllOf({"k": 1}), HOUR_S)
     said = text_of(lambda: operation.result(0.01))
     assert said == (
-        "operation 'order:1' did not end within 0.01 s, and stays armed: wait again, or cancel it"
+        "operation 'order:1' did not end within 0.01 s: still armed; wait again, or cancel"
     )
 
     async def scenario() -> None:
         async with AsyncPurgatory("demo", timeout=PATIENCE_S) as other:
             waiting = await other.watch("order:2", AllOf({"k": 1}), HOUR_S)
-            with pytest.raises(CallTimeout, match=r"'order:2' did not end .* and stays armed"):
+            with pytest.raises(CallTimeout, match=r"'order:2' did not end .* still armed"):
                 await waiting.result(0.01)
 
     asyncio.run(scenario())
