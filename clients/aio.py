@@ -16,7 +16,7 @@ from contextlib import suppress
 from datetime import timedelta
 from functools import partial
 from types import TracebackType
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, Generic, Literal, Self, TypeVar, overload
 
 import zmq
 
@@ -278,13 +278,26 @@ class AsyncClient(
         bulk = partitions.puts(core, rows, topic, mode, bulk_load, within)
         return await self._bulk(bulk, wait, limit_s)
 
+    @overload
     async def cancel_many(
-        self, keys: Any, *, bulk_load: BulkLoad | None = None, timeout: float | None = None
-    ) -> Sequence[CancelResult]:
+        self, keys: Any, *, bulk_load: BulkLoad | None = None, wait: Literal[True] = True,
+        timeout: float | None = None,
+    ) -> Sequence[CancelResult]: ...  # fmt: skip
+
+    @overload
+    async def cancel_many(
+        self, keys: Any, *, bulk_load: BulkLoad | None = None, wait: Literal[False],
+        timeout: float | None = None,
+    ) -> BulkResult: ...  # fmt: skip
+
+    async def cancel_many(
+        self, keys: Any, *, bulk_load: BulkLoad | None = None, wait: bool = True,
+        timeout: float | None = None,
+    ) -> Sequence[CancelResult] | BulkResult:  # fmt: skip
         """Disarm many timers, as Client.cancel_many does."""
         core, limit_s = await self._ready(), self._limit_s(timeout)
-        bulk = partitions.cancels(core, keys, bulk_load)
-        return (await self._bulk(bulk, True, limit_s)).cancels()
+        result = await self._bulk(partitions.cancels(core, keys, bulk_load), wait, limit_s)
+        return result.cancels() if wait else result
 
     async def settle(self, result: BulkResult, *, timeout: float | None = None) -> None:
         """Wait until every row of a bulk call has its result, as Client.settle does."""

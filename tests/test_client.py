@@ -624,6 +624,10 @@ def test_async_client_and_subscriber(real: Daemon) -> None:
             assert await client.cancel_many(["x", "z"]) == [
                 CancelResult.CANCELLED, CancelResult.UNKNOWN,
             ]  # fmt: skip
+            assert (await client.add_many([("v", HOUR_S)])).ok
+            later = await client.cancel_many(["v"], wait=False)
+            await client.settle(later)
+            assert later.cancels() == [CancelResult.CANCELLED]
             await client.add("y", delay=1, wait=False)
             with pytest.raises(BatchError):
                 await client.flush()
