@@ -11,6 +11,7 @@ from pathlib import Path
 import pages
 import pytest
 
+from purgatoryd import clients
 from purgatoryd.cli import api
 from purgatoryd.cli.app import COMMANDS
 from purgatoryd.cli.exits import MEANING
@@ -174,6 +175,13 @@ def test_each_exported_name_is_on_the_page_of_the_interface() -> None:
     found = re.findall(r"^\| \[`(\w+)`\]\(#\w+\) \| (.*) \|$", page, re.MULTILINE)
     assert [name for name, _ in found] == api.exports()
     assert [name for name, about in found if not about.endswith(".")] == []
+
+
+def test_errors_that_the_interface_names_are_exported() -> None:
+    page = TEXTS[DOCS / "reference" / "api.md"]
+    named = set(re.findall(r"\b[A-Z]\w+", page)) & rows("errors").keys()
+    assert "InvalidSetting" in named
+    assert named - set(clients.__all__) == set()
 
 
 def test_each_column_and_each_violation_has_a_meaning() -> None:
