@@ -118,6 +118,8 @@ class Admin(Closing):
         self._do(self._create, name, partitions, self._limit_s(timeout))
 
     def _create(self, name: bytes, partitions: int, limit_s: float) -> None:
+        if partitions > 1 and self._table() is None:
+            self._tell(Message.PING, limit_s)  # a daemon that runs has its table
         if self._table() is not None:
             self._sequence += 1
             self._request(wire.encode_place(self._sequence, name, partitions), limit_s)

@@ -40,8 +40,10 @@ from purgatoryd.clients import (
     CancelResult,
     Client,
     DaemonError,
+    DaemonUnreachable,
     InvalidArgument,
     InvalidRows,
+    InvalidSetting,
     InvalidTime,
     Lagged,
     MessageRefused,
@@ -191,6 +193,15 @@ def test_an_admin_reaches_the_shard_of_a_namespace(demo: Daemon) -> None:
             admin.create_namespace(names[0], 2)
     limits = {r["namespace"]: r["quota_timers"] for r in records("namespace", "ls")}
     assert limits == dict.fromkeys(names, 1)
+
+
+@pytest.mark.usefixtures("daemon_dir")
+def test_partitions_are_refused_only_by_a_daemon_that_answers(daemon: StartDaemon) -> None:
+    with Admin("demo", timeout=0.2) as admin, pytest.raises(DaemonUnreachable):
+        admin.create_namespace("clicks", 2)
+    daemon("demo")
+    with Admin("demo") as admin, pytest.raises(InvalidSetting, match="has no shards"):
+        admin.create_namespace("clicks", 2)
 
 
 def test_a_notice_waits_until_its_shard_knows_the_namespace(demo: Daemon) -> None:
