@@ -1,7 +1,7 @@
 /* channel.h - the channel to the daemon as direct calls use it: two rings, or a ZeroMQ socket.
  *
- * One thread at a time uses a channel: the thread of a direct call, or else the engine. Both change
- * places under the GIL, which is a full barrier, as a ZeroMQ socket needs it. */
+ * One thread at a time uses a channel: the thread of a direct call, or else the engine. One hands it
+ * to the other under the GIL, which is the full barrier that a ZeroMQ socket needs. */
 #ifndef PURGATORYD_PACK_CHANNEL_H
 #define PURGATORYD_PACK_CHANNEL_H
 
@@ -34,17 +34,17 @@ struct channel_kind {
     void (*peek)(struct channel *c, void *to, uint64_t bytes);
     /* Copy the next message, and remove it. */
     void (*take)(struct channel *c, void *to);
-    /* After next() found no message: return true if a descriptor becomes readable once one comes;
-     * false if there is one already. */
+    /* Call this after next() found no message. Returns true if a descriptor becomes readable when
+     * one comes; false if one has come already. */
     bool (*announce)(struct channel *c);
     /* Read what made a descriptor readable. Returns false if the connection has ended. */
     bool (*drain)(struct channel *c);
 };
 
-/* State of the looks for an answer that precede sleeps. */
+/* State of spinning: polling for an answer before the sleep. */
 struct spin {
     int64_t longest_ns;           /* longest time of a spin; 0 = no spins */
-    bool adapts;                  /* calls omit spins that find nothing */
+    bool adapts;                  /* most calls omit spins that seldom succeed */
     uint32_t misses;              /* rises with each spin that finds nothing, else falls */
     uint32_t omitted;             /* number of calls until the next spin */
 };

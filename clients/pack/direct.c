@@ -206,8 +206,8 @@ struct direct {
     bool same_clock;              /* messages have their time of packing */
     int virtual_clock;            /* as in struct times */
     uint64_t questions;           /* number of questions that were sent */
-    int64_t begun_ns;             /* CLOCK_BOOTTIME: begin of the last call */
-    int64_t answered_ns;          /* the same of the last call that was answered */
+    int64_t begun_ns;             /* CLOCK_BOOTTIME: start of the last call */
+    int64_t answered_ns;          /* start of the last answered call */
     bool runs;                    /* a direct call runs */
     bool recalled;                /* the engine waits for the end of a direct call */
     uint32_t ended;               /* number of direct calls that have ended; a futex */
@@ -439,9 +439,9 @@ static bool waited(struct direct *d, int64_t limit_ns)
 
 /* ---- a direct call ------------------------------------------------------------------------------- */
 
-/* Send a message. Returns false if it does not fit, or if the daemon has ended; nothing has happened
- * then. The look at the connection is a system call, so a call does without it if the daemon has
- * answered a moment ago. */
+/* Send a message. Returns false, without an effect, if the message does not fit or the daemon has
+ * ended. Checking the connection is a system call; it is left out if the daemon answered a moment
+ * ago. */
 static bool sent(struct direct *d, const void *message, uint64_t bytes, int64_t now_ns)
 {
     enum { MOMENT_NS = 1000000 };

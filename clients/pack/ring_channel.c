@@ -17,8 +17,8 @@
 
 static void ring_open(struct channel *c) { c->in->recalled = 0; }
 
-/* An awake daemon has not ended, and that needs no system call. An ended daemon has nearly always
- * announced its sleep. */
+/* The sleep word is read first, without a system call: an awake daemon has not ended, and one that
+ * has ended nearly always announced its sleep. */
 static bool ring_ended(struct channel *c)
 {
     char byte;
@@ -48,8 +48,8 @@ static bool spins(struct spin *s)
     return false;
 }
 
-/* Note whether a spin has found its answer. Spins that find less than two answers of three soon
- * become rare: where the daemon has to wait for the CPU of the caller, a spin only delays it. */
+/* Note whether a spin has found its answer. Spins become rare if fewer than two of three succeed: a
+ * daemon that waits for the CPU of the caller is only delayed by them. */
 static void spin_note(struct spin *s, bool found)
 {
     enum { MISSES_MAX = 10 };

@@ -19,7 +19,7 @@
 #define SECOND_NS 1000000000
 #define WALL_ROUNDING_NS 1000     /* the offset of the wall clock is rounded down to this */
 #define POLL_NONE INT64_MIN
-#define LOOK_NS 5000              /* a loop that polls rings looks at descriptors so often */
+#define LOOK_NS 5000              /* time between looks at descriptors while the loop polls */
 
 /* ---- descriptors --------------------------------------------------------------------------- */
 
@@ -147,7 +147,7 @@ static void notices_show(struct pg_arena *a, const struct pg_loop *l)
     pg_published(a, pg_sendable(a), now_ns, now_ns);
 }
 
-/* Return whether the caller has to send something that is no reply. */
+/* Return whether the caller has to send something other than a reply. */
 static bool has_news(const struct pg_arena *a)
 {
     return a->state.inbox_news || a->header->published != a->header->replay_tail;

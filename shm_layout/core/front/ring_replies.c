@@ -2,8 +2,8 @@
  * replies through the ROUTER socket.
  *
  * LSNs of pending replies never decrease, because a reply waits for the newest frame. The caller
- * keeps replies for which there is no space here. While it does, later durable replies are left to
- * it, so that all replies leave in the order of their LSNs. */
+ * keeps replies for which there is no space here. While it keeps one, it gets all later durable
+ * replies, so that they leave in the order of their LSNs. */
 
 #include "core/base/common.h"
 #include "core/arena.h"

@@ -74,7 +74,7 @@ int pg_rings_sleep(struct pg_ring_server *s)
 
 /* ---- messages ------------------------------------------------------------------------------- */
 
-/* Return whether a message is one of the client's own session that neither begins nor ends it. */
+/* Return whether a message belongs to the client's own session, and neither begins nor ends it. */
 static bool plain(const struct pg_ring_server *s, const struct pg_ring_client *c)
 {
     struct pg_frame f;
