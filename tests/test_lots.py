@@ -232,6 +232,21 @@ def test_no_call_is_lost_or_made_twice_when_the_daemon_is_killed(daemon: StartDa
         ] * (5 * MANY)
 
 
+@pytest.mark.parametrize("name", ["key", "delay"])
+def test_an_argument_that_is_given_twice_is_refused(client: Client, name: str) -> None:
+    untyped: Any = client
+    client.add("first", HOUR_S, wait=False)
+    named = {"key": "b", "delay": HOUR_S}
+    with pytest.raises(TypeError, match=f"multiple values for argument '{name}'"):
+        untyped.add("a", *([1.0] if name == "delay" else []), wait=False, **{name: named[name]})
+    with pytest.raises(TypeError, match="multiple values for argument 'key'"):
+        untyped.cancel("first", key="b", wait=False)
+    client.flush()
+    assert client.cancel_many(["first", "a", "b"]) == [
+        CancelResult.CANCELLED, CancelResult.UNKNOWN, CancelResult.UNKNOWN
+    ]  # fmt: skip
+
+
 def test_a_closed_client_refuses_calls(client: Client) -> None:
     client.add("first", HOUR_S, wait=False)
     client.close()

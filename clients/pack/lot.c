@@ -391,9 +391,11 @@ static int caller_set_lot(struct caller *c, PyObject *lot, void *none UNUSED)
     return 0;
 }
 
-static bool place_named(PyObject *a[], const struct method *m, PyObject *name, PyObject *value)
+/* Place an argument that has a name. Returns false if no argument from `first` on has this name. */
+static bool place_named(PyObject *a[], const struct method *m, Py_ssize_t first, PyObject *name,
+                        PyObject *value)
 {
-    for (Py_ssize_t i = 0; i < m->count; i++)
+    for (Py_ssize_t i = first; i < m->count; i++)
         if (m->names[i] == name) {
             a[i] = value;
             return true;
@@ -412,7 +414,7 @@ static bool sorted(PyObject *a[], const struct method *m, PyObject *const *args,
     for (Py_ssize_t i = 0; i < count; i++)
         a[i] = args[i];
     for (Py_ssize_t i = 0; i < named; i++)
-        if (!place_named(a, m, PyTuple_GetItem(names, i), args[count + i]))
+        if (!place_named(a, m, count, PyTuple_GetItem(names, i), args[count + i]))
             return false;
     return a[0] != NULL && a[m->wait] == Py_False && a[m->wait + 1] == Py_None;
 }
