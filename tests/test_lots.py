@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import gc
 import os
+import sys
 import threading
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
 from datetime import timedelta
@@ -359,6 +361,31 @@ def test_the_request_of_another_lot_does_not_end_a_lot() -> None:
     requests.open("the lot")
     requests.open("a lot of another partition")
     assert lot.add(entry(lot, "a"))
+
+
+@pytest.mark.skipif(sys.version_info >= (3, 12), reason="collections begin between bytecodes")
+def test_a_collection_within_a_call_may_end_its_lot() -> None:
+    client: Any = object.__new__(Client)
+    client._lot = lot_of()[0]
+    client._lot._connection.names.of_topic("default")
+    connection = weakref.ref(client._lot._connection)
+    alive = list[bool]()
+
+    def without_lot(phase: str, _: dict[str, int]) -> None:
+        client._lot = None
+        alive.append(connection() is not None)
+
+    before = gc.get_threshold()
+    gc.callbacks.append(without_lot)
+    gc.set_threshold(1)
+    try:
+        handle = client.add("k", HOUR_S, wait=False)
+    finally:
+        gc.set_threshold(*before)
+        gc.callbacks.remove(without_lot)
+    assert alive
+    assert all(alive)
+    assert handle._pending.key == "k"
 
 
 def test_some_results_come_before_the_others() -> None:
