@@ -292,17 +292,16 @@ class Commands:
             self._wait(message)
 
     def _answer(self, message: Request, reply: memoryview, built_boot_ns: int) -> None:
-        lsn = self._arena.durable_lsn
-        # this answer must not overtake the session's pending answers
+        lsn, route = self._arena.durable_lsn, message.route
+        before = max(self._rings.newest_lsn(route), self._pending_acks.newest_lsn(route))
         if bytes(reply[_ERROR]) == _EXPIRED:
-            lsn = max(
-                self._rings.newest_lsn(message.route), self._pending_acks.newest_lsn(message.route)
-            )
-        if lsn > self._wal.committed_lsn:
-            self._pending_acks.hold(lsn, message.route, reply, built_boot_ns)
+            lsn = before  # this answer must not overtake the session's pending answers
+        # the last commit may allow pending answers that release() has not sent
+        if lsn > self._wal.committed_lsn or (lsn and before):
+            self._pending_acks.hold(lsn, route, reply, built_boot_ns)
             self._rings.callers_pending(len(self._pending_acks))
         else:
-            self._send(message.route, reply, built_boot_ns)
+            self._send(route, reply, built_boot_ns)
 
     def _send(self, route: Hashable, reply: Any, built_boot_ns: int) -> None:
         """Send an answer that was complete at `built_boot_ns`."""

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import gc
 import os
+import sys
 import threading
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
 from datetime import timedelta
@@ -232,6 +234,21 @@ def test_no_call_is_lost_or_made_twice_when_the_daemon_is_killed(daemon: StartDa
         ] * (5 * MANY)
 
 
+@pytest.mark.parametrize("name", ["key", "delay"])
+def test_an_argument_that_is_given_twice_is_refused(client: Client, name: str) -> None:
+    untyped: Any = client
+    client.add("first", HOUR_S, wait=False)
+    named = {"key": "b", "delay": HOUR_S}
+    with pytest.raises(TypeError, match=f"multiple values for argument '{name}'"):
+        untyped.add("a", *([1.0] if name == "delay" else []), wait=False, **{name: named[name]})
+    with pytest.raises(TypeError, match="multiple values for argument 'key'"):
+        untyped.cancel("first", key="b", wait=False)
+    client.flush()
+    assert client.cancel_many(["first", "a", "b"]) == [
+        CancelResult.CANCELLED, CancelResult.UNKNOWN, CancelResult.UNKNOWN
+    ]  # fmt: skip
+
+
 def test_a_closed_client_refuses_calls(client: Client) -> None:
     client.add("first", HOUR_S, wait=False)
     client.close()
@@ -344,6 +361,31 @@ def test_the_request_of_another_lot_does_not_end_a_lot() -> None:
     requests.open("the lot")
     requests.open("a lot of another partition")
     assert lot.add(entry(lot, "a"))
+
+
+@pytest.mark.skipif(sys.version_info >= (3, 12), reason="collections begin between bytecodes")
+def test_a_collection_within_a_call_may_end_its_lot() -> None:
+    client: Any = object.__new__(Client)
+    client._lot = lot_of()[0]
+    client._lot._connection.names.of_topic("default")
+    connection = weakref.ref(client._lot._connection)
+    alive = list[bool]()
+
+    def without_lot(phase: str, _: dict[str, int]) -> None:
+        client._lot = None
+        alive.append(connection() is not None)
+
+    before = gc.get_threshold()
+    gc.callbacks.append(without_lot)
+    gc.set_threshold(1)
+    try:
+        handle = client.add("k", HOUR_S, wait=False)
+    finally:
+        gc.set_threshold(*before)
+        gc.callbacks.remove(without_lot)
+    assert alive
+    assert all(alive)
+    assert handle._pending.key == "k"
 
 
 def test_some_results_come_before_the_others() -> None:

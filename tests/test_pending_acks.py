@@ -123,6 +123,33 @@ def test_the_refusal_of_an_ended_session_comes_behind_its_pending_answer() -> No
     assert answers == [(1, 0), (1, WireError.SESSION_EXPIRED)]
 
 
+@pytest.mark.parametrize("error", [0, WireError.SESSION_EXPIRED])
+def test_an_answer_on_disk_does_not_overtake_a_pending_answer(error: int) -> None:
+    """A commit ends while the second answer is made."""
+    answers: list[tuple[int, int]] = []
+    last = memoryview(bytearray(wire.encode_frame(Message.BATCH, 7, 2, error=error)))
+
+    def send(route: bytes, body: bytes) -> bool:
+        decoded = wire.decode_reply(bytes(body))
+        answers.append((decoded.sequence, decoded.error))
+        return True
+
+    served, wal = serving([reply(1, Status.ADDED), last], send, lambda: 10, lambda *_: None)
+    arena: Any = served._arena
+    handle = arena.handle
+
+    def handle_during_commit(*message: Any) -> tuple[Handled, Any]:
+        found: tuple[Handled, Any] = handle(*message)
+        wal.committed_lsn = 5 if found[1] is last else 4
+        return found
+
+    arena.handle = handle_during_commit
+    served.serve()
+    assert answers == []
+    served.release()
+    assert answers == [(1, 0), (2, error)]
+
+
 def test_an_answer_is_kept_as_it_was(waiting: PendingAcks, sent: Sent) -> None:
     buffer = reply(1, Status.ADDED)
     waiting.hold(1, b"route", buffer, 0)

@@ -65,13 +65,6 @@ static PyMemberDef answer_members[] = {
     {NULL, 0, 0, 0, NULL},
 };
 
-static void renew(PyObject **place, PyObject *value)
-{
-    PyObject *before = *place;
-    *place = Py_XNewRef(value);
-    Py_XDECREF(before);
-}
-
 static int answer_init(struct answer *a, PyObject *args, PyObject *named UNUSED)
 {
     PyObject *key = NULL, *on_done = NULL, *namespace = NULL, *topic = NULL, *payload = NULL;

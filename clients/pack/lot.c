@@ -308,25 +308,29 @@ static PyObject *receipt_call(struct receipt *r, void *none UNUSED)
 {
     if (r->call == NULL && r->lot == NULL)
         return PyErr_Format(PyExc_AttributeError, "the handle has no call");
-    if (r->call == NULL) {
-        PyObject *call = PyObject_CallMethod((PyObject *)r->lot, "of", "I", r->number);
+    if (r->call == NULL) {        /* another thread may ask at the same time */
+        PyObject *lot = Py_NewRef((PyObject *)r->lot);
+        PyObject *call = PyObject_CallMethod(lot, "of", "I", r->number);
+        Py_DECREF(lot);
         if (call == NULL)
             return NULL;
-        Py_XDECREF(r->call);      /* another thread asked at the same time */
-        r->call = call;
+        renew(&r->call, call);
+        Py_DECREF(call);
         Py_CLEAR(r->lot);
     }
     return Py_NewRef(r->call);
 }
 
-/* Return a receipt without a record. */
+/* Return a receipt without a record. The caller's reference to the lot goes to the receipt. */
 static struct receipt *receipt_new(struct lot *lot, PyObject *client)
 {
     struct receipt *r = (struct receipt *)lot->alloc(lot->kind, 0);
-    if (r != NULL) {
-        r->client = Py_NewRef(client);
-        r->lot = (struct lot *)Py_NewRef((PyObject *)lot);
+    if (r == NULL) {
+        Py_DECREF((PyObject *)lot);
+        return NULL;
     }
+    r->client = Py_NewRef(client);
+    r->lot = lot;
     return r;
 }
 
@@ -391,9 +395,11 @@ static int caller_set_lot(struct caller *c, PyObject *lot, void *none UNUSED)
     return 0;
 }
 
-static bool place_named(PyObject *a[], const struct method *m, PyObject *name, PyObject *value)
+/* Place an argument that has a name. Returns false if no argument from `first` on has this name. */
+static bool place_named(PyObject *a[], const struct method *m, Py_ssize_t first, PyObject *name,
+                        PyObject *value)
 {
-    for (Py_ssize_t i = 0; i < m->count; i++)
+    for (Py_ssize_t i = first; i < m->count; i++)
         if (m->names[i] == name) {
             a[i] = value;
             return true;
@@ -412,7 +418,7 @@ static bool sorted(PyObject *a[], const struct method *m, PyObject *const *args,
     for (Py_ssize_t i = 0; i < count; i++)
         a[i] = args[i];
     for (Py_ssize_t i = 0; i < named; i++)
-        if (!place_named(a, m, PyTuple_GetItem(names, i), args[count + i]))
+        if (!place_named(a, m, count, PyTuple_GetItem(names, i), args[count + i]))
             return false;
     return a[0] != NULL && a[m->wait] == Py_False && a[m->wait + 1] == Py_None;
 }
@@ -422,13 +428,6 @@ static int64_t boot_ns(void)
     struct timespec now;
     clock_gettime(CLOCK_BOOTTIME, &now);
     return now.tv_sec * INT64_C(1000000000) + now.tv_nsec;
-}
-
-static void note(PyObject **place, PyObject *object)
-{
-    PyObject *before = *place;
-    *place = Py_NewRef(object);
-    Py_XDECREF(before);
 }
 
 static enum outcome entry_index(struct lot *lot, struct pack_text entry, int *index)
@@ -445,7 +444,7 @@ static enum outcome names_of(struct item *item, struct lot *lot, PyObject *const
     struct pack_text entry;
     enum outcome found = PLAIN;
     if (a[ADD_MODE] != lot->mode && (found = mode_of(item, lot->modes, a[ADD_MODE])) == PLAIN) {
-        note(&lot->mode, a[ADD_MODE]);
+        renew(&lot->mode, a[ADD_MODE]);
         lot->mode_number = item->head.mode;
     }
     item->head.mode = lot->mode_number;
@@ -453,7 +452,7 @@ static enum outcome names_of(struct item *item, struct lot *lot, PyObject *const
         if ((found = topic_of(&entry, lot->topics, a[ADD_TOPIC])) == PLAIN)
             found = entry_index(lot, entry, &lot->topic_index);
         if (found == PLAIN)
-            note(&lot->topic, a[ADD_TOPIC]);
+            renew(&lot->topic, a[ADD_TOPIC]);
     }
     *index = lot->topic_index;
     return found;
@@ -477,10 +476,10 @@ static enum outcome cancel_item(struct item *item, struct lot *lot, PyObject *co
 }
 
 /* Pack a call and return its receipt; NULL without an exception = Python has to make the call. The
- * receipt is made first: that may run a garbage collection, and so other threads. */
+ * receipt is made first: that may run a garbage collection, and so code that replaces the lot. */
 static PyObject *later(struct caller *c, const struct method *m, PyObject *const a[])
 {
-    struct lot *lot = (struct lot *)c->lot;
+    struct lot *lot = (struct lot *)Py_NewRef(c->lot);
     struct receipt *receipt = receipt_new(lot, (PyObject *)c);
     struct item item;
     int index = 0;
@@ -531,7 +530,7 @@ static bool renewed(struct caller *c, struct lot *lot)
                       direct_send(lot->direct, (PyObject *)lot, next) &&
                       c->lot == (PyObject *)lot;
     if (sent)
-        note(&c->lot, next);
+        renew(&c->lot, next);
     Py_DECREF((PyObject *)lot);
     Py_XDECREF(next);
     return sent;

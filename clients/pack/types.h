@@ -8,6 +8,14 @@
 #define UNUSED __attribute__((unused))
 #define DOC(text) {Py_tp_doc, (void *)(text)}
 
+/* Let a member refer to another object, or to none. */
+static inline void renew(PyObject **place, PyObject *value)
+{
+    PyObject *before = *place;
+    *place = Py_XNewRef(value);
+    Py_XDECREF(before);
+}
+
 /* Free an object after its members were released. */
 static inline void freed(PyObject *object)
 {
