@@ -32,7 +32,7 @@ from typing import Any, NamedTuple
 ROOT = Path(__file__).resolve().parents[1]
 WORDS = Path(__file__).with_name("vocabulary.toml")
 EXCEPTIONS = Path(__file__).with_name("style_exceptions.txt")
-CEILING = 193
+CEILING = 192
 """The largest permitted number of exceptions."""
 STAMP = ROOT / "build" / "style.stamp"
 """An empty file; its modification time is the start of the last run without findings."""

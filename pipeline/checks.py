@@ -14,7 +14,7 @@ from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.window import Window
 
 from purgatoryd.pipeline.continuity import Continuity, Resharding, Run, run_before
-from purgatoryd.pipeline.lifecycles import ARMED, KEYS
+from purgatoryd.pipeline.lifecycles import ARMED, KEYS, fires_ns
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -25,7 +25,7 @@ FORGOTTEN = 0
 """PG_BULK_LOAD_NONE, in the `flags` of a bulk load's record: from here on the daemon knows nothing
 of it."""
 GRACE_NS = 60_000_000_000
-"""How long after its deadline a timer may still be armed before it counts as forgotten."""
+"""Time after deadline and slack from which a timer that is still armed counts as forgotten."""
 
 
 class Check(NamedTuple):
@@ -94,9 +94,9 @@ TICKETS = (
         "end_lsn", "recorded_add_lsn, arm_lsn, recorded_armed_ns, armed_ns",
     ),
     Check(
-        "forgotten", "final_states = 0 AND adds + carried_over > 0 AND overdue_ns > deadline_ns",
+        "forgotten", "final_states = 0 AND adds + carried_over > 0 AND overdue_ns > fires_ns",
         "arm_lsn",
-        "deadline_ns, last_ns",
+        "deadline_ns, slack_ns, last_ns",
     ),
 )  # fmt: skip
 
@@ -204,7 +204,7 @@ def all_checks(
 def of_tickets(known: DataFrame, events: DataFrame, runs: Sequence[Run]) -> DataFrame:
     """What one ticket's records say against each other."""
     timed = known.join(F.broadcast(_clocks(events, runs)), list(KEYS), "left")
-    return judge(timed, TICKETS)
+    return judge(timed.withColumn("fires_ns", fires_ns()), TICKETS)
 
 
 def _clocks(events: DataFrame, runs: Sequence[Run]) -> DataFrame:

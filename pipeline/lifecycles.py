@@ -56,7 +56,7 @@ FINAL_STATE_CODES = {"replaced": 1, "fire": 2, "end": 3, "satisfied": 4, "expire
              "cancelled": 7}  # fmt: skip
 _LIFECYCLE = (
     "daemon", "run", "lsn", "kind", "cause", "ticket", "deadline_ns", "wall_deadline_ns", "at_ns",
-    "armed_ns", "add_lsn", "unsure_lsn", "parked",
+    "armed_ns", "add_lsn", "unsure_lsn", "parked", "slack_ns",
 )  # fmt: skip
 
 
@@ -155,8 +155,18 @@ def _deadline() -> list[Column]:
     lsn = F.when(F.expr(f"{ARMED} OR {MOVED}"), F.col("lsn"))
     return [
         *(F.max_by(name, lsn).alias(name) for name in ("deadline_ns", "wall_deadline_ns")),
+        F.max(F.when(F.expr(ARMED), F.col("slack_ns"))).alias("slack_ns"),
         F.max(F.when(F.expr(MOVED), F.col("lsn"))).alias("last_move_lsn"),
     ]
+
+
+def fires_ns() -> Column:
+    """Return when a timer has to fire: at its deadline, rounded up to a multiple of its slack,
+    which is a power of two. A deadline at the end of time stays as it is. slot_fires_ns() computes
+    the same."""
+    slack_ns = F.coalesce("slack_ns", F.lit(1))
+    rounded = F.try_add("deadline_ns", slack_ns - 1).bitwiseAND(-slack_ns)
+    return F.coalesce(rounded, "deadline_ns")
 
 
 def _end() -> list[Column]:

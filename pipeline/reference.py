@@ -43,8 +43,8 @@ VIOLATIONS = {
     "early": "fired or expired before its deadline on the arena's clock",
     "early_by_wall": "fired before its wall deadline, to the millisecond",
     "wrong_deadline": "fired by another deadline than its own",
-    "forgotten": "armed or parked a minute after its deadline, on a running daemon with a real "
-    "clock",
+    "forgotten": "armed or parked a minute after its deadline and slack, on a running daemon with "
+    "a real clock",
     "moved_back": "extended to an earlier time",
     "moved_after_end": "extended after its end",
     "key_armed_twice": "two armed timers have one key",

@@ -192,6 +192,7 @@ BRONZE = Table(
         Column("replaced_bulk_loaded", "int", about="`bulk_loaded` of the replaced timer"),
         Column("done_ns", "long", about="the call of the core that armed it returned; boot clock"),
         Column("replaced_done_ns", "long", about="`done_ns` of the replaced timer"),
+        Column("slack_ns", "long", about="slack of the timer in effect; null: none"),
     ),
 )  # fmt: skip
 """One row for each record of a WAL or a snapshot. Unsigned 64-bit numbers stand as the long of the
@@ -244,11 +245,13 @@ LIFECYCLES = Table(
         Column(
             "receive_ns", "long", about="handed over to received, where a subscriber recorded it"
         ),
-        Column("lateness_ns", "long", about="deadline, or armed if later, to ended; if expired"),
+        Column("lateness_ns", "long", about="if expired: `ended_ns` minus the deadline, rounded up"
+               " to a multiple of `slack_ns`, or minus `armed_ns` if that is later"),
         Column("error", "int", about="of a failed operation"),
         Column("flags", "int", about="enum pg_entry_flag; bit 1: was due before a restart"),
         Column("sequence", "long", about="of its notice, in the topic"),
         Column("replaced_by", "long", about="ticket of the timer that took its place"),
+        Column("slack_ns", "long", about="slack of an expired timer; null: none"),
     ),
 )  # fmt: skip
 """One row per timer or operation that ended."""

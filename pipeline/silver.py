@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from pyspark.sql import functions as F  # noqa: N812
 
 from purgatoryd.pipeline.ledger import lines_in
+from purgatoryd.pipeline.lifecycles import fires_ns
 from purgatoryd.pipeline.schemas import LIFECYCLES, OPEN_TIMERS
 
 if TYPE_CHECKING:
@@ -127,6 +128,7 @@ def final_states(bronze: DataFrame) -> DataFrame:
         .alias("deadline_ns"),
         *timestamps, "error", "flags", "sequence", *_place(),
         F.when(~own, F.col("ticket")).alias("replaced_by"),
+        F.when(is_fire(), F.col("slack_ns")).alias("slack_ns"),
     )  # fmt: skip
 
 
@@ -222,7 +224,7 @@ def _stages() -> dict[str, Column]:
         "response_queue_ns": F.col("built_ns") - F.col("ended_boot_ns"),
         "send_ns": F.when(recorded, F.col("handed_ns") - F.col("built_ns")),
         "receive_ns": F.col("notified_ns") - F.col("handed_ns"),
-        "lateness_ns": F.when(expired, F.col("ended_ns") - F.greatest("deadline_ns", "armed_ns")),
+        "lateness_ns": F.when(expired, F.col("ended_ns") - F.greatest(fires_ns(), "armed_ns")),
     }
 
 

@@ -525,7 +525,7 @@ enum pg_long_column {
     PG_LC_REPLACED_ADD_LSN, PG_LC_REPLACED_SESSION, PG_LC_REPLACED_SENT_NS,
     PG_LC_REPLACED_RECEIVED_NS, PG_LC_REPLACED_APPLIED_NS, PG_LC_REPLACED_ARMED_NS,
     PG_LC_REPLACED_DEADLINE_NS, PG_LC_ENDED_BY, PG_LC_ENDED_BATCH,
-    PG_LC_DONE_NS, PG_LC_REPLACED_DONE_NS,
+    PG_LC_DONE_NS, PG_LC_REPLACED_DONE_NS, PG_LC_SLACK_NS,
     PG_LONG_COLUMNS
 };
 enum pg_int_column {
@@ -561,7 +561,7 @@ struct pg_columns {
     uint32_t payloads;            /* 0 = leave payloads out */
     uint64_t kinds[32];           /* number of records of each type; [0] = records of unknown
                                      types */
-    struct pg_longs longs[35];
+    struct pg_longs longs[36];
     struct pg_ints ints[17];
     struct pg_bytes bytes[5];
     struct pg_watch_lists watch;

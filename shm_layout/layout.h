@@ -1065,7 +1065,8 @@ struct pg_wal_fire {
                                      none */
     uint32_t slot;
     uint32_t topic;
-    uint32_t flags;               /* enum pg_entry_flag */
+    uint16_t flags;               /* enum pg_entry_flag */
+    uint16_t slack_log2;          /* as in pg_wal_arm */
     uint32_t bulk_loaded;         /* 1 = the timer was put as a row of a bulk load */
     int64_t  ended_boot_ns;       /* real clock: time at which the timer fired */
 };

@@ -88,6 +88,23 @@ def test_a_target_names_contestants_and_figures_of_its_scene(module: Any) -> Non
             assert figure in scene.figures, scene.name
 
 
+def test_targets_of_single_adds_judge_calls_that_never_spin(module: Any) -> None:
+    scenes = module("peers.scenes")
+    (scene,) = [one for one in scenes.scenes() if one.name == "add, one a call, 1 client"]
+    asleep = scenes.our_name("", scenes.ASLEEP)
+    assert scene.targets[asleep, scenes.RAW, "per_s"] == (">=", 1.3)
+    assert scene.targets[asleep, scenes.PY, "per_s"] == (">=", 2.0)
+
+
+def test_a_timed_job_has_a_time_for_each_call(module: Any) -> None:
+    side = module("peers.side")
+    job, other = side.Job(3, timed=True), side.Job(3, timed=True)
+    assert list(job.paced("abc")) == ["a", "b", "c"]
+    assert len(job.call_us()) == 3
+    assert min(job.call_us()) > 0
+    assert other.call_us() == []
+
+
 def test_an_early_timer_ends_the_comparison(module: Any) -> None:
     firing = module("peers.firing")
     assert firing.figures([(3_000_000, 1_000_000)], 1.0, 0.5)["max_ms"] == 2.0

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from raw_ring import NoRings, RawRing
 from raw_wire import HELLO, batch, frame, put
-from real_daemon import Daemon, StartDaemon, eventually, stats
+from real_daemon import PATIENCE_S, Daemon, StartDaemon, eventually, stats
 
 from purgatoryd.clients import (
     Admin,
@@ -35,8 +35,8 @@ from purgatoryd.clients import (
 from purgatoryd.clients.local_channel import LocalChannel
 from purgatoryd.daemon.listeners.ring_server import Ring, RingServer
 from purgatoryd.shm_layout._core import lib
-from purgatoryd.shm_layout.layout import Message
-from purgatoryd.shm_layout.rings import RingPair, create_memory
+from purgatoryd.shm_layout.layout import Message, RingRefusal
+from purgatoryd.shm_layout.rings import OFFER, RingPair, create_memory, pair_bytes
 
 pytestmark = pytest.mark.tier("test")
 
@@ -664,6 +664,40 @@ def test_a_uid_outside_the_user_namespace_gets_no_rings(
             bound._rings._look()
             connection.settimeout(5)
             assert connection.recv(64) == b""
+
+
+def test_a_uid_gets_half_of_the_memory_for_rings(daemon_dir: Path) -> None:
+    from purgatoryd.daemon.config import Config
+    from purgatoryd.daemon.listeners.access import Access
+    from purgatoryd.daemon.listeners.sockets import Sockets
+    from purgatoryd.shm_layout.paths import paths_in
+
+    paths, memory_bytes = paths_in(daemon_dir, "demo"), 2**20
+    with contextlib.ExitStack() as stack:
+        bound = Sockets(paths, Access.of(Config("demo")), ring_bytes=memory_bytes)
+        rings = stack.enter_context(contextlib.closing(bound))._rings
+
+        def connect() -> tuple[RingRefusal, int]:
+            """Return why a new connection gets no rings, and the memory of its rings."""
+            connection = stack.enter_context(contextlib.closing(socket.socket(socket.AF_UNIX)))
+            connection.settimeout(PATIENCE_S)
+            connection.connect(str(paths.ring))
+            rings._look()
+            offer, fds, _, _ = socket.recv_fds(connection, OFFER.size, 2)
+            for fd in fds:
+                os.close(fd)
+            _, _, refusal, ring_bytes = OFFER.unpack(offer)
+            return RingRefusal(refusal), pair_bytes(ring_bytes) if fds else 0
+
+        rings._trusted = set()
+        offers = [connect()]
+        while offers[-1][0] is RingRefusal.NONE:
+            offers.append(connect())
+        sizes = [found_bytes for _, found_bytes in offers]
+        assert offers[-1][0] is RingRefusal.UID
+        assert sum(sizes) <= memory_bytes // 2 < sum(sizes) + sizes[-2]
+        rings._trusted = {os.geteuid()}
+        assert connect()[0] is RingRefusal.NONE
 
 
 @pytest.mark.parametrize("settings", [(), ("--busy-poll", "1ms")], ids=" ".join)

@@ -11,6 +11,7 @@ from dataclasses import replace
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from multiprocessing.synchronize import Barrier
+from statistics import median
 from typing import Any
 
 from .side import PATIENCE_S, Job, Prepare, Server
@@ -34,7 +35,8 @@ def client(
         together.wait(PATIENCE_S)
         cpu_s, begun_s = time.process_time(), time.monotonic()
         run()
-        results.send((begun_s, time.monotonic(), time.process_time() - cpu_s))
+        ended_s, used_s = time.monotonic(), time.process_time() - cpu_s
+        results.send((begun_s, ended_s, used_s, job.call_us()))
         together.wait(PATIENCE_S)
     except BaseException:
         traceback.print_exc()
@@ -44,7 +46,8 @@ def client(
 
 
 def calls(prepare: Prepare, server: Server, job: Job, clients: int, operations: int = 1) -> Sample:
-    """Run clients and return operations per second, and CPU times of an operation in us.
+    """Run clients and return operations per second, CPU times of an operation in us, and the
+    median time of a call if the job is timed.
 
     `operations`: number of operations with each key.
     """
@@ -60,13 +63,15 @@ def calls(prepare: Prepare, server: Server, job: Job, clients: int, operations: 
     together.wait(PATIENCE_S)
     server_s = server.cpu_s()
     together.wait(PATIENCE_S)
-    begun_s, ended_s, client_s = zip(*(received(pipe[0]) for _ in processes), strict=True)
+    begun_s, ended_s, client_s, each_us = zip(*(received(pipe[0]) for _ in processes), strict=True)
     server_s = server.cpu_s() - server_s
     together.wait(PATIENCE_S)
     for process in processes:
         process.join(PATIENCE_S)
     count = job.count * clients * operations
-    return {
+    call_us = [one_us for some_us in each_us for one_us in some_us]
+    timed = {"p50_us": median(call_us)} if call_us else {}
+    return timed | {
         "per_s": count / (max(ended_s) - min(begun_s)), "server_us": server_s / count * 1e6,
         "client_us": sum(client_s) / count * 1e6,
         "per_core_s": count / sum(client_s), "both_us": (server_s + sum(client_s)) / count * 1e6,

@@ -34,7 +34,7 @@ def ask(server: Server, job: Job) -> Run:
     socket.recv()
 
     def run() -> None:
-        for _ in range(job.count):
+        for _ in job.paced(range(job.count)):
             socket.send(MESSAGE)
             socket.recv()
 

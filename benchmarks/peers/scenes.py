@@ -123,10 +123,17 @@ def single_calls(n: Callable[[int], int]) -> Iterator[Scene]:
             targets = {
                 (our_name("", SPINNING), PY, "per_s"): (">=", 6.0),
                 (our_name(), RAW, "per_s"): (">=", 1.3), (our_name(), PY, "per_s"): (">=", 2.0),
+                (our_name("", ASLEEP), RAW, "per_s"): (">=", 1.3),
+                (our_name("", ASLEEP), PY, "per_s"): (">=", 2.0),
                 (our_name("", "zmq"), ECHO, "per_s"): (">=", 0.7),
             }  # fmt: skip
         title = f"add, one a call, {clients} client{'s' * (clients > 1)}"
         yield calls(title, us(_="add") | peers, Job(n(count)), clients, targets=targets)
+        if clients == 1:
+            yield calls(
+                "add, each call timed", us(_="add") | peers, Job(n(count), timed=True),
+                figures=("p50_us",), targets={(our_name("", SPINNING), "", "p50_us"): ("<=", 4.0)},
+            )  # fmt: skip
     yield calls(
         "cancel, one a call",
         us(_="cancel")

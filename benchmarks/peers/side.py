@@ -13,8 +13,9 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.util import find_spec
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -80,12 +81,15 @@ class Start:
 @dataclass(frozen=True)
 class Job:
     """The work of one client. `count`: number of keys; `per_call`: keys of one call; `gap_s`: time
-    from the begin of a call to the next one, 0 = none."""
+    from the begin of a call to the next one, 0 = none. `timed`: note in `times_ns` when each call
+    begins, and when the last one ends."""
 
     count: int
     per_call: int = 1
     worker: int = 0
     gap_s: float = 0.0
+    timed: bool = False
+    times_ns: list[int] = field(default_factory=list, compare=False)
 
     def keys(self) -> list[bytes]:
         """Return this client's keys; no other client has them."""
@@ -105,6 +109,9 @@ class Job:
 
     def paced(self, items: Sequence[T]) -> Iterator[T]:
         """Yield the items, each at its time."""
+        if self.timed:
+            yield from self._timed(items)
+            return
         if not self.gap_s:
             yield from items
             return
@@ -112,6 +119,16 @@ class Job:
         for number, item in enumerate(items):
             time.sleep(max(0.0, begun_s + number * self.gap_s - time.monotonic()))
             yield item
+
+    def _timed(self, items: Sequence[T]) -> Iterator[T]:
+        for item in items:
+            self.times_ns.append(time.perf_counter_ns())
+            yield item
+        self.times_ns.append(time.perf_counter_ns())
+
+    def call_us(self) -> list[float]:
+        """Return the time of each call of a timed job in us."""
+        return [(end_ns - begin_ns) / 1000 for begin_ns, end_ns in pairwise(self.times_ns)]
 
 
 def cpu_s(pid: int) -> float:

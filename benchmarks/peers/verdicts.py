@@ -25,6 +25,7 @@ class Figure(NamedTuple):
 FIGURES = {
     "per_s": Figure("", "k/s", True),
     "per_core_s": Figure("", "k/s of a core of client CPU", True),
+    "p50_us": Figure("p50", "us"),
     "server_us": Figure("server CPU", "us"), "bytes": Figure("", "bytes"),
     "p50_ms": Figure("lateness p50", "ms"), "p99_ms": Figure("lateness p99", "ms"),
     "max_ms": Figure("lateness, last", "ms"), "ready_s": Figure("", "s"), "ns": Figure("", "ns"),

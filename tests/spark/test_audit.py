@@ -77,6 +77,15 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.tier("test")
 
 ROOT = Path(__file__).resolve().parents[2]
+
+
+def slack_until(end_s: int) -> Story:
+    """Return CLEAN with a timer that is due after 80 s with a slack of 2^39 ns, so at 550 s. The
+    newest record is of `end_s`."""
+    armed = CLEAN.instead(again_d=arm(5, "d", 70 * S, at_ns=4 * S, replaced=4, slack_log2=39))
+    return armed.then("arm_g", arm(30, "x", 2000 * S, at_ns=end_s * S), end(30, at_ns=end_s * S))
+
+
 EMPTY = CLEAN.having(wal=Wal(began_empty=True), first=None)
 """CLEAN without its first snapshot. The first segment says that the arena was created empty."""
 PARKED = arm(1, "a", 10 * S, at_ns=1 * S, parked=True)
@@ -163,6 +172,7 @@ PLANTED = [
         fire_a=Record("fire", RECORDS["fire_a"].body + timestamps(4, 1 * S))), 1),
     planted("forgotten", CLEAN.then("arm_g", arm(30, "x", 2000 * S, at_ns=500 * S),
                                     end(30, at_ns=500 * S)), 5),
+    planted("forgotten", slack_until(700), 5),
     planted("lsn_gap", CLEAN.having(cuts={"fire_a": (3, 1)})),
     planted("lsn_repeated", CLEAN.having(cuts={"fire_a": (-2, 1)}, closing=None)),
     planted("epoch_back", CLEAN.having(cuts={"fire_a": (0, 0)})),
@@ -229,6 +239,7 @@ CLEAN_STORIES = {
     "late_snapshot": CLEAN.having(first=None),
     "retention": CLEAN.having(first_lsn=100),
     "parked": CLEAN.instead(arm_a=PARKED).then("arm_a", BACK),
+    "slack": slack_until(500),
     "acknowledged_while_copied": CLEAN.then("late", end(90, at_ns=1 * S, acknowledged=True)).having(
         copied=3
     ),

@@ -59,6 +59,7 @@ from purgatoryd.pipeline import (
     trace,
 )
 from purgatoryd.pipeline.lake import Lake, Span, fields_of
+from purgatoryd.pipeline.lifecycles import fires_ns
 from purgatoryd.pipeline.living import living
 from purgatoryd.pipeline.parts import Layer
 from purgatoryd.pipeline.progress import progress
@@ -230,6 +231,13 @@ def test_wals_of_all_versions_become_tables(
     assert [cause for (cause,) in causes] == sorted(gold.FINAL_STATES)
 
 
+def test_lateness_begins_after_the_slack(spark: SparkSession) -> None:
+    end = 2**63 - 1
+    cases = [(9, None, 9), (9, 8, 16), (16, 8, 16), (end, 8, end), (end, None, end)]
+    rows = spark.createDataFrame(cases, "deadline_ns long, slack_ns long, wanted long")
+    assert rows.where(fires_ns() != F.col("wanted")).collect() == []
+
+
 def test_a_daemons_wal_becomes_tables(
     spark: SparkSession, daemon: StartDaemon, tmp_path: Path
 ) -> None:
@@ -243,6 +251,8 @@ def test_a_daemons_wal_becomes_tables(
             client.cancel(f"far:{n}")
             client.add(f"far:{n + 50}", delay=7200, mode="replace")
         notices = [subscriber.get(timeout=PATIENCE_S) for _ in range(100)]
+        client.add("slack", 0.001, topic="t", within=0.1)
+        notices.append(subscriber.get(timeout=PATIENCE_S))
         client.add_many([(f"more:{n}", 3600.0, "t", b"x" * 200) for n in range(3000)])
     demo.stop()  # a clean stop leaves all records on disk
     lake = shipped(wals / "demo", tmp_path / "lake")
@@ -250,15 +260,18 @@ def test_a_daemons_wal_becomes_tables(
     oracle = Oracle([lake.data(manifest) for manifest in lake.manifests()])
     oracle.take("ours", table(spark, lake, LIFECYCLES))
     assert oracle.differing("ours", "SELECT * FROM lifecycles") == []
+    slacks = oracle.rows("SELECT ticket, slack_ns FROM ours WHERE slack_ns IS NOT NULL")
+    assert notices[-1] is not None
+    assert slacks == [(notices[-1].ticket, 1 << 26)]
     fired = oracle.rows("SELECT ticket FROM ours WHERE final_state = 'expired'")
     assert {ticket for (ticket,) in fired} == {notice.ticket for notice in notices if notice}
     counts = oracle.rows("SELECT final_state, count(*) FROM ours GROUP BY 1 ORDER BY 1")
-    assert counts == [("cancelled", 50), ("expired", 100), ("replaced", 50)]
+    assert counts == [("cancelled", 50), ("expired", 101), ("replaced", 50)]
     stages = ("request_queue", "local", "remote", "response_queue", "send")
     known = ", ".join(f"count(*) FILTER ({name}_ns >= 0)" for name in stages)
-    assert oracle.rows(f"SELECT {known} FROM ours") == [(200,) * len(stages)]
-    assert oracle.rows("SELECT count(*) FROM ours WHERE local_ns > 0") == [(200,)]
-    assert oracle.rows("SELECT count(*) FROM ours WHERE lateness_ns >= 0") == [(100,)]
+    assert oracle.rows(f"SELECT {known} FROM ours") == [(201,) * len(stages)]
+    assert oracle.rows("SELECT count(*) FROM ours WHERE local_ns > 0") == [(201,)]
+    assert oracle.rows("SELECT count(*) FROM ours WHERE lateness_ns >= 0") == [(101,)]
     assert oracle.rows("SELECT DISTINCT worker FROM ours") == [(f"{os.getuid()}:{os.getpid()}",)]
 
 

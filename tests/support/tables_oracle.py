@@ -59,8 +59,10 @@ SELECT e.daemon, e.node, e.epoch, e.segment, e.lsn, e.ended AS ticket, e.final_s
         - e.ended_boot_ns AS response_queue_ns,
     coalesce(s.handed_ns - s.built_ns, r.handed_ns - greatest(r.built_ns, e.ended_boot_ns))
         AS send_ns,
-    if(e.final_state = 'expired', e.at_ns - greatest(e.deadline_ns, a.armed_ns), NULL)
-        AS lateness_ns
+    if(e.kind = 'fire', a.slack_ns, NULL) AS slack_ns,
+    if(e.final_state = 'expired',
+       e.at_ns - greatest(e.deadline_ns + coalesce(-e.deadline_ns % a.slack_ns + a.slack_ns, 0)
+                          % coalesce(a.slack_ns, 1), a.armed_ns), NULL) AS lateness_ns
 FROM final_states e
 LEFT JOIN adds a ON a.daemon = e.daemon AND a.ticket = e.ended
 LEFT JOIN sent s ON s.daemon = e.daemon

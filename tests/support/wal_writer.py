@@ -75,13 +75,14 @@ def arm(
     ticket: int, key: str | bytes | UUID, deadline_ns: int, *, at_ns: int = 0,
     wall_ns: int = NO_WALL, replaced: int = 0, topic: int = 0, slot: int | None = None,
     payload: bytes = b"", bulk_load: bytes = b"", bulk_load_row: int = 0, parked: bool = False,
+    slack_log2: int = 0,
 ) -> Record:  # fmt: skip
     kind, data = _key(key)
     row = bulk_load + struct.pack("<Q", bulk_load_row) if bulk_load else b""
     head = struct.pack(
-        "<QqqqQIIIIIBBBBI20x", ticket, deadline_ns, wall_ns, at_ns, replaced,
+        "<QqqqQIIIIIBBBBI16xI", ticket, deadline_ns, wall_ns, at_ns, replaced,
         ticket if slot is None else slot, replaced if replaced else NIL, topic, 1000,
-        len(payload), 0, bool(bulk_load), len(data), kind, parked,
+        len(payload), 0, bool(bulk_load), len(data), kind, parked, slack_log2,
     )  # fmt: skip
     return Record("arm", head + row + data + payload)
 
@@ -120,9 +121,11 @@ def timestamps(add_lsn: int, armed_ns: int) -> bytes:
 
 def fire(
     ticket: int, deadline_ns: int, fired_ns: int, *, position: int, sequence: int, topic: int = 0,
+    slack_log2: int = 0,
 ) -> Record:  # fmt: skip
     return Record("fire", struct.pack(
-        "<QqqQQQIIII8x", ticket, deadline_ns, fired_ns, position, sequence, 0, ticket, topic, 0, 0
+        "<QqqQQQIIHHI8x", ticket, deadline_ns, fired_ns, position, sequence, 0, ticket, topic, 0,
+        slack_log2, 0,
     ))  # fmt: skip
 
 

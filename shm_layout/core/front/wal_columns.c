@@ -17,7 +17,7 @@ struct row {
 };
 
 _Static_assert(PG_WAL_TYPES <= 32, "kinds[] has an element per type");
-_Static_assert(PG_LONG_COLUMNS == 35 && PG_INT_COLUMNS == 17 && PG_BYTES_COLUMNS == 5,
+_Static_assert(PG_LONG_COLUMNS == 36 && PG_INT_COLUMNS == 17 && PG_BYTES_COLUMNS == 5,
                "sizes in struct pg_columns");
 _Static_assert((int)PG_CAUSE_ACKNOWLEDGED > (int)PG_CAUSE_PUBLISHED, "causes are distinct");
 
@@ -176,6 +176,13 @@ static void put_payload(const struct row *r, const void *payload, uint32_t size)
         put_bytes(r, PG_BC_PAYLOAD, payload, size);
 }
 
+/* Write the slack of a timer. If the timer has none, or if the record is damaged, write nothing. */
+static void put_slack(const struct row *r, uint32_t log2)
+{
+    if (UNLIKELY(log2 != 0) && log2 <= PG_SLACK_LOG2_MAX)
+        put(r, PG_LC_SLACK_NS, 1ll << log2);
+}
+
 static void put_slot(const struct row *r, uint64_t ticket, uint32_t slot)
 {
     put(r, PG_LC_TICKET, (int64_t)ticket);
@@ -230,6 +237,7 @@ static void arm_row(const struct row *r, const void *body)
     if (!put_all_timestamps(r))
         put(r, PG_LC_ARMED_NS, j->armed_ns);
     put(r, PG_LC_DEADLINE_NS, j->deadline_ns);
+    put_slack(r, j->slack_log2);
     put_unless(r, PG_LC_WALL_DEADLINE_NS, (uint64_t)j->wall_ns, (uint64_t)NO_WALL);
     put_unless(r, PG_LC_REPLACED, j->replaced, 0);
     if (j->replaced != 0)
@@ -252,6 +260,7 @@ static void unpark_row(const struct row *r, const void *body)
     put_all_timestamps(r);
     put_flag(r, PG_IC_BULK_LOADED, j->bulk_loaded);
     put(r, PG_LC_DEADLINE_NS, j->deadline_ns);
+    put_slack(r, j->slack_log2);
     put_unless(r, PG_LC_WALL_DEADLINE_NS, (uint64_t)j->wall_ns, (uint64_t)NO_WALL);
     put_uid(r, j->uid);
     put_topic(r, j->topic);
@@ -292,6 +301,7 @@ static void fire_row(const struct row *r, const void *body)
     put_at(r, j->fired_ns);
     put_ended(r, j->ended_boot_ns);
     put(r, PG_LC_DEADLINE_NS, j->deadline_ns);
+    put_slack(r, j->slack_log2);
     put(r, PG_LC_POSITION, (int64_t)j->position);
     put(r, PG_LC_SEQUENCE, (int64_t)j->sequence);
     put_topic(r, j->topic);

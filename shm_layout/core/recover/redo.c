@@ -414,6 +414,7 @@ static bool redo_fire(const struct redo *r)
     const struct pg_wal_fire *j = r->body;
     bool wanted;
     if (!slot_named(r, j->slot, j->ticket) || !below(r, "flags of a notice", 16, j->flags) ||
+        !slack_sound(r, j->slack_log2) ||
         !notice_seen(r, j->topic, j->position, j->sequence, &wanted))
         return false;
     if (!slot_holds(r->a, j->slot, j->ticket) || !wanted) {

@@ -284,6 +284,7 @@ void wal_append_fire(struct pg_arena *a, uint32_t slot, const struct pg_entry *e
                                  .fired_ns = e->fired_ns, .position = a->header->replay_tail,
                                  .sequence = t->sequence + 1, .previous = t->last_position,
                                  .slot = slot, .topic = e->topic, .flags = entry_flags(e),
+                                 .slack_log2 = slot_hot(a, slot)->flags >> PG_SLACK_SHIFT,
                                  .bulk_loaded = is_bulk_loaded(slot_hot(a, slot)),
                                  .ended_boot_ns = a->call.real_boot_ns};
     timestamps_write(a, slot, body);
