@@ -650,7 +650,7 @@ def test_a_uid_outside_the_user_namespace_gets_no_rings(
         bound._rings._overflow_uid = os.geteuid()
         with contextlib.closing(socket.socket(socket.AF_UNIX)) as connection:
             connection.connect(str(paths.ring))
-            bound._rings._look()
+            bound._rings._look(None)  # type: ignore[arg-type]
             connection.settimeout(5)
             assert connection.recv(64) == b""
 
