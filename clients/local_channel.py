@@ -19,7 +19,7 @@ from purgatoryd.shm_layout._core import lib
 from purgatoryd.shm_layout.errors import InvalidArgument, RingsRefused
 from purgatoryd.shm_layout.host import HOST, Host
 from purgatoryd.shm_layout.layout import RingRefusal
-from purgatoryd.shm_layout.paths import ring_path
+from purgatoryd.shm_layout.paths import ring_path, without_rings
 from purgatoryd.shm_layout.rings import OFFER, RingPair
 
 if TYPE_CHECKING:
@@ -166,7 +166,7 @@ class LocalChannel:
             dialed.connect(path)
         except FileNotFoundError:
             dialed.close()
-            if os.path.lexists(path.removesuffix(".ring") + ".cmd"):
+            if without_rings(path):
                 self._take_zmq("the daemon has no rings")
             return
         except OSError:  # no daemon serves the socket, or too many clients connect

@@ -1,7 +1,8 @@
 """The blocking subscriber, and the code that it shares with the asyncio subscriber.
 
 A subscriber on the daemon's host reads notices from the arena, and sleeps on its words. It checks
-every second whether another arena has replaced this one.
+every second whether another arena has replaced this one. If the arena is in another /dev/shm, the
+daemon passes it, see arena_requests.py.
 
 Other notices come through a SUB socket. PUB sockets drop messages silently, but a subscriber does
 not lose their notices. Every message contains its position in its topic, and the arena's topic
@@ -21,6 +22,7 @@ from typing import Self, TypeVar
 
 import zmq
 
+from purgatoryd.clients.arena_requests import ArenaRequests
 from purgatoryd.clients.arguments import check_limit_s, check_type, check_whole, each
 from purgatoryd.clients.channel import Subscribe, Subscription
 from purgatoryd.clients.closing import Closing
@@ -45,7 +47,7 @@ from purgatoryd.shm_layout.errors import (
 )
 from purgatoryd.shm_layout.follower import IDLE_S, Follower, can_sleep
 from purgatoryd.shm_layout.host import HOST, Host
-from purgatoryd.shm_layout.paths import check_name
+from purgatoryd.shm_layout.paths import Paths, check_name
 
 HWM_MAX = 2**31 - 1
 RECEIVE_HWM = 1000  # number of messages; each message holds up to a thousand notices
@@ -82,10 +84,12 @@ class Inbox:
         subscribe: Subscribe = Subscription,
         local: bool = False,
         unmapped: bool = False,
+        requests: ArenaRequests | None = None,
     ) -> None:
         """`whole`: begin with all notices that the arena has, instead of those from now on.
         `local`: read notices from the arena without a socket, if it can be read. `unmapped`: use
-        messages alone while there is no arena file."""
+        messages alone while there is no arena file. `requests`: the requests for arena files that
+        are not in /dev/shm."""
         self._host = host
         self.name = check_name(name)
         check_type("remote", remote, Remote)
@@ -103,6 +107,7 @@ class Inbox:
         subjects = _subjects(namespace, topics)
         self.endpoint = remote.place.notices if remote else self._route.find()[0].pub_endpoint
         self._unmapped = unmapped
+        self._requests = requests or ArenaRequests()
         self._fork_guard = ForkGuard("subscriber")
         self._subscribe: Callable[[], Subscription] = lambda: subscribe(
             self.endpoint, subjects, high_water_mark, remote
@@ -123,7 +128,7 @@ class Inbox:
             raise
         if local and self.follower is None:
             self._open_socket()
-        self.live = remote is None and (self._stream.mapped or not unmapped)
+        self.live = remote is None and (self._stream.mapped or not self._unmapped)
         """False until a daemon whose arena cannot be read has accepted the connection. True at once
         if it can, because the arena has all notices."""
         self._probation()
@@ -238,23 +243,40 @@ class Inbox:
         if self._fork_guard.mine:
             self._fork_guard.closed = True
             self._route.close()
+            self._requests.close()
             self._stream.close()
             if self._subscription is not None:
                 self._subscription.close()
 
     def _attach(self) -> Reader | None:
         """Attach to the arena. Return None if it cannot be read: the daemon is on another host, has
-        another ABI, or has its arena in a /dev/shm of its own."""
+        another ABI, or has its arena in another /dev/shm and does not pass it."""
         if self._remote is not None:
             return None
+        paths = self._route.find()[0]
         try:
-            return Reader.attach(self._route.find()[0])
+            return self._reader(paths)
         except OtherAbi:
             return None
         except ArenaMissing:
             if self._unmapped:
                 return None
             raise
+
+    def _reader(self, paths: Paths) -> Reader:
+        """Map the arena file in /dev/shm, or the file that the daemon passes. Raises the errors of
+        Reader.attach()."""
+        try:
+            reader = Reader.attach(paths)
+        except ArenaMissing:
+            file = self._requests.take(paths)
+            self._unmapped |= self._requests.refused
+            if file is None:
+                raise
+            self._unmapped = False  # a later request without an answer does not unmap this file
+            return Reader.ready(file)
+        self._requests.close()
+        return reader
 
     def _receive(self) -> bool:
         """Receive a message. After an interrupt the message is dropped, and its notices are read
@@ -287,9 +309,10 @@ class Inbox:
         if now_s < self._check_s:
             return False
         self._follow()
-        if self._unmapped and not self._stream.mapped:
+        if self._stream.moved or (self._unmapped and not self._stream.mapped):
             self._stream.reconnected()
         else:
+            self._requests.close()
             self._stream.compare()
         self._schedule(now_s)
         return True
@@ -306,6 +329,8 @@ class Inbox:
             if endpoint != self.endpoint or self._stream.moved:
                 self.endpoint = endpoint
                 self._stream.reconnected()
+            else:
+                self._requests.close()
         if self._stream.follower is None:
             self._open_socket()
             self._probation()
@@ -505,6 +530,7 @@ class Opener:
         self._route = Route(name, namespace)
         self._remote = remote
         self._unmapped = False
+        self._requests = ArenaRequests()
         self.iterated = ITERATE_MOST if ledger is None else 1
         """Number of notices that an iteration takes at once. The ledger stores what was taken."""
 
@@ -512,7 +538,7 @@ class Opener:
         """Open the inbox without a wait. Raises the errors of Subscriber.
 
         `late`: half of the time for opening it is over. Without an arena file, messages alone are
-        then used: `/dev/shm` is that of another container.
+        then used: `/dev/shm` is that of another container, and the daemon does not pass its arena.
         """
         self._unmapped = late and self._remote is None
         if self._remote is None:
@@ -524,11 +550,13 @@ class Opener:
     def close(self) -> None:
         """Release an opener that has not opened an inbox."""
         self._route.close()
+        self._requests.close()
 
     def _one(self, route: Route, whole: bool, local: bool = False) -> Inbox:
         return Inbox(
-            *self._arguments, route=route, whole=whole, local=local, unmapped=self._unmapped
-        )
+            *self._arguments, route=route, whole=whole, local=local, unmapped=self._unmapped,
+            requests=self._requests,
+        )  # fmt: skip
 
 
 class Subscriber(Closing):
@@ -547,11 +575,12 @@ class Subscriber(Closing):
     has one partition and the kernel has futex_waitv() (Linux 5.16). Otherwise, and with "zmq", they
     come through a socket. The guarantees are the same.
 
-    If the daemon has another ABI, if its arena is in the `/dev/shm` of another container, or with
-    `remote`, the subscriber cannot read the arena. Then a topic begins with the first message that
-    arrives, and messages that the socket drops are not recovered: Lagged reports them when the
-    topic's next message arrives. Without an arena file the constructor waits half of `timeout` for
-    one.
+    If the arena is in the `/dev/shm` of another container, the daemon passes it over the socket of
+    its rings. The subscriber cannot read the arena if its user may not, if the daemon has no rings
+    or another ABI, or with `remote`. Then a topic begins with the first message that arrives, and
+    messages that the socket drops are not recovered: Lagged reports them when the topic's next
+    message arrives. Unless the daemon refuses its arena, the constructor waits half of `timeout`
+    for one.
 
     Not thread-safe. Raises DaemonUnreachable, ArenaError, InvalidName.
     """

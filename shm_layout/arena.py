@@ -986,14 +986,19 @@ class Reader(Handle):
 
     @classmethod
     def attach(cls, paths: Paths) -> Reader:
-        """Map the arena of a daemon.
+        """Map the arena of a daemon. Raises ArenaMissing, and the errors of ready()."""
+        return cls.ready(ArenaFile.open(paths.arena, read_only=True))
 
-        Raises ArenaMissing, ArenaMismatch (the file is from another build, or is not an arena), and
-        ArenaNotReady (the arena is being rebuilt, or was retired).
+    @classmethod
+    def ready(cls, file: ArenaFile) -> Reader:
+        """Return a view of the arena in a mapped file.
+
+        Raises ArenaMismatch (the file is from another build, or is not an arena), and ArenaNotReady
+        (the arena is being rebuilt, or was retired).
         """
-        self = cls(ArenaFile.open(paths.arena, read_only=True))
+        self = cls(file)
         if self.state != ArenaState.READY:
-            raise ArenaNotReady(paths.arena, self.state.name.lower())
+            raise ArenaNotReady(file.name, self.state.name.lower())
         return self
 
     @property

@@ -1946,10 +1946,13 @@ struct pg_notice {                /* 32 bytes */
 #define PG_RING_UNIT 8                   /* bytes; a message and the word before it are padded to
                                             this */
 
-enum pg_ring_refusal {            /* the reason why the daemon gives no rings */
+enum pg_ring_refusal {            /* the reason why the daemon gives no rings, or no arena */
     PG_RING_NONE,
     PG_RING_MEMORY,               /* the memory for rings is used up */
-    PG_RING_UID                   /* the uid holds its share of this memory */
+    PG_RING_UID,                  /* the uid holds its share of this memory */
+    PG_RING_DENIED,               /* the client may not read the arena's file */
+    PG_RING_UNREAD                /* other clients of the uid have not read such answers; ask again
+                                     later */
 };
 enum pg_ring_sleep {
     PG_RING_AWAKE,
@@ -1959,12 +1962,15 @@ enum pg_ring_sleep {
 
 /* The daemon sends this over the unix socket NAME.ring to each client that connects. The
  * descriptors of the memory and of the daemon's eventfd come with it, unless it is a refusal.
- * The end of the connection ends the rings. */
+ * The end of the connection ends the rings.
+ *
+ * A client whose socket has an abstract address that begins with "purgatoryd-arena" gets no rings.
+ * It gets ring_bytes = 0 and a read-only descriptor of the arena, unless it is refused. */
 struct pg_ring_offer {
     uint32_t magic;               /* PG_RING_MAGIC */
     uint16_t version;             /* PG_RING_VERSION */
     uint16_t refusal;             /* enum pg_ring_refusal */
-    uint64_t ring_bytes;          /* size of each ring, a power of two */
+    uint64_t ring_bytes;          /* size of each ring, a power of two; 0 = no rings */
 };
 
 /* One direction. A message is a word with its length in bytes, then its bytes. A message that is

@@ -232,11 +232,13 @@ class WireError(enum.IntEnum):
 
 
 class RingRefusal(enum.IntEnum):
-    """enum pg_ring_refusal: the reason why the daemon gives a client no rings."""
+    """enum pg_ring_refusal: the reason why the daemon gives a client no rings, or no arena."""
 
     NONE = lib.PG_RING_NONE
     MEMORY = lib.PG_RING_MEMORY
     UID = lib.PG_RING_UID
+    DENIED = lib.PG_RING_DENIED
+    UNREAD = lib.PG_RING_UNREAD
 
 
 class BulkLoadState(enum.IntEnum):

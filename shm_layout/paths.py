@@ -78,6 +78,15 @@ def ring_path(endpoint: str) -> str:
     return endpoint.removeprefix("ipc://").removesuffix(".cmd") + ".ring"
 
 
+def without_rings(ring: str) -> bool:
+    """Return whether there is a daemon that serves no rings. `ring`: path of the socket for rings.
+
+    A daemon binds this socket before the command socket, and removes it after that.
+    """
+    cmd = ring.removesuffix(".ring") + ".cmd"
+    return os.path.lexists(cmd) and not os.path.lexists(ring) and os.path.lexists(cmd)
+
+
 def check_name(name: str) -> str:
     """Return `name` if it is a valid daemon name, else raise InvalidName."""
     if not isinstance(name, str):

@@ -19,6 +19,8 @@ from purgatoryd.shm_layout.layout import RingRefusal, struct_format
 
 OFFER = struct.Struct(struct_format("pg_ring_offer"))
 """magic, version, refusal, ring_bytes."""
+ARENA_NAME = b"\0purgatoryd-arena"
+"""The abstract address of a client's socket begins with this if the client asks for the arena."""
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 _POLL: int = lib.PG_RING_POLL
 
@@ -143,7 +145,7 @@ def create_memory(ring_bytes: int) -> int:
 def send_offer(
     connection: socket.socket, refusal: RingRefusal, ring_bytes: int = 0, fds: Sequence[int] = ()
 ) -> None:
-    """Pass the memory and the eventfd of new rings to the client, or let it know why it gets none.
-    Raises OSError."""
+    """Pass the memory and the eventfd of new rings, or the arena, to the client, or let it know why
+    it gets none. Raises OSError."""
     offer = OFFER.pack(lib.PG_RING_MAGIC, lib.PG_RING_VERSION, refusal, ring_bytes)
     socket.send_fds(connection, [offer], fds, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)

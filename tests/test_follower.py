@@ -21,6 +21,7 @@ import zmq
 from real_daemon import PATIENCE_S, Daemon, StartDaemon, eventually
 
 from purgatoryd.clients import AsyncSubscriber, Client, Closed, ForkedProcess, Notice, Subscriber
+from purgatoryd.clients.arena_requests import ArenaRequests
 from purgatoryd.clients.subscriber import Opener
 from purgatoryd.shm_layout import follower, wire
 from purgatoryd.shm_layout._core import ffi, lib
@@ -231,11 +232,14 @@ def test_a_close_ends_the_sleep_of_another_task() -> None:
 def test_a_subscriber_without_the_hosts_shared_memory_uses_the_socket(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The daemon does not pass its arena either."""
+
     def missing(paths: Paths) -> Reader:
         raise ArenaMissing(paths.arena)
 
     with monkeypatch.context() as container:
         container.setattr("purgatoryd.clients.subscriber.Reader.attach", missing)
+        container.setattr(ArenaRequests, "take", lambda *_: None)
         with pytest.raises(ArenaMissing):
             Subscriber("demo", namespace="shop", topics=["t"], timeout=0)
         subscriber = Subscriber("demo", namespace="shop", topics=["t"], timeout=4)

@@ -33,9 +33,14 @@ from purgatoryd.clients import (
     Subscriber,
 )
 from purgatoryd.clients.local_channel import LocalChannel
+from purgatoryd.daemon.config import Config
+from purgatoryd.daemon.listeners.access import Access
 from purgatoryd.daemon.listeners.ring_server import Ring, RingServer
+from purgatoryd.daemon.listeners.rings import Rings
+from purgatoryd.daemon.listeners.sockets import Sockets
 from purgatoryd.shm_layout._core import lib
 from purgatoryd.shm_layout.layout import Message, RingRefusal
+from purgatoryd.shm_layout.paths import paths_in
 from purgatoryd.shm_layout.rings import OFFER, RingPair, create_memory, pair_bytes
 
 pytestmark = pytest.mark.tier("test")
@@ -244,6 +249,34 @@ def test_a_removed_path_is_bound_again(daemon: StartDaemon) -> None:
         eventually(real.paths.ring.is_socket)
         with Client("demo", transport="ring") as second:
             assert second.get("a") is not None
+
+
+def test_a_command_socket_exists_only_with_the_socket_for_rings(
+    daemon_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A client that finds only the command socket uses no rings."""
+    paths = paths_in(daemon_dir, "demo")
+    found: list[bool] = []
+
+    def look_before(method: str) -> None:
+        act = getattr(Rings, method)
+
+        def look(*arguments: object) -> None:
+            found.append(paths.cmd.exists())
+            act(*arguments)
+
+        monkeypatch.setattr(Rings, method, look)
+
+    for method in ("__init__", "listen", "close"):
+        look_before(method)
+    for path in (paths.cmd, paths.ring):  # those of a daemon that was killed
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as left:
+            left.bind(str(path))
+    with contextlib.closing(Sockets(paths, Access.of(Config("demo")), ring_bytes=2**20)):
+        assert paths.cmd.exists()
+        assert paths.ring.exists()
+    assert found == [False, False, False]
+    assert [path for path in daemon_dir.iterdir() if path.is_socket()] == []
 
 
 # ---- direct calls ------------------------------------------------------------------------------
@@ -651,17 +684,12 @@ def test_pieces_that_never_come_cost_no_one_else(daemon: StartDaemon) -> None:
 def test_a_uid_outside_the_user_namespace_gets_no_rings(
     daemon_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from purgatoryd.daemon.config import Config
-    from purgatoryd.daemon.listeners.access import Access
-    from purgatoryd.daemon.listeners.sockets import Sockets
-    from purgatoryd.shm_layout.paths import paths_in
-
     paths = paths_in(daemon_dir, "demo")
     with contextlib.closing(Sockets(paths, Access.of(Config("demo")), ring_bytes=2**20)) as bound:
         bound._rings._overflow_uid = os.geteuid()
         with contextlib.closing(socket.socket(socket.AF_UNIX)) as connection:
             connection.connect(str(paths.ring))
-            bound._rings._look()
+            bound._rings._look(None)  # type: ignore[arg-type]
             connection.settimeout(5)
             assert connection.recv(64) == b""
 

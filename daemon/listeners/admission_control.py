@@ -307,7 +307,7 @@ class AdmissionControl:
 
     def unread(self, fds: Set[int]) -> set[int]:
         """Return the descriptors in `fds` that have bytes which libzmq has not read."""
-        return {fd for fd in fds & self._peers.keys() if _pending(fd, termios.FIONREAD)}
+        return {fd for fd in fds & self._peers.keys() if pending_bytes(fd, termios.FIONREAD)}
 
     def offence(self, frame: zmq.Frame, detail: str) -> None:
         """Close the connection on which `frame` came, and refuse its peer for a while.
@@ -428,7 +428,7 @@ class AdmissionControl:
             _libc.malloc_trim(0)  # returns the memory of closed connections to the kernel
 
     def _takes_nothing(self, fd: int, peer: Peer, shed: bool) -> bool:
-        untaken = _pending(fd, termios.TIOCOUTQ)
+        untaken = pending_bytes(fd, termios.TIOCOUTQ)
         same = untaken > 0 and (shed or untaken == peer.untaken)
         peer.stuck = peer.stuck + 1 if same else 0
         peer.untaken = untaken
@@ -470,7 +470,7 @@ def borrowed(fd: int) -> Iterator[socket.socket]:
         connection.detach()
 
 
-def _pending(fd: int, queue: int) -> int:
+def pending_bytes(fd: int, queue: int) -> int:
     """Return the number of bytes in the kernel's receive queue (FIONREAD) or send queue (TIOCOUTQ)
     of a connection; 0 if the connection is closed."""
     with suppress(OSError):

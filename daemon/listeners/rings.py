@@ -5,7 +5,7 @@ client writes to the eventfd when it has put a message and the daemon sleeps. Th
 that with an edge-triggered epoll. It never reads or writes the eventfd, because the client could
 make such a call block. It sends a byte over the socket when the client sleeps, and receives nothing
 from the socket. The end of the connection ends the rings: whole messages that are in them are still
-applied.
+applied. A client can ask for the arena instead of rings, see arena_passing.py.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from purgatoryd.daemon.listeners.admission_control import (
     credentials_of,
     take_no_descriptors,
 )
+from purgatoryd.daemon.listeners.arena_passing import ArenaPassing, asks_for_arena
 from purgatoryd.daemon.listeners.ring_server import Ring, RingServer, request_of
 from purgatoryd.daemon.listeners.router import Router
 from purgatoryd.daemon.listeners.time_shares import TimeShares
@@ -128,6 +129,7 @@ class Rings:
         self.on_closed: Callable[[Peer], object] = lambda _: None
         """Called with each closed connection."""
         self._events = select.epoll()
+        self._passing = ArenaPassing(self._events)
         self._bells = select.epoll()
         self.bells = self._bells.fileno()
         """Descriptor that becomes readable when a client rings."""
@@ -162,7 +164,7 @@ class Rings:
         `ready`: the descriptors that may have events; None = all.
         """
         if ready is None or not ready.isdisjoint(self.fds):
-            self._look()
+            self._look(arena)
         return self.server.serve(arena, shares, most, self._request)
 
     def _request(self, ring: Ring) -> Request | None:
@@ -189,31 +191,42 @@ class Rings:
 
     # ---- connections ---------------------------------------------------------------------------
 
-    def _look(self) -> None:
+    def _look(self, arena: Arena) -> None:
         """Take note of clients that ring, connect or end."""
         lib.pg_bells_take(self.bells, self.server.struct)
+        connects = False
         for fd, events in self._events.poll(0, EVENTS_PER_ITERATION):
             if fd in self._rings and events & _ENDED:
                 self._end(self._rings[fd])
-            elif self._listener is not None:
-                self._accept(self._listener)
+            elif self._passing.has(fd):
+                self._passing.prune()
+            else:
+                connects = True
+        # New connections get the descriptors of closed ones, so all events are looked at before.
+        if connects and self._listener is not None:
+            self._accept(self._listener, arena)
 
-    def _accept(self, listener: socket.socket) -> None:
+    def _accept(self, listener: socket.socket, arena: Arena) -> None:
         for _ in range(ACCEPTS_PER_ITERATION):
             try:
-                connection, _ = listener.accept()
+                connection, name = listener.accept()
             except OSError:  # no connection is left, or no descriptor is free
                 return
             with contextlib.suppress(OSError):
                 connection.setblocking(False)
-                self._open(connection)
+                self._open(connection, arena if asks_for_arena(name) else None)
 
-    def _open(self, connection: socket.socket) -> None:
-        """Give a client its rings, or let it know why it gets none. Raises OSError."""
+    def _open(self, connection: socket.socket, arena: Arena | None) -> None:
+        """Give a client its rings, or the arena if that is not None, or let it know why it gets
+        none. Raises OSError."""
         with contextlib.ExitStack() as on_error:
             on_error.callback(connection.close)
             pid, uid, gid = credentials_of(connection)
             if not self._admitted(uid, gid):
+                return
+            if arena is not None:
+                if self._passing.answer(connection, uid, gid, arena.file.fd):
+                    on_error.pop_all()
                 return
             refusal, ring_bytes = self._space(uid)
             if refusal:
@@ -299,6 +312,7 @@ class Rings:
         """Close all connections and the socket."""
         for ring in [*self._rings.values()]:
             self._forget(ring)
+        self._passing.close()
         self._events.close()
         self._bells.close()
         if self._listener is not None:

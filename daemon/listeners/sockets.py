@@ -256,6 +256,9 @@ class Sockets:
         self._paths = (paths.cmd, paths.admin, paths.pub)
         for path in (*self._paths, paths.ring):
             _refuse_foreign(path)
+        # Clients look for rings first, so that socket must exist before the command socket. After a
+        # kill, the command socket is left.
+        paths.cmd.unlink(missing_ok=True)
         _unpredictable_routes()
         self._context = zmq.Context(io_threads=1)
         self.admission = AdmissionControl(self._context, (*self._paths, paths.ring))
@@ -265,7 +268,6 @@ class Sockets:
         self._commands = RequestSocket(commands, self.admission, host, LARGE_BYTES)
         router = Router(self._commands.state, self._commands)
         in_core = router.receive_by(commands, self.admission.messages)
-        # Clients look for rings first, so their socket must exist before the command socket.
         self._rings = Rings(paths.ring, ring_bytes, self.admission, access, host, router)
         if ring_bytes:
             self._bind_rings(paths.ring)
@@ -439,16 +441,19 @@ class Sockets:
             self.admission.end_remote()
 
     def close(self) -> None:
-        """Close all sockets. Messages that peers do not receive within LINGER_MS are dropped."""
+        """Close all sockets. Messages that peers do not receive within LINGER_MS are dropped.
+
+        The command socket disappears before the socket for rings, see the constructor.
+        """
+        for path in self._paths:
+            with contextlib.suppress(OSError):  # the next daemon replaces a path that is left
+                path.unlink()
         self._rings.close()
         self.admission.close()
         for socket in self._sockets:
             socket.close()
         self._zap.close()
         self._context.term()
-        for path in self._paths:
-            with contextlib.suppress(OSError):  # the next daemon replaces a path that is left
-                path.unlink()
 
 
 def _unpredictable_routes() -> None:
