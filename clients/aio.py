@@ -67,6 +67,7 @@ from purgatoryd.shm_layout.errors import (
     PurgatorydError,
     QueueFull,
 )
+from purgatoryd.shm_layout.follower import Sleep
 from purgatoryd.shm_layout.host import HOST
 from purgatoryd.shm_layout.layout import BulkLoadAction
 from purgatoryd.shm_layout.wire import Key
@@ -662,6 +663,8 @@ class AsyncSubscriber(AsyncClosing):
         self._fds: list[int] = []
         self._news = asyncio.Event()
         self._sleeper: ThreadPoolExecutor | None = None
+        self._sleeping: Sleep | None = None
+        """The words of the last sleep."""
         self._batch: Batch | None = None
 
     async def connect(self) -> Self:
@@ -762,13 +765,12 @@ class AsyncSubscriber(AsyncClosing):
     async def _sleep(self, limit_s: float) -> None:
         """Wait until peek() may find something, at most `limit_s` seconds."""
         assert self._inbox is not None
-        follower = self._inbox.follower
-        if follower is None or self._inbox.stuck:
+        sleep = self._sleeping = self._inbox.sleep
+        if sleep is None:
             await self._sleep_on_sockets(limit_s)
             return
         if self._sleeper is None:
             self._sleeper = ThreadPoolExecutor(1, "purgatoryd-sleeper")
-        sleep = follower.sleep
         slept = self._sleeper.submit(self._inbox.wait, limit_s)
         try:
             await asyncio.wrap_future(slept)
@@ -808,8 +810,9 @@ class AsyncSubscriber(AsyncClosing):
         """End the subscription."""
         if self._inbox is not None and self._inbox.open:
             self._watch(())
-            if self._sleeper is not None and self._inbox.follower is not None:
-                self._inbox.follower.sleep.end()  # another task may be in get()
+            if self._sleeping is not None:
+                self._sleeping.end()  # another task may be in get()
+            if self._sleeper is not None:
                 self._sleeper.shutdown()
             self._inbox.close()
 

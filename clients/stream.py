@@ -29,12 +29,15 @@ from purgatoryd.clients.notices import Batch, Notices, Part, Run, Taken
 from purgatoryd.shm_layout import wire
 from purgatoryd.shm_layout.arena import Reader
 from purgatoryd.shm_layout.errors import Lagged, PurgatorydError
-from purgatoryd.shm_layout.follower import Follower
+from purgatoryd.shm_layout.follower import Follower, Sleep
 from purgatoryd.shm_layout.layout import ArenaState, ClockKind
 from purgatoryd.shm_layout.wire import NoticeHead
 
 _READY = int(ArenaState.READY)
 REPLAY_CHUNK = 65_536  # largest number of notices read from the arena at once
+
+Newest = dict[str, tuple[int, int]]
+"""(incarnation, newest sequence) by topic."""
 
 
 @dataclass(slots=True)
@@ -92,10 +95,12 @@ class Stream:
         clock: Callable[[], int],
         *,
         whole: bool = False,
-        local: bool = False,
+        words: int = 0,
     ) -> None:
-        """`local`: look() finds the notices in the arena; no messages are needed."""
-        self._local = local
+        """`words`: number of words that a sleep has for the arena. look() then finds the notices in
+        the arena, and no messages are needed. 0 = messages are needed."""
+        self._words = words
+        self._final = False
         self._follower: Follower | None = None
         self._namespace = namespace
         self._topics = topics
@@ -152,6 +157,28 @@ class Stream:
             return not self.ready or not self._reader.file.has_name
         return True
 
+    @property
+    def sleep(self) -> Sleep | None:
+        """The words on which to wait for new notices; None if nothing changes them."""
+        if self._follower is None or self._final or self.stuck or not self.ready:
+            return None
+        return self._follower.sleep
+
+    def finish(self) -> bool:
+        """End the stream with the notices that remain in the arena, because no daemon will write it
+        again. Its successors have the notices that were not handed to the socket. Returns False
+        while the arena is being rebuilt."""
+        reader = self._reader
+        if self._final or reader is None:
+            return True
+        if reader.state == ArenaState.REBUILDING and reader.file.has_name:
+            return False
+        self._final = True
+        if reader.stream_id == self.stream_id:
+            for topic, (incarnation, sequence) in self._wanted(reader.newest_sent).items():
+                self._expect(topic, incarnation, sequence)
+        return True
+
     def broken(self) -> list[Lagged]:
         """Return for each topic a Lagged that reports the loss of continuity after the items that
         pop() has returned."""
@@ -181,7 +208,7 @@ class Stream:
         there are some."""
         if not self._current(self.stream_id) and not self._follow():
             return False
-        if (follower := self._follower) is None:
+        if (follower := self._follower) is None or self._final:
             return False
         changed = follower.look()
         for one in changed:
@@ -191,6 +218,8 @@ class Stream:
 
     def compare(self) -> None:
         """Look in the arena for notices that no message has announced."""
+        if self._final:
+            return
         if not self._current(self.stream_id):
             self._follow()
         for topic, (incarnation, sequence) in self._newest_sequences().items():
@@ -207,8 +236,9 @@ class Stream:
     def reconnected(self) -> None:
         """Attach again, because the daemon may have another arena, and look there for notices that
         no message has announced."""
-        self._follow()
-        self.compare()
+        if not self._final:
+            self._follow()
+            self.compare()
 
     # ---- out ---------------------------------------------------------------------------------
 
@@ -370,9 +400,12 @@ class Stream:
 
     # ---- streams -------------------------------------------------------------------------------
 
-    def _newest_sequences(self) -> dict[str, tuple[int, int]]:
-        newest = self._reader.newest_sequences(self._namespace) if self._reader else {}
-        return {t: v for t, v in newest.items() if self._topics is None or t in self._topics}
+    def _newest_sequences(self) -> Newest:
+        return self._wanted(self._reader.newest_sequences) if self._reader else {}
+
+    def _wanted(self, newest: Callable[[str], Newest]) -> Newest:
+        found = newest(self._namespace)
+        return {t: v for t, v in found.items() if self._topics is None or t in self._topics}
 
     def _position(self, topic: str) -> Position:
         position = self._positions.get(topic)
@@ -381,8 +414,9 @@ class Stream:
         return position
 
     def _current(self, stream_id: int) -> bool:
-        """True if the mapped arena is READY and has this stream, or if no arena can be read."""
-        if self._reader is None:
+        """True if the mapped arena is READY and has this stream, or if no arena can be read. Always
+        true after finish()."""
+        if self._reader is None or self._final:
             return True
         header = self._reader.header
         return bool(header.state == _READY and header.stream_id == stream_id)
@@ -402,8 +436,8 @@ class Stream:
         return True
 
     def _follow_reader(self) -> None:
-        if self._local and self._reader is not None:
-            self._follower = Follower(self._reader, self._namespace, self._topics)
+        if self._words and self._reader is not None:
+            self._follower = Follower(self._reader, self._namespace, self._topics, self._words)
         else:
             self._follower = None
 

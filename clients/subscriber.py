@@ -13,12 +13,13 @@ After that it compares them every CHECK_S.
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Collection
 from contextlib import ExitStack, suppress
 from functools import partial
-from typing import Self, TypeVar
+from typing import Protocol, Self, TypeVar
 
 import zmq
 
@@ -45,7 +46,15 @@ from purgatoryd.shm_layout.errors import (
     OtherAbi,
     PurgatorydError,
 )
-from purgatoryd.shm_layout.follower import IDLE_S, Follower, can_sleep
+from purgatoryd.shm_layout.follower import (
+    IDLE_S,
+    WORDS_MAX,
+    WORDS_MIN,
+    Follower,
+    JoinedSleep,
+    Sleep,
+    can_sleep,
+)
 from purgatoryd.shm_layout.host import HOST, Host
 from purgatoryd.shm_layout.paths import Paths, check_name
 
@@ -85,11 +94,12 @@ class Inbox:
         local: bool = False,
         unmapped: bool = False,
         requests: ArenaRequests | None = None,
+        words: int = WORDS_MAX,
     ) -> None:
         """`whole`: begin with all notices that the arena has, instead of those from now on.
         `local`: read notices from the arena without a socket, if it can be read. `unmapped`: use
         messages alone while there is no arena file. `requests`: the requests for arena files that
-        are not in /dev/shm."""
+        are not in /dev/shm. `words`: number of words that a sleep has for the arena."""
         self._host = host
         self.name = check_name(name)
         check_type("remote", remote, Remote)
@@ -108,6 +118,8 @@ class Inbox:
         self.endpoint = remote.place.notices if remote else self._route.find()[0].pub_endpoint
         self._unmapped = unmapped
         self._requests = requests or ArenaRequests()
+        self._asked: Paths | None = None
+        """Paths of the daemon that was asked for its arena; None = none."""
         self._fork_guard = ForkGuard("subscriber")
         self._subscribe: Callable[[], Subscription] = lambda: subscribe(
             self.endpoint, subjects, high_water_mark, remote
@@ -120,8 +132,9 @@ class Inbox:
             self._open_socket()
         try:
             self._stream = Stream(
-                namespace, chosen, self._attach, host.boot_ns, whole=whole, local=local
-            )
+                namespace, chosen, self._attach, host.boot_ns, whole=whole,
+                words=words if local else 0,
+            )  # fmt: skip
         except BaseException:
             if self._subscription is not None:
                 self._subscription.close()
@@ -146,18 +159,33 @@ class Inbox:
         return self._stream.follower if self._subscription is None else None
 
     @property
-    def stuck(self) -> bool:
-        """True while the arena cannot be read; nothing reports the end of this state."""
-        return self._stream.stuck or not self._stream.ready
+    def sleep(self) -> Sleep | None:
+        """The words on which to wait; None if notices come through a socket, or while the arena
+        cannot be read. Nothing reports the end of the latter state."""
+        return self._stream.sleep if self._subscription is None else None
 
     def wait(self, limit_s: float) -> None:
         """Sleep until peek() may find something, at most `limit_s` seconds."""
         if (follower := self.follower) is None:
             self.poller.poll(round(limit_s * 1000 + 0.5))
-        elif self.stuck:
+        elif (sleep := self.sleep) is None:
             time.sleep(limit_s)
         else:
-            follower.slept(woken=follower.sleep.wait(limit_s))
+            follower.slept(woken=sleep.wait(limit_s))
+
+    def use_socket(self) -> None:
+        """Receive notices through a socket from now on."""
+        if self._subscription is None:
+            self._open_socket()
+            self._probation()
+
+    def finish(self) -> bool:
+        """Take only the notices that remain in the arena, because no daemon will write it again.
+        Returns False while that is not possible yet."""
+        if self._stream.finish():
+            self._check_s = math.inf
+            return True
+        return False
 
     def _pin_numa_local(self) -> None:
         if (reader := self._attach()) is not None:
@@ -243,7 +271,7 @@ class Inbox:
         if self._fork_guard.mine:
             self._fork_guard.closed = True
             self._route.close()
-            self._requests.close()
+            self._drop_request()
             self._stream.close()
             if self._subscription is not None:
                 self._subscription.close()
@@ -269,14 +297,22 @@ class Inbox:
         try:
             reader = Reader.attach(paths)
         except ArenaMissing:
+            if self._asked != paths:
+                self._drop_request()
+            self._asked = paths
             file = self._requests.take(paths)
             self._unmapped |= self._requests.refused
             if file is None:
                 raise
             self._unmapped = False  # a later request without an answer does not unmap this file
             return Reader.ready(file)
-        self._requests.close()
+        self._drop_request()
         return reader
+
+    def _drop_request(self) -> None:
+        if self._asked is not None:
+            self._requests.drop(self._asked)
+            self._asked = None
 
     def _receive(self) -> bool:
         """Receive a message. After an interrupt the message is dropped, and its notices are read
@@ -312,7 +348,7 @@ class Inbox:
         if self._stream.moved or (self._unmapped and not self._stream.mapped):
             self._stream.reconnected()
         else:
-            self._requests.close()
+            self._drop_request()
             self._stream.compare()
         self._schedule(now_s)
         return True
@@ -330,10 +366,9 @@ class Inbox:
                 self.endpoint = endpoint
                 self._stream.reconnected()
             else:
-                self._requests.close()
+                self._drop_request()
         if self._stream.follower is None:
-            self._open_socket()
-            self._probation()
+            self.use_socket()
         return True
 
     def _follow(self) -> None:
@@ -365,24 +400,33 @@ class Inbox:
         self._check_s = now_s + (self._step_s if self._step_s < PROBATION_S else CHECK_S)
 
 
+class OpenInbox(Protocol):
+    """Opens the inbox of a route."""
+
+    def __call__(self, route: Route, whole: bool, words: int) -> Inbox:
+        """`whole`, `words`: as in Inbox."""
+
+
 class Merged:
     """The inboxes of all shards that hold a namespace, merged. The notices of a topic are in order
     only within each shard."""
 
-    def __init__(self, route: Route, open_one: Callable[[Route, bool], Inbox]) -> None:
-        """`open_one(route, whole)` opens the inbox of a route. The inbox begins with all notices in
-        the arena if `whole`, else with the notices from now on."""
+    def __init__(self, route: Route, open_one: OpenInbox) -> None:
         self._route = route
         self._open_one = open_one
         self._inboxes: list[Inbox] = []
         self._reported: deque[Lagged] = deque()
         """Losses in the previous shard generation that are still to be raised."""
         self.taken: Taken | None = None
-        self.follower = None
-        self.stuck = False
+        self.sleep: Sleep | None = None
+        """The words of all arenas, as of the last peek(); None if notices come through sockets."""
+        self._finished = False
+        """True while the last notices of a replaced shard generation are handed out."""
         self._check_s = 0.0
         self._shard_generation = 0
         self._next_inbox = 0
+        self.poller = zmq.Poller()
+        self._polled: tuple[zmq.Socket[bytes], ...] = ()
         self._open_all(whole=False)
 
     @property
@@ -430,7 +474,38 @@ class Merged:
 
     def wait(self, limit_s: float) -> None:
         """Sleep until peek() may find something, at most `limit_s` seconds."""
-        self.poller.poll(round(limit_s * 1000 + 0.5))
+        if (sleep := self.sleep) is None:
+            self.poller.poll(round(limit_s * 1000 + 0.5))
+            return
+        followers = [inbox.follower for inbox in self._inboxes if inbox.sleep is not None]
+        woken = sleep.wait(limit_s)
+        for follower in followers:
+            if follower is not None:
+                follower.slept(woken=woken)
+
+    def _settle_sleep(self) -> None:
+        """Note the words to sleep on. One wait cannot end by words and by sockets, so all notices
+        come through sockets if those of one shard do."""
+        if any(inbox.sockets for inbox in self._inboxes):
+            for inbox in self._inboxes:
+                inbox.use_socket()
+            self._poll()
+            self.sleep = None
+            return
+        parts = [part for inbox in self._inboxes if (part := inbox.sleep) is not None]
+        sleep = self.sleep
+        if not isinstance(sleep, JoinedSleep) or sleep.parts != parts:
+            sleep = JoinedSleep(parts)
+        sleep.look()
+        self.sleep = sleep
+
+    def _poll(self) -> None:
+        sockets = self.sockets
+        if self._polled != sockets:
+            self.poller = zmq.Poller()
+            for socket in sockets:
+                self.poller.register(socket, zmq.POLLIN)
+            self._polled = sockets
 
     def _peek(self, look: Callable[[Inbox], Next[Item] | None]) -> Next[Item] | None:
         while True:
@@ -441,6 +516,7 @@ class Merged:
             if (found := self._next(look)) is not None:
                 return found
             if self._route.host.monotonic_s() < self._check_s:
+                self._settle_sleep()
                 return None
             self._follow()
 
@@ -462,14 +538,26 @@ class Merged:
         """Open the inboxes of the next shard generation after the number of shards has changed.
 
         In the new shard generation, topics begin with the notices that were not sent to any
-        subscriber before. Notices that were sent but did not arrive are lost, so a Lagged reports
-        the end of each topic of the previous shard generation.
+        subscriber before. Notices that were sent before are read from the previous arenas first.
+        Some may be lost, so a Lagged reports the end of each topic of the previous arenas.
         """
-        self._check_s = self._route.host.monotonic_s() + CHECK_S
+        now_s = self._route.host.monotonic_s()
+        self._check_s = now_s + (CHECK_S if self.sockets else IDLE_S)
         with suppress(PurgatorydError):
             _, table = self._route.table()
-            if table is not None and table.shard_generation != self._shard_generation:
+            if table is None or table.shard_generation == self._shard_generation:
+                return
+            if self._finished:
                 self._open_all(whole=True)
+                self._finished = False
+            else:
+                self._finished = self._finish()
+                self._check_s = now_s if self._finished else now_s + STUCK_S
+
+    def _finish(self) -> bool:
+        """Let all inboxes take their last notices. Returns False while one of them cannot."""
+        finished = [inbox.finish() for inbox in self._inboxes]
+        return all(finished)
 
     def _open_all(self, *, whole: bool) -> None:
         paths, table = self._route.table()
@@ -479,11 +567,10 @@ class Merged:
         # other topics.
         namespace, host = self._route.namespace, self._route.host
         routes = [Route(table.daemon(shard), namespace, host=host) for shard in {*shards}]
-        before, self._inboxes = self._inboxes, _all_or_none(routes, self._open_one, whole)
+        words = WORDS_MAX // len(routes)
+        open_one = partial(self._open_one, words=words)
+        before, self._inboxes = self._inboxes, _all_or_none(routes, open_one, whole)
         self._shard_generation = table.shard_generation
-        self.poller = zmq.Poller()
-        for socket in self.sockets:
-            self.poller.register(socket, zmq.POLLIN)
         for inbox in before:
             self._reported.extend(inbox.end())
 
@@ -545,17 +632,18 @@ class Opener:
             paths, table = self._route.table()
             if table is not None and self._route.placed(paths, table).partitions > 1:
                 return Merged(self._route, self._one)
-        return self._one(self._route, whole=False, local=self._local)
+        return self._one(self._route, whole=False, words=WORDS_MAX)
 
     def close(self) -> None:
         """Release an opener that has not opened an inbox."""
         self._route.close()
         self._requests.close()
 
-    def _one(self, route: Route, whole: bool, local: bool = False) -> Inbox:
+    def _one(self, route: Route, whole: bool, words: int) -> Inbox:
+        local = self._local and words >= WORDS_MIN
         return Inbox(
             *self._arguments, route=route, whole=whole, local=local, unmapped=self._unmapped,
-            requests=self._requests,
+            requests=self._requests, words=words,
         )  # fmt: skip
 
 
@@ -571,9 +659,10 @@ class Subscriber(Closing):
     The namespace may have any number of partitions. The notices of all shards are merged, and the
     notices of a topic are in order only within each shard.
 
-    `transport`: "auto" reads notices from the arena, if the daemon is on this host, the namespace
-    has one partition and the kernel has futex_waitv() (Linux 5.16). Otherwise, and with "zmq", they
-    come through a socket. The guarantees are the same.
+    `transport`: "auto" reads notices from the arena, if the daemon is on this host and the kernel
+    has futex_waitv() (Linux 5.16). Otherwise, and with "zmq", they come through a socket. So do
+    those of a namespace in 64 shards, or if one of its shards has an arena that cannot be read. The
+    guarantees are the same.
 
     If the arena is in the `/dev/shm` of another container, the daemon passes it over the socket of
     its rings. The subscriber cannot read the arena if its user may not, if the daemon has no rings

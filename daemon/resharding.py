@@ -123,6 +123,10 @@ def _reshard(resharding: Resharding, old: ShardTable, count: int) -> ShardTable:
             raise
         resharding.step("writing the routing table")
         resharding.write(new)
+        for arena in sources:
+            if arena is not None:
+                # Readers must not take the unsent notices, which the new arenas have.
+                arena.set_state(ArenaState.RETIRED)
         return new
 
 

@@ -175,8 +175,14 @@ def source(opening: Opening) -> Iterator[Arena | None]:
             held.callback(arena.close)
             now_ns = opening.host.boot_ns()
             held.callback(arena.set_daemon_state, DaemonState.STOPPED, Degraded(0), now_ns)
-            held.callback(arena.set_state, ArenaState.READY)
+            held.callback(_offer, arena)
         yield arena
+
+
+def _offer(arena: Arena) -> None:
+    """Let readers use an arena again, unless it was retired."""
+    if arena.header.state != ArenaState.RETIRED:
+        arena.set_state(ArenaState.READY)
 
 
 def left_any(opening: Opening) -> bool:

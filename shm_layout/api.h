@@ -331,6 +331,9 @@ void pg_slots_in_use(const struct pg_arena *a, uint64_t *timers, uint64_t *opera
 int64_t pg_outcome_ended_ns(const struct pg_arena *a, uint32_t slot);
 /* Return the sequence of the topic's newest visible notice; 0 = it has none. */
 uint64_t pg_newest(const struct pg_arena *a, uint32_t topic);
+/* Return the sequence of the topic's newest notice that was handed to the socket. Only for an arena
+ * that no daemon writes. */
+uint64_t pg_newest_sent(const struct pg_arena *a, uint32_t topic);
 struct pg_known_topic {
     uint64_t incarnation;
     uint64_t sequence;            /* newest known sequence; UINT64_MAX = later ones do not matter */
@@ -1022,7 +1025,7 @@ int pg_loop_wait(struct pg_arena *a, struct pg_loop *l, int64_t until_boot_ns);
 
 /* ---- sleeping readers (futex.c): system calls on words of a mapping ------------------------ */
 
-#define PG_SLEEP_WORDS 64
+#define PG_SLEEP_WORDS 128 /* the kernel's FUTEX_WAITV_MAX */
 /* Read the words, in order, before reading what they announce. */
 void pg_look_at(uint32_t *const *words, uint32_t *values, uint32_t count);
 /* Sleep until a word has another value than the given one or is woken, at most `limit_ns`. Returns 0,

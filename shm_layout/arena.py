@@ -1026,10 +1026,18 @@ class Reader(Handle):
     def newest_sequences(self, namespace: str) -> dict[str, tuple[int, int]]:
         """Return (incarnation, newest visible sequence) by name of topic, for all topics of the
         namespace."""
+        return self._newest(namespace, lib.pg_newest)
+
+    def newest_sent(self, namespace: str) -> dict[str, tuple[int, int]]:
+        """Return the same for the notices that were handed to the socket. Only for an arena that no
+        daemon writes."""
+        return self._newest(namespace, lib.pg_newest_sent)
+
+    def _newest(self, namespace: str, newest: Any) -> dict[str, tuple[int, int]]:
         wanted = self.namespace_row(namespace)
         rows = ((row, self.topic_at(row)) for row in range(self.topic_rows))
         return {
-            topic.name: (topic.incarnation, int(lib.pg_newest(self._a, row)))
+            topic.name: (topic.incarnation, int(newest(self._a, row)))
             for row, topic in rows
             if topic is not None and topic.namespace_row == wanted
         }

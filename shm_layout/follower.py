@@ -8,7 +8,7 @@ with FUTEX_CMP_REQUEUE. So each sleep has a limit, which is short after a wake-u
 from __future__ import annotations
 
 import errno
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from purgatoryd.shm_layout._core import ffi, lib
@@ -18,8 +18,10 @@ IDLE_S = 1.0
 MISSED_S = 0.1
 _NIL = 0xFFFFFFFF
 _ALL = 2**64 - 1
-_TOPICS_MAX = lib.PG_SLEEP_WORDS - 2
-"""A sleep has two other words: that of the arena, and its own."""
+WORDS_MAX = int(lib.PG_SLEEP_WORDS) - 1
+"""Largest number of words of arenas in one sleep, which has another word of its own."""
+WORDS_MIN = 2
+"""Number of words that a follower needs: that of the arena, and that of the namespace."""
 
 
 def can_sleep() -> bool:
@@ -32,6 +34,7 @@ class Sleep:
     may wait."""
 
     def __init__(self, words: list[Any]) -> None:
+        self.words = words
         self._own = ffi.new("uint32_t *")
         self._count = len(words) + 1
         self._words = ffi.new("uint32_t *[]", [*words, self._own])
@@ -58,12 +61,28 @@ class Sleep:
         lib.pg_wake_all(self._own)
 
 
+class JoinedSleep(Sleep):
+    """The words of several sleeps, with the values that each of them has noted."""
+
+    def __init__(self, parts: Sequence[Sleep]) -> None:
+        self.parts = parts
+        super().__init__([word for part in parts for word in part.words])
+
+    def look(self) -> None:
+        """Copy the values of the parts, which must be read before the notices they announce."""
+        at = 0
+        for part in self.parts:
+            ffi.memmove(self._values + at, part._values, 4 * len(part.words))
+            at += len(part.words)
+        self._values[at] = self._own[0]
+
+
 class Rows(NamedTuple):
     """Rows of the names that a reader follows; _NIL = the name does not exist."""
 
     namespace: int
     topics: tuple[int, ...]
-    """Empty if the reader follows all topics, or more than a sleep has words for."""
+    """Empty if the reader follows all topics, or more than its share of words."""
 
     @property
     def named(self) -> bool:
@@ -84,12 +103,19 @@ class Changed(NamedTuple):
 class Follower:
     """The topics of a namespace whose visible notices one reader follows."""
 
-    def __init__(self, reader: Reader, namespace: str, topics: Collection[str] | None) -> None:
-        """`topics`: None = all topics."""
+    def __init__(
+        self,
+        reader: Reader,
+        namespace: str,
+        topics: Collection[str] | None,
+        words: int = WORDS_MAX,
+    ) -> None:
+        """`topics`: None = all topics. `words`: number of words that a sleep has for this arena, at
+        least WORDS_MIN."""
         self._reader = reader
         self._namespace = namespace
         self._topics = topics
-        few = topics is not None and len(topics) <= _TOPICS_MAX
+        few = topics is not None and len(topics) < words
         self._names = [topic.encode() for topic in topics or ()] if few else []
         self._rows = Rows(_NIL, ())
         self._topic_names: dict[int, str] = {}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import errno
 import itertools
 import mmap
@@ -19,10 +18,11 @@ from typing import Any
 import pytest
 import zmq
 from real_daemon import PATIENCE_S, Daemon, StartDaemon, eventually
+from requeue import requeue
 
 from purgatoryd.clients import AsyncSubscriber, Client, Closed, ForkedProcess, Notice, Subscriber
 from purgatoryd.clients.arena_requests import ArenaRequests
-from purgatoryd.clients.subscriber import Opener
+from purgatoryd.clients.subscriber import Inbox, Opener
 from purgatoryd.shm_layout import follower, wire
 from purgatoryd.shm_layout._core import ffi, lib
 from purgatoryd.shm_layout.arena import Reader
@@ -31,9 +31,6 @@ from purgatoryd.shm_layout.follower import Follower
 from purgatoryd.shm_layout.paths import Paths, client_paths
 
 pytestmark = pytest.mark.tier("test")
-
-SYS_FUTEX = {"x86_64": 202, "aarch64": 98}[os.uname().machine]
-FUTEX_CMP_REQUEUE = 4
 
 
 @pytest.fixture
@@ -52,6 +49,7 @@ def listen(*topics: str) -> Subscriber:
 
 
 def followed(subscriber: Subscriber) -> Follower:
+    assert isinstance(subscriber._inbox, Inbox)
     found = subscriber._inbox.follower
     assert found is not None
     return found
@@ -191,6 +189,7 @@ def test_an_iteration_ends_with_the_subscriber_and_in_a_forked_process(client: C
 
 def test_a_late_opener_reads_an_arena_that_is_there(client: Client) -> None:
     inbox = Opener("demo", "shop", ["t"], 1000, None, None, False, "auto")(late=True)
+    assert isinstance(inbox, Inbox)
     assert inbox.follower is not None
     assert inbox.let_in()
     inbox.close()
@@ -339,18 +338,6 @@ def test_sixty_four_sleepers_of_other_topics_are_not_woken(client: Client, real:
         for thread in threads:
             thread.join(PATIENCE_S)
         assert ended == [True] * 64
-
-
-def requeue(word: Any, to: Any, expected: int) -> int:
-    """Move all sleepers of a word to another one, as any process may that can read the arena."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    address, target = (int(ffi.cast("uintptr_t", one)) for one in (word, to))
-    return int(
-        libc.syscall(
-            SYS_FUTEX, ctypes.c_void_p(address), FUTEX_CMP_REQUEUE, 0, ctypes.c_void_p(2**30),
-            ctypes.c_void_p(target), expected,
-        )
-    )  # fmt: skip
 
 
 def test_hostile_requeues_delay_a_reader_by_the_limit_of_its_sleep(

@@ -170,6 +170,19 @@ static void all_obey_the_visible_word(void)
     }
 }
 
+static void the_newest_sent_notice_is_below_published(void)
+{
+    arena_open();
+    CHECK_EQUAL(pg_newest_sent(a, 0), 0);
+    fire(3);
+    for (uint64_t published = 0; published <= 3; published++) {
+        a->header->published = published;
+        CHECK_EQUAL(pg_newest_sent(a, 0), published);
+        CHECK_EQUAL(pg_newest(a, 0), 3);
+    }
+    arena_close();
+}
+
 static void the_newest_notice_may_have_left_the_replay_buffer(void)
 {
     arena_open();
@@ -266,6 +279,7 @@ static void readers_without_a_namespace_are_woken_when_one_is_born(void)
 int main(void)
 {
     RUN(all_obey_the_visible_word);
+    RUN(the_newest_sent_notice_is_below_published);
     RUN(the_newest_notice_may_have_left_the_replay_buffer);
     RUN(a_rebuild_shows_what_has_fired);
     RUN(each_word_is_woken_once_and_no_other);

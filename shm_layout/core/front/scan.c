@@ -229,6 +229,11 @@ static bool replay_write(const struct pg_arena *a, uint32_t topic, uint64_t firs
 
 uint64_t pg_newest(const struct pg_arena *a, uint32_t topic) { return replay_newest(a, topic); }
 
+uint64_t pg_newest_sent(const struct pg_arena *a, uint32_t topic)
+{
+    return replay_newest_sent(a, topic);
+}
+
 uint32_t pg_changed_topics(const struct pg_arena *a, uint32_t namespace_row, const uint32_t *rows,
                            uint32_t row_count, const struct pg_known_topic *known,
                            struct pg_known_topic *found)

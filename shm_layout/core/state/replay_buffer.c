@@ -144,23 +144,38 @@ bool replay_copy(const struct pg_arena *a, uint64_t position, struct pg_entry *c
     return commit == position + 1 && LOAD_ACQUIRE(&e->commit) == commit;
 }
 
+/* Find the sequence of the topic's newest notice below the position `upto`. Entries at and above it
+ * have to stay in the buffer; return false if one was withdrawn meanwhile. */
+static bool newest_below(const struct pg_arena *a, uint32_t topic, uint64_t upto,
+                         uint64_t *sequence)
+{
+    const struct pg_topic *t = topic_at(a, topic);
+    *sequence = LOAD_ACQUIRE(&t->sequence);
+    uint64_t at = LOAD_ACQUIRE(&t->last_position);
+    struct pg_entry e;
+    while (at > upto && replay_copy(a, at - 1, &e) && e.topic == topic && e.previous < at) {
+        *sequence = e.sequence - 1;
+        at = e.previous;
+    }
+    return at <= upto;
+}
+
 /* Entries that are not visible yet stay in the buffer. If the walk fails, such an entry has become
  * visible and was withdrawn meanwhile, so the next walk begins at a visible entry. */
 uint64_t replay_newest(const struct pg_arena *a, uint32_t topic)
 {
-    const struct pg_topic *t = topic_at(a, topic);
-    for (uint32_t tries = 0; tries < NEWEST_TRIES; tries++) {
-        const uint64_t visible = LOAD_ACQUIRE(&a->header->visible);
-        uint64_t sequence = LOAD_ACQUIRE(&t->sequence), at = LOAD_ACQUIRE(&t->last_position);
-        struct pg_entry e;
-        while (at > visible && replay_copy(a, at - 1, &e) && e.topic == topic && e.previous < at) {
-            sequence = e.sequence - 1;
-            at = e.previous;
-        }
-        if (at <= visible)
+    uint64_t sequence;
+    for (uint32_t tries = 0; tries < NEWEST_TRIES; tries++)
+        if (newest_below(a, topic, LOAD_ACQUIRE(&a->header->visible), &sequence))
             return sequence;
-    }
     return 0;
+}
+
+uint64_t replay_newest_sent(const struct pg_arena *a, uint32_t topic)
+{
+    uint64_t sequence;
+    const uint64_t sent = LOAD_ACQUIRE(&a->header->published);
+    return newest_below(a, topic, sent, &sequence) ? sequence : 0;
 }
 
 /* ---- rebuild ------------------------------------------------------------------------------ */

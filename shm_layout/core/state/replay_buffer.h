@@ -39,6 +39,8 @@ void replay_show(struct pg_arena *a);
 bool replay_copy(const struct pg_arena *a, uint64_t position, struct pg_entry *copy);
 /* For readers: return the sequence of the topic's newest visible notice; 0 = it has none. */
 uint64_t replay_newest(const struct pg_arena *a, uint32_t topic);
+/* The same for the notices that were handed to the socket, in an arena that no daemon writes. */
+uint64_t replay_newest_sent(const struct pg_arena *a, uint32_t topic);
 /* Mark an entry whose key has been armed again, so that a CANCEL is not answered FIRED. */
 void replay_supersede(struct pg_arena *a, uint32_t id);
 /* Complete an interrupted append, and skip withdrawn entries at the head. */
