@@ -695,11 +695,6 @@ def test_a_uid_outside_the_user_namespace_gets_no_rings(
 
 
 def test_a_uid_gets_half_of_the_memory_for_rings(daemon_dir: Path) -> None:
-    from purgatoryd.daemon.config import Config
-    from purgatoryd.daemon.listeners.access import Access
-    from purgatoryd.daemon.listeners.sockets import Sockets
-    from purgatoryd.shm_layout.paths import paths_in
-
     paths, memory_bytes = paths_in(daemon_dir, "demo"), 2**20
     with contextlib.ExitStack() as stack:
         bound = Sockets(paths, Access.of(Config("demo")), ring_bytes=memory_bytes)
@@ -710,7 +705,7 @@ def test_a_uid_gets_half_of_the_memory_for_rings(daemon_dir: Path) -> None:
             connection = stack.enter_context(contextlib.closing(socket.socket(socket.AF_UNIX)))
             connection.settimeout(PATIENCE_S)
             connection.connect(str(paths.ring))
-            rings._look()
+            rings._look(None)  # type: ignore[arg-type]
             offer, fds, _, _ = socket.recv_fds(connection, OFFER.size, 2)
             for fd in fds:
                 os.close(fd)
