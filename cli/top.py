@@ -34,6 +34,8 @@ LEAST_NS = 100_000_000
 LEAST_CELLS = 8
 """Minimum width of a bar and of a level of the wheel, in characters."""
 HEIGHTS = " ▁▂▃▄▅▆▇█"
+HEARTBEAT_S = 1.2
+"""Time within which a daemon that is not frozen has a heartbeat."""
 COLOURS = {"ready": "green", "degraded": "yellow", "draining": "yellow", "recovering": "yellow"}
 """Colours of conditions; all other conditions are red."""
 CROWDED, FULL = 0.8, 0.9
@@ -85,10 +87,12 @@ def top_command(
 
 
 def one_interval(viewer: Viewer, interval_s: float) -> Views:
-    """Return a view after one interval. Wait longer if a daemon may be frozen."""
+    """Return a view after one interval. Wait longer if a daemon may be frozen, and for its next
+    heartbeat, which stores counters."""
     time.sleep(interval_s)
-    while not viewer.settled:
-        time.sleep(interval_s)
+    until_s = time.monotonic() + HEARTBEAT_S
+    while not viewer.settled or (not viewer.beaten and time.monotonic() < until_s):
+        time.sleep(min(interval_s, HEARTBEAT_S / 10))
     return viewer.take()
 
 

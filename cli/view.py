@@ -206,6 +206,8 @@ class _Moment:
     """Metrics at one moment, from which the next view computes rates."""
 
     at_ns: int
+    heartbeat_ns: int
+    """Boot time of the last heartbeat, which stores the counters of SINCE_START."""
     epoch: int
     metrics: Metrics
 
@@ -253,6 +255,12 @@ class Sampler:
         this."""
         return self._watch.look() is not None
 
+    @property
+    def beaten(self) -> bool:
+        """True once the daemon has had a heartbeat since the first moment of the window."""
+        first = self._moments[0].heartbeat_ns if self._moments else 0
+        return int(self._reader.header.heartbeat_boot_ns) != first
+
     def _follow(self) -> None:
         """Switch to the arena that replaced this one, if any."""
         paths = arena_paths(self._name)
@@ -265,7 +273,9 @@ class Sampler:
             _close(*left)
 
     def _moment(self) -> _Moment:
-        return _Moment(time.monotonic_ns(), self._reader.epoch, read_metrics(self._reader))
+        heartbeat_ns = int(self._reader.header.heartbeat_boot_ns)
+        metrics = read_metrics(self._reader)
+        return _Moment(time.monotonic_ns(), heartbeat_ns, self._reader.epoch, metrics)
 
     def _view(self, health: Health, before: _Moment, now: _Moment) -> View:
         header = self._reader.header
@@ -304,11 +314,13 @@ class Sampler:
     def _rate(self, counters: tuple[str, ...], before: _Moment, now: _Moment) -> float:
         """Return the rate of counters since the previous view.
 
-        Counters that the daemon stores once a second jump between views. Their rate is the rate
-        since the first moment of the window.
+        Counters that the daemon stores at its heartbeats jump between views. Their rate is the rate
+        between the first and the last heartbeat of the window.
         """
-        seldom = not SINCE_START.isdisjoint(counters)
-        return _rate(counters, self._moments[0] if seldom else before, now)
+        if SINCE_START.isdisjoint(counters):
+            return _rate(counters, before, now)
+        first = self._moments[0]
+        return _rate(counters, first, now, now.heartbeat_ns - first.heartbeat_ns)
 
     def _budget(self, now: _Moment) -> list[Fill]:
         """Return how much of their budget the loop iterations with work have used in the window."""
@@ -356,9 +368,10 @@ def _until(due_ns: int, now_ns: int) -> int | None:
     return None if due_ns == NONE_NS else due_ns - now_ns
 
 
-def _rate(counters: tuple[str, ...], before: _Moment, now: _Moment) -> float:
-    """Return a rate per second; 0 if the counters fell, because a restart resets them."""
-    seconds = (now.at_ns - before.at_ns) / 1e9
+def _rate(counters: tuple[str, ...], before: _Moment, now: _Moment, ns: int | None = None) -> float:
+    """Return a rate per second; 0 if the counters fell, because a restart resets them. `ns`: the
+    time in which they rose, default that between the two moments."""
+    seconds = (now.at_ns - before.at_ns if ns is None else ns) / 1e9
     more = sum(now.metrics.counters[one] - before.metrics.counters[one] for one in counters)
     return max(0.0, more / seconds) if seconds else 0.0
 

@@ -148,6 +148,11 @@ class Viewer:
         self._reported()
         return not self._suspect and all(sampler.settled for sampler in self._samplers.values())
 
+    @property
+    def beaten(self) -> bool:
+        """True once each daemon has had a heartbeat since its first view."""
+        return all(sampler.beaten for sampler in self._samplers.values())
+
     def _forget(self, names: Iterable[str]) -> None:
         for name in names:
             self._samplers.pop(name).close()

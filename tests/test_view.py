@@ -23,6 +23,7 @@ from raw_owner import Raw, trigger, watch
 from real_daemon import PATIENCE_S, Daemon, StartDaemon, boot_ns, eventually, remove_arena_files
 from rich.console import Console
 
+from purgatoryd.cli import top as top_view
 from purgatoryd.cli import units
 from purgatoryd.cli.app import app
 from purgatoryd.cli.exits import Exit
@@ -150,14 +151,13 @@ def test_figures_updated_once_a_second_are_rated_over_the_window(
         advances, and 100 wake-ups in one burst."""
         made = {"wakeups": number // 2 * 100, "advances": number * 50}
         metrics = replace(first.metrics, counters={**first.metrics.counters, **made})
-        return _Moment(number * S // 2, first.epoch, metrics)
+        return _Moment(number * S // 2, number // 2 * S, first.epoch, metrics)
 
     moments = map(moment, range(60))
     monkeypatch.setattr(sampler, "_moment", lambda: next(moments))
     rates = [sampler.take().rates for _ in range(60)]
     assert [one["advances"] for one in rates[1:]] == [100] * 59
-    assert all(80 <= one["wake-ups"] <= 120 for one in rates[10:])
-    assert rates[20]["wake-ups"] == rates[58]["wake-ups"] == 100
+    assert [one["wake-ups"] for one in rates] == [0] * 2 + [100] * 58
 
 
 @pytest.mark.tier("all")
@@ -428,6 +428,15 @@ def top(*args: str) -> str:
     done = CliRunner().invoke(app, command, env={"COLUMNS": "140"}, catch_exceptions=False)
     assert done.exit_code == Exit.DONE, done.output
     return done.stdout
+
+
+@pytest.mark.tier("all")
+def test_one_view_has_the_rates_of_counters_that_heartbeats_store(
+    sampler: Sampler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    eventually(lambda: sampler._moment().metrics.counters["wakeups"] > 0)
+    monkeypatch.setattr(top_view, "HEARTBEAT_S", PATIENCE_S)
+    assert json.loads(top("--json"))["rates"]["wake-ups"] > 0
 
 
 @pytest.mark.tier("test")
