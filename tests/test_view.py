@@ -431,10 +431,10 @@ def top(*args: str) -> str:
 
 
 @pytest.mark.tier("all")
-@pytest.mark.usefixtures("demo")
 def test_one_view_has_the_rates_of_counters_that_heartbeats_store(
-    monkeypatch: pytest.MonkeyPatch,
+    sampler: Sampler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    eventually(lambda: sampler._moment().metrics.counters["wakeups"] > 0)
     monkeypatch.setattr(top_view, "HEARTBEAT_S", PATIENCE_S)
     assert json.loads(top("--json"))["rates"]["wake-ups"] > 0
 
