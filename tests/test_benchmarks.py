@@ -119,6 +119,13 @@ def test_the_benchmark_of_commands_runs_and_writes_nothing() -> None:
     assert results.stat().st_mtime_ns == before
 
 
+def test_the_page_has_the_time_of_an_add_from_the_shell() -> None:
+    found = json.loads((ROOT / "benchmarks" / "results" / "commands.json").read_text())
+    wall_ms = found["commands"]["add"]["wall_ms"]
+    text = "`purgatoryd add` takes {median:.0f} ms [{low:.0f} - {high:.0f}]".format(**wall_ms)
+    assert text in (ROOT / "docs" / "benchmarks.md").read_text()
+
+
 def test_the_benchmark_of_removed_arenas_runs_and_its_page_has_the_results(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

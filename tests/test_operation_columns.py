@@ -381,7 +381,7 @@ def test_bad_columns_change_nothing(p: Purgatory) -> None:
 
 def test_an_inbox_that_is_full_refuses_rows(daemon: StartDaemon) -> None:
     daemon("demo", "--inbox", "64")
-    with Purgatory("demo", timeout=0.5) as p:
+    with Purgatory("demo", timeout=2) as p:
         operations = p.watch_many(columns(100))
         assert (operations.open, len(operations.refused)) == (64, 36)
         assert {status for _, status in operations.refused} == {Status.BUSY}

@@ -16,9 +16,9 @@ from tiers import wide
 
 BOTH = frozenset((
     "test_batch_crash", "test_bulk_loads_daemon", "test_cancelled", "test_client",
-    "test_clients_gone", "test_continuity", "test_crash", "test_faults", "test_hostile",
-    "test_interrupts", "test_lots", "test_operations", "test_outage", "test_purgatory_daemon",
-    "test_resharding",
+    "test_clients_gone", "test_continuity", "test_crash", "test_disk_errors", "test_faults",
+    "test_hostile", "test_interrupts", "test_lots", "test_operation_columns", "test_operations",
+    "test_outage", "test_purgatory_daemon", "test_resharding", "test_uid_share",
 ))  # fmt: skip
 
 IN_PYTHON = frozenset(("test_client", "test_hostile", "test_operations", "test_outage"))
