@@ -77,7 +77,9 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 @pytest.fixture
-def daemon(request: pytest.FixtureRequest, daemon_dir: Path) -> Iterator[StartDaemon]:
+def daemon(
+    request: pytest.FixtureRequest, daemon_dir: Path, transport: str
+) -> Iterator[StartDaemon]:
     """Start daemons in the test's own directory, and stop them cleanly at the end.
 
     Clients that the test creates in its own process find them by name.

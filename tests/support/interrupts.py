@@ -8,6 +8,7 @@ import itertools
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple
@@ -25,23 +26,53 @@ class Interrupted(BaseException):
     """Exception that the signal handler raises."""
 
 
+@contextmanager
+def swallowed(repeat: Callable[[], object]) -> Iterator[None]:
+    """Call `repeat` for each Interrupted that Python swallows.
+
+    Python only prints an exception that leaves a weakref callback or a __del__ method, so the call
+    goes on. This interrupt does not count; `repeat` arranges another one.
+    """
+    before = sys.unraisablehook
+
+    def hook(unraisable: sys.UnraisableHookArgs) -> None:
+        if issubclass(unraisable.exc_type, Interrupted):
+            repeat()
+        else:
+            before(unraisable)
+
+    sys.unraisablehook = hook
+    try:
+        yield
+    finally:
+        sys.unraisablehook = before
+
+
 class Interrupt:
-    """A context that raises Interrupted at the nth line of project code that this thread begins.
-    `where`: prefixes of the file names that count as project code."""
+    """A context that raises Interrupted at the nth line of project code that this thread begins. If
+    Python swallows it, the next line raises it. `where`: prefixes of the file names that count as
+    project code."""
 
     def __init__(self, number: int, where: tuple[str, ...] = (OURS,)) -> None:
         self._left = number
         self._where = where
+        self._swallowed = swallowed(self._repeat)
         self.raised = False
 
     def __enter__(self) -> Interrupt:
         gc.disable()  # a garbage collection is not part of the call
+        self._swallowed.__enter__()
         sys.settrace(self._trace)
         return self
 
     def __exit__(self, *_: object) -> None:
         sys.settrace(None)
+        self._swallowed.__exit__(None, None, None)
         gc.enable()
+
+    def _repeat(self) -> None:
+        self.raised = False
+        sys.settrace(self._trace)  # an exception of a trace function ends tracing
 
     def _trace(self, frame: FrameType, event: str, _: Any) -> Any:
         if not frame.f_code.co_filename.startswith(self._where):

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import zmq
+from attacker import frame, read_frame, shake_hands
 from real_daemon import PATIENCE_S, Daemon
 
 from purgatoryd.shm_layout import wire
@@ -84,12 +86,15 @@ class Raw:
     def send(self, message: bytes) -> None:
         self.socket.send(message)
 
+    def next_message(self) -> bytes:
+        return self.socket.recv()
+
     def receive(self, kind: Message) -> wire.Reply:
         """Return the next message of a kind. Store OUTCOMES messages that arrive before it."""
         if kind == Message.OUTCOMES and self.pushed:
             return self.pushed.pop(0)
         while True:
-            reply = wire.decode_reply(self.socket.recv())
+            reply = wire.decode_reply(self.next_message())
             if reply.message == kind:
                 return reply
             assert reply.message == Message.OUTCOMES, reply
@@ -132,3 +137,21 @@ class Raw:
         """Send a PING. Its answer shows that the daemon has handled all earlier messages."""
         self.send(wire.encode_frame(Message.PING, self.session if session is None else session))
         return self.receive(Message.PING)
+
+
+class RawUnbuffered(Raw):
+    """A Raw without libzmq, which sends later, from a thread of its own. When send() returns, the
+    kernel has the whole message."""
+
+    def connect(self) -> None:
+        self.connection = shake_hands(Path(self.endpoint.removeprefix("ipc://")))
+
+    def __exit__(self, *_: object) -> None:
+        self.connection.close()
+        self.context.term()
+
+    def send(self, message: bytes) -> None:
+        self.connection.sendall(frame(message))
+
+    def next_message(self) -> bytes:
+        return read_frame(self.connection)

@@ -30,15 +30,17 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Add the parameter `transport` to the tests of the files in BOTH."""
     name = metafunc.module.__name__
     if name in BOTH and "daemon" in metafunc.fixturenames:
-        metafunc.fixturenames.insert(0, "transport")  # before a fixture that starts a daemon
         in_python = [wide("zmq-in-python")] if name in IN_PYTHON else []
         metafunc.parametrize("transport", ["ring", wide("zmq"), *in_python], indirect=True)
 
 
 @pytest.fixture
-def transport(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Start the daemons of a test with rings, or without them."""
-    if request.param != "ring":
+def transport(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Start the daemons of a test with rings, or without them. Return the parameter. The fixture
+    `daemon` depends on this one; pytest would drop a fixture that nothing requests."""
+    chosen = str(getattr(request, "param", "ring"))
+    if chosen != "ring":
         monkeypatch.setitem(real_daemon.SETTINGS, "PURGATORYD_RING_MEMORY", "0")
-    if request.param == "zmq-in-python":
+    if chosen == "zmq-in-python":
         monkeypatch.setitem(real_daemon.SETTINGS, "PYTHONPATH", str(HIDDEN))
+    return chosen

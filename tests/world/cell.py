@@ -126,6 +126,7 @@ class Cell:
         self.daemon = SimulatedDaemon(
             world.machine, world.network, world.seam, world.directory,
             self.usual, self, world.script.setting.commit_ns,
+            only_rings=world.script.setting.only_rings,
         )  # fmt: skip
         self.oracle.disk_failures = lambda: world.disk.failed
         if world.script.setting.wal:  # the WAL buffer may become full

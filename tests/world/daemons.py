@@ -196,11 +196,13 @@ class SimulatedDaemon:
         config: Config,
         observe: Any,
         commit_ns: int,
+        *,
+        only_rings: bool,
     ) -> None:
         """Create the daemon.
 
         `observe`: a Cell, which is notified of all events that the oracle needs. `commit_ns`:
-        duration of a group commit.
+        duration of a group commit. `only_rings`: as for SimulatedTransport.
         """
         self.machine = machine
         self.schedule: Schedule = machine.schedule
@@ -235,6 +237,7 @@ class SimulatedDaemon:
         self.next_config = config
         """Configuration of the next start."""
         self.commit_ns = self._usual_commit_ns = commit_ns
+        self._only_rings = only_rings
         self.snapshot_ns = SNAPSHOT_NS
         """Time between two steps of the snapshot process."""
         self.doomed_snapshots = 0
@@ -296,7 +299,7 @@ class SimulatedDaemon:
         self.transport = SimulatedTransport(
             self.network, host,
             (self.paths.cmd_endpoint, self.paths.pub_endpoint, self.paths.admin_endpoint),
-            in_core=self.starts % 3 != 0,
+            in_core=self.starts % 3 != 0, only_rings=self._only_rings,
         )  # fmt: skip
         self.processes = SimulatedProcesses(self.transport)
         self.processes.alive = self.pids

@@ -346,11 +346,14 @@ class SimulatedTransport:
     notices_fd = NOTICES
 
     def __init__(
-        self, network: Network, host: SimulatedHost, endpoints: Iterable[str], *, in_core: bool
-    ) -> None:
-        """`in_core`: the core receives the messages of the command socket."""
+        self, network: Network, host: SimulatedHost, endpoints: Iterable[str], *, in_core: bool,
+        only_rings: bool,
+    ) -> None:  # fmt: skip
+        """`in_core`: the core receives the messages of the command socket. `only_rings`: each
+        connection of a client has rings, not only every second connection."""
         self.network = network
         self._host = host
+        self._ring_every = 1 if only_rings else 2
         self.commands = SimulatedRequests(self, COMMANDS)
         self.admin = SimulatedRequests(self, ADMIN)
         self.router = SimulatedRouter(self.commands, in_core=in_core)
@@ -400,10 +403,10 @@ class SimulatedTransport:
     # ---- for the network -----------------------------------------------------------------------
 
     def accept(self, connection: Connection) -> None:
-        """Accept a connection from a peer. Every second connection of a client has rings."""
+        """Accept a connection from a peer, and give rings to a client."""
         self.connections[connection.number] = connection
         self._report(connection)
-        if connection.end.local and connection.number % 2 == 0:
+        if connection.end.local and connection.number % self._ring_every == 0:
             self.rings.open(connection)
 
     def _report(self, connection: Connection) -> None:

@@ -92,6 +92,8 @@ class Setting:
     """Groups of product limits that are small."""
     local_subscribers: int
     """Number of subscribers that read notices from the arena."""
+    only_rings: bool
+    """True if all clients on the daemon's host have rings; otherwise every second connection."""
 
 
 class Script(NamedTuple):
@@ -435,6 +437,9 @@ def script(seed: int, steps: int = 400) -> Script:
         work["watch"] = (40, lambda rng: {**_watch(rng), "client": RESUMER})
         work["succeed"] = (8, _watch_only)
         faults["kill_client"] = (12, lambda rng: {**_kill(rng), "client": RESUMER})
+    if setting.only_rings and setting.wal:
+        # The core gives all durable answers, so a power cut shows one that it gives early.
+        faults["power_cut"] = (12, lambda rng: {**_span(rng), "answered": rng.random() < 0.9})
     # Each world omits some kinds of faults, so that the other kinds also occur without the omitted
     # kinds.
     missing = {kind for kind in faults if rng.random() < 0.3}
@@ -472,6 +477,7 @@ def _setting(rng: random.Random, seed: int) -> Setting:
         hidden=tuple(rng.random() < 0.1 for _ in range(CLIENTS)),
         small_limits=tuple(group for group in SMALL_LIMITS if rng.random() < 0.15),
         local_subscribers=random.Random(f"local {seed}").choice([0, 1, SUBSCRIBERS]),
+        only_rings=random.Random(f"rings {seed}").random() < 0.3,
     )
 
 
