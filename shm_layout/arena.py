@@ -1026,21 +1026,12 @@ class Reader(Handle):
     def newest_sequences(self, namespace: str) -> dict[str, tuple[int, int]]:
         """Return (incarnation, newest visible sequence) by name of topic, for all topics of the
         namespace."""
-        return self._newest(namespace, lib.pg_newest)
+        return _newest(self, namespace, lib.pg_newest)
 
     def newest_sent(self, namespace: str) -> dict[str, tuple[int, int]]:
         """Return the same for the notices that were handed to the socket. Only for an arena that no
         daemon writes."""
-        return self._newest(namespace, lib.pg_newest_sent)
-
-    def _newest(self, namespace: str, newest: Any) -> dict[str, tuple[int, int]]:
-        wanted = self.namespace_row(namespace)
-        rows = ((row, self.topic_at(row)) for row in range(self.topic_rows))
-        return {
-            topic.name: (topic.incarnation, int(newest(self._a, row)))
-            for row, topic in rows
-            if topic is not None and topic.namespace_row == wanted
-        }
+        return _newest(self, namespace, lib.pg_newest_sent)
 
     def replay(self, namespace: str, topic: str, first: int, last: int) -> tuple[int, list[bytes]]:
         """Return notices `first`..`last` of a topic from the replay buffer, oldest first.
@@ -1222,6 +1213,16 @@ class HeaderView:
         """Unmap the header."""
         ffi.release(self._base)
         self.file.close()
+
+
+def _newest(reader: Reader, namespace: str, newest: Any) -> dict[str, tuple[int, int]]:
+    wanted = reader.namespace_row(namespace)
+    rows = ((row, reader.topic_at(row)) for row in range(reader.topic_rows))
+    return {
+        topic.name: (topic.incarnation, int(newest(reader._a, row)))
+        for row, topic in rows
+        if topic is not None and topic.namespace_row == wanted
+    }
 
 
 def retire(name: str) -> None:
