@@ -289,7 +289,7 @@ def test_each_iteration_of_a_flood_looks_for_clients_that_ring(
     served.batch(peer, put(b"a"))
     looks = 0
 
-    def look() -> None:
+    def look(_: object) -> None:
         nonlocal looks
         looks += 1
 
