@@ -17,6 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
+from time import monotonic
 from typing import Any
 
 import numpy as np
@@ -443,9 +444,10 @@ def test_the_thread_notices_time_that_passed_without_it() -> None:
 
 def test_a_deadline_that_comes_first_wakes_the_thread(p: LocalPurgatory) -> None:
     p.watch("far", AllOf({"k": 1}), HOUR_S)
+    begun_s = monotonic()
     near = p.watch("near", AllOf({"k": 1}), 0.02)
     assert near.result(PATIENCE_S).cause == "expired"
-    assert near.result().elapsed_ns >= 0.02e9 - MS
+    assert monotonic() - begun_s >= 0.02
 
 
 # ---- close, fork, collection -----------------------------------------------------------------
