@@ -1,9 +1,10 @@
 """Measure how late the daemon wakes up if it waits with epoll and a timerfd, or with select and a
-timeout.
+timeout, and the CPU time of a wait.
 
 Both ways wait in one process, with the daemon's timer slack and the same idle descriptors. For each
 span, both ways wait for a deadline that far in the future, in an order that alternates. Lateness is
-the boot clock at the return minus the deadline. At normal priority lateness includes the wait for a
+the boot clock at the return minus the deadline. The CPU time is that of the thread, from the begin
+of a wait to its return. At normal priority lateness includes the wait for a
 CPU; at real-time priority it does not. Writes benchmarks/results/waiting.json and the table of
 docs/benchmarks.md.
 """
@@ -15,6 +16,7 @@ import json
 import os
 import random
 import select
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -30,6 +32,9 @@ SPANS_NS = (200_000, 5_000_000)
 """Shortest and longest time until a deadline, in ns."""
 DESCRIPTORS = 6
 SHARES = {"p50_us": 0.5, "p99_us": 0.99}
+CPU = "cpu_us"
+"""Mean CPU time of a wait."""
+LABELS = (*SHARES, CPU)
 SLACK = Path("/proc/self/timerslack_ns")
 PRIORITIES = {"normal": (os.SCHED_OTHER, 0), "real-time": (os.SCHED_FIFO, 1)}
 TITLES = {
@@ -64,14 +69,19 @@ def lateness_us(wait: Wait, span_ns: int) -> float:
 
 
 def one_round(ways: dict[str, Wait], count: int, seed: int) -> dict[str, dict[str, float]]:
-    """Return the quantiles of lateness of each way. All ways wait for the same spans."""
+    """Return the quantiles of lateness and the CPU time of each way. All ways wait for the same
+    spans."""
     spans, found = random.Random(seed), {name: list[float]() for name in ways}
+    cpu_ns = dict.fromkeys(ways, 0)
     for number in range(count):
         span_ns = spans.randint(*SPANS_NS)
         for name in sorted(ways, reverse=number % 2 == 1):
+            begun_ns = time.thread_time_ns()
             found[name].append(lateness_us(ways[name], span_ns))
+            cpu_ns[name] += time.thread_time_ns() - begun_ns
     return {
         name: {label: quantile(sorted(late), share) for label, share in SHARES.items()}
+        | {CPU: cpu_ns[name] / count / 1000}
         for name, late in found.items()
     }
 
@@ -91,9 +101,9 @@ def measured(rounds: int, count: int) -> Figures:
             os.sched_setscheduler(0, policy, os.sched_param(value))
             runs = [one_round(ways, count, seed) for seed in range(rounds)]
             for run in runs:
-                run["ratio"] = {n: run["timerfd"][n] / run["select"][n] for n in SHARES}
+                run["ratio"] = {n: run["timerfd"][n] / run["select"][n] for n in LABELS}
             found[priority] = {
-                name: {label: spread([run[name][label] for run in runs]) for label in SHARES}
+                name: {label: spread([run[name][label] for run in runs]) for label in LABELS}
                 for name in TITLES
             }
     return found
@@ -101,10 +111,10 @@ def measured(rounds: int, count: int) -> Figures:
 
 def table(found: Figures) -> str:
     """Return the table of docs/benchmarks.md."""
-    lines = ["| priority | lateness in us | p50 | p99 |", "| --- | --- | --- | --- |"]
+    lines = ["| priority | way | p50 | p99 | CPU |", "| --- | --- | --- | --- | --- |"]
     for priority, ways in found.items():
         for name, (title, digits) in TITLES.items():
-            of = [ways[name][label] for label in SHARES]
+            of = [ways[name][label] for label in LABELS]
             cells = [
                 f"{s['median']:,.{digits}f} [{s['low']:,.{digits}f} - {s['high']:,.{digits}f}]"
                 for s in of

@@ -152,6 +152,8 @@ def test_the_page_of_peers_has_the_results(module: Any) -> None:
     assert report.text(document) in report.PAGE.read_text()
     wanted = {"measure", "unit", "ours", "peer", "peer_name", "ratio", "target", "met"}
     assert all(wanted <= set(row) for row in document["rows"])
+    missed = {row["measure"] for row in document["rows"] if row["met"] is False}
+    assert missed <= report.REASONS.keys(), "a missed target has no reason"
 
 
 # ---- the gate ------------------------------------------------------------------------------------
