@@ -153,7 +153,7 @@ def test_a_trigger_that_an_outage_lost_counts_when_it_is_sent_again(daemon: Star
     with Purgatory("demo") as owner, Purgatory("demo", timeout=PATIENCE_S) as other:
         other.advance("seen", 1)
         time.sleep(GRACE_NS / 1e9)  # the grace period after the start ends
-        operation = owner.watch("op", AllOf({"k": 1}), timeout=0.3)
+        operation = owner.watch("op", AllOf({"k": 1}), timeout=0.8)
         go_on = frozen(real)
         other._core.connections[0]._resend_s = connection.RESEND_MAX_S
         with pytest.MonkeyPatch.context() as patch:
@@ -161,7 +161,7 @@ def test_a_trigger_that_an_outage_lost_counts_when_it_is_sent_again(daemon: Star
             sender = threading.Thread(target=trigger, args=(other, "k"))
             begun_s = time.monotonic()
             sender.start()
-            time.sleep(0.5)  # the deadline of the operation passes
+            time.sleep(0.9)  # the deadline of the operation passes
             assert other._core.connections[0].session.in_doubt()
         go_on()
         sender.join(PATIENCE_S)
