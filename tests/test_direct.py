@@ -547,7 +547,7 @@ def test_a_question_that_is_not_answered_in_time_is_asked_by_the_engine(kind: ty
     with contextlib.closing(kind(wait_ns=10**6)) as sides:
         sides.lend()
         assert sides.direct.get(LONG_S, "key") is None
-        assert sides.sent
+        assert sides.daemon_takes()
 
 
 @pytest.mark.parametrize("key", [UUID(int=5), "", "k" * 256, 5, None], ids=repr)
