@@ -271,9 +271,11 @@ class RingServer:
 
     def take_pending(self) -> Iterator[tuple[int, Hashable, bytes, int]]:
         """Take the pending replies away, the oldest first: LSN, route, reply, and the boot time at
-        which the reply was complete."""
+        which the reply was complete. Replies of forgotten clients are dropped."""
         while self.pending:
-            yield self._take_oldest()
+            lsn, route, body, built_boot_ns = self._take_oldest()
+            if route is not None:
+                yield lsn, route, body, built_boot_ns
 
     def _take_oldest(self) -> tuple[int, Hashable, bytes, int]:
         oldest = lib.pg_pending_oldest(ffi.addressof(self.struct, "pending"))
