@@ -270,8 +270,9 @@ def test_the_topics_of_all_shards_share_the_words_of_a_sleep(
     client: Client, clicks: Daemon
 ) -> None:
     for topic in ("t", "u"):
-        for shard in SHARDS:
-            client.add(key_in(client, shard, topic), delay=0, topic=topic, mode="replace")
+        keys = [key_in(client, shard, topic) for shard in SHARDS]  # before a timer is due
+        for key in keys:
+            client.add(key, delay=0, topic=topic, mode="replace")
     eventually(lambda: newest(clicks) == [{"t": 1, "u": 1}] * 2)
     opener = Opener("demo", "clicks", ["t", "u"], 1000, None, None, False, "auto")
     for words, count in {2: 2, 3: 3}.items():
