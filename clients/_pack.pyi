@@ -121,8 +121,8 @@ class Direct:
         happens after `limit_s` seconds at the latest.
 
         A call of an event loop looks for its answer for `spin_ns`, whatever `limit_s` is. It
-        returns None if it was sent, and False if it was sent and has an
-        unusual answer already; `answer.packed` says whether it was sent."""
+        returns None if it was sent, and False if it was sent and has an unusual answer already;
+        `answer.packed` says whether it was sent."""
 
     def add(self, answer: Answer, limit_s: float, arguments: tuple[Any, ...], /) -> bool | None:
         """Make a direct call with the arguments of Core.put, and set the fields of `answer`.

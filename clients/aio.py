@@ -413,9 +413,9 @@ class AsyncClient(
         self._posted = posted = pending, loop.create_future()
         try:
             answered = kind.direct(core.direct, pending, limit_s, arguments)
-            if not pending.packed or answered:
-                if answered:
-                    await asyncio.sleep(0)  # other tasks run between two calls of this one
+            if answered:
+                await asyncio.sleep(0)  # other tasks run between two calls of this one
+            if answered or not pending.packed:
                 self._end_direct(posted)
                 return pending.packed
             if answered is None:

@@ -20,7 +20,7 @@ from purgatoryd.shm_layout.shm import ArenaFile
 
 ANSWER_S = 0.02
 """Longest wait for the answer to a new request. Later calls look for the answer without a wait."""
-_FDS = 2
+_FDS = 2  # a daemon that does not have such requests offers rings, with two descriptors
 
 
 class PassedArena(ArenaFile):

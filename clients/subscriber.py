@@ -130,15 +130,7 @@ class Inbox:
         local = local and remote is None and can_sleep()
         if not local:
             self._open_socket()
-        try:
-            self._stream = Stream(
-                namespace, chosen, self._attach, host.boot_ns, whole=whole,
-                words=words if local else 0,
-            )  # fmt: skip
-        except BaseException:
-            if self._subscription is not None:
-                self._subscription.close()
-            raise
+        self._stream = self._open_stream(namespace, chosen, whole, words if local else 0)
         if local and self.follower is None:
             self._open_socket()
         self.live = remote is None and (self._stream.mapped or not self._unmapped)
@@ -147,6 +139,19 @@ class Inbox:
         self._probation()
         if numa_local:
             self._pin_numa_local()
+
+    def _open_stream(
+        self, namespace: str, topics: frozenset[str] | None, whole: bool, words: int
+    ) -> Stream:
+        """Return the stream. If it cannot be opened, close the socket, and raise its error."""
+        try:
+            return Stream(
+                namespace, topics, self._attach, self._host.boot_ns, whole=whole, words=words
+            )
+        except BaseException:
+            if self._subscription is not None:
+                self._subscription.close()
+            raise
 
     def _open_socket(self) -> None:
         self._subscription = subscription = self._subscribe()

@@ -901,7 +901,7 @@ struct pg_loop_calls {
 /* Replies that wait for commits, in the order of LSNs. */
 struct pg_pending_reply {
     uint64_t lsn;                 /* the reply may be sent once this frame is on disk; 0 = padding */
-    struct pg_ring_client *client;                       /* NULL = the client has ended */
+    struct pg_ring_client *client;
     int64_t  built_boot_ns;       /* time at which the reply was complete */
     uint64_t bytes;               /* bytes of the reply, which follow */
 };

@@ -21,7 +21,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from machine import needs
+from machine import needs, private_memory, python_in
 from other_user import run_as
 from raw_ring import RawRing
 from raw_wire import batch, put
@@ -56,27 +56,18 @@ FUTEX_WAITV = "449"
 @pytest.fixture
 def memory() -> Iterator[str]:
     """Return a command that enters a mount namespace with an empty /dev/shm."""
-    needs("mountns", "another /dev/shm")
-    mount = "mount -t tmpfs -o size=256m,mode=1777 tmpfs /dev/shm && echo mounted && exec cat"
-    holder = subprocess.Popen(
-        ["unshare", "-m", "sh", "-c", mount], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    )
-    assert holder.stdout is not None
-    assert holder.stdout.readline() == b"mounted\n"
-    yield f"nsenter --mount=/proc/{holder.pid}/ns/mnt --wdns=."
-    holder.communicate()
+    with private_memory("256m", "another /dev/shm") as enter:
+        yield enter
 
 
 @pytest.fixture
 def start(memory: str, daemon_dir: Path) -> Iterator[Callable[..., Daemon]]:
     """Start a daemon in that namespace. Later starts of it use the same /dev/shm."""
-    script = daemon_dir / "python"
-    script.write_text(f'#!/bin/sh\nexec {memory} {shlex.quote(sys.executable)} "$@"\n')
-    script.chmod(0o755)
+    python = python_in(memory, daemon_dir / "python")
     with contextlib.ExitStack() as started:
 
         def start(*arguments: str) -> Daemon:
-            real = Daemon("demo", daemon_dir, (*SMALL, *arguments), python=str(script))
+            real = Daemon("demo", daemon_dir, (*SMALL, *arguments), python=python)
             started.callback(real.close)
             return real
 

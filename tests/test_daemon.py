@@ -12,7 +12,6 @@ import shlex
 import signal
 import socket
 import struct
-import subprocess
 import sys
 import threading
 from collections import Counter
@@ -27,7 +26,7 @@ import psutil
 import pytest
 import raw_wire as raw
 import zmq
-from machine import needs
+from machine import needs, private_memory, python_in
 from raw_wire import Raw
 from real_daemon import (
     PATIENCE_S,
@@ -1129,21 +1128,11 @@ def test_an_arena_that_does_not_fit_reports_needed_and_available(
 @pytest.fixture
 def small_memory(daemon_dir: Path) -> Iterator[Daemon]:
     """Start a daemon with a private /dev/shm of 8 MiB, which its later starts use again."""
-    needs("mountns", "a small /dev/shm")
-    mount = "mount -t tmpfs -o size=8m tmpfs /dev/shm && echo mounted && exec cat"
-    holder = subprocess.Popen(
-        ["unshare", "-m", "sh", "-c", mount], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    )
-    assert holder.stdout is not None
-    assert holder.stdout.readline() == b"mounted\n"
-    script = daemon_dir / "python"
-    enter = f"nsenter --mount=/proc/{holder.pid}/ns/mnt --wdns=."
-    script.write_text(f'#!/bin/sh\nexec {enter} {shlex.quote(sys.executable)} "$@"\n')
-    script.chmod(0o755)
-    real = Daemon("demo", daemon_dir, (*SMALL, "--capacity", "1000"), python=str(script))
-    yield real
-    real.close()
-    holder.communicate()
+    with private_memory("8m", "a small /dev/shm") as enter:
+        python = python_in(enter, daemon_dir / "python")
+        real = Daemon("demo", daemon_dir, (*SMALL, "--capacity", "1000"), python=python)
+        yield real
+        real.close()
 
 
 SMALL = (

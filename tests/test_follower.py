@@ -13,12 +13,13 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, suppress
+from functools import partial
 from typing import Any
 
 import pytest
 import zmq
 from real_daemon import PATIENCE_S, Daemon, StartDaemon, eventually
-from requeue import requeue
+from requeue import key_after_requeue
 
 from purgatoryd.clients import AsyncSubscriber, Client, Closed, ForkedProcess, Notice, Subscriber
 from purgatoryd.clients.arena_requests import ArenaRequests
@@ -364,13 +365,8 @@ def test_hostile_requeues_delay_a_reader_by_the_limit_of_its_sleep(
         word, other = (ffi.addressof(rows[n], "wake") for n in (row, row + 1))
 
         def misses_a_wake_up() -> bool:
-            found: list[Any] = []
-            thread = threading.Thread(target=lambda: found.append(subscriber.get(PATIENCE_S)))
-            thread.start()
-            eventually(lambda: requeue(word, other, int(word[0])) == 1)
-            client.add("k", delay=0, topic="t")
-            thread.join(PATIENCE_S)
-            assert found[0].key == "k"
+            arm = partial(client.add, "k", delay=0, topic="t")
+            assert key_after_requeue(subscriber, word, other, arm) == "k"
             return missed[-1]
 
         for _ in range(3):

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from deployment import Deployment, deployments
 from real_daemon import PATIENCE_S, Daemon, StartDaemon, eventually
-from requeue import requeue
+from requeue import key_after_requeue
 
 from purgatoryd.clients import Admin, AsyncSubscriber, Client, Closed, Notice, Subscriber
 from purgatoryd.clients.route import Route
@@ -308,13 +308,8 @@ def test_hostile_requeues_delay_a_reader_of_partitions_by_the_limit_of_its_sleep
         word, other = (ffi.addressof(rows[n], "wake") for n in (row, row + 1))
 
         def misses_a_wake_up() -> bool:
-            found: list[Any] = []
-            thread = threading.Thread(target=lambda: found.append(subscriber.get(PATIENCE_S)))
-            thread.start()
-            eventually(lambda: requeue(word, other, int(word[0])) == 1)
-            client.add(key, delay=0, topic="t")
-            thread.join(PATIENCE_S)
-            assert found[0].key == key
+            arm = partial(client.add, key, delay=0, topic="t")
+            assert key_after_requeue(subscriber, word, other, arm) == key
             return not sleeps[-1][2]
 
         eventually(misses_a_wake_up)

@@ -271,15 +271,13 @@ class RingServer:
 
     def take_pending(self) -> Iterator[tuple[int, Hashable, bytes, int]]:
         """Take the pending replies away, the oldest first: LSN, route, reply, and the boot time at
-        which the reply was complete. Replies of forgotten clients are dropped."""
+        which the reply was complete."""
         while self.pending:
-            lsn, route, body, built_boot_ns = self._take_oldest()
-            if route is not None:
-                yield lsn, route, body, built_boot_ns
+            yield self._take_oldest()
 
     def _take_oldest(self) -> tuple[int, Hashable, bytes, int]:
         oldest = lib.pg_pending_oldest(ffi.addressof(self.struct, "pending"))
-        ring = self._rings[oldest.client.socket] if oldest.client else None
+        ring = self._rings[oldest.client.socket]
         body = bytes(ffi.buffer(oldest + 1, oldest.bytes))
         reply = int(oldest.lsn), ring, body, int(oldest.built_boot_ns)
         lib.pg_pending_drop(ffi.addressof(self.struct, "pending"))

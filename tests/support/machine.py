@@ -11,13 +11,15 @@ import importlib.util
 import os
 import platform
 import resource
+import shlex
 import shutil
 import socket
 import struct
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 
@@ -194,6 +196,28 @@ def needs(feature: str, reason: str = "") -> None:
     if feature in required():
         pytest.fail(f"required by {VARIABLE}: {said}")
     pytest.skip(said)
+
+
+@contextmanager
+def private_memory(size: str, reason: str) -> Iterator[str]:
+    """Make a mount namespace whose /dev/shm is its own and has this size. Yield the words that,
+    before a command, run it there. `reason`: as in needs()."""
+    needs("mountns", reason)
+    mount = f"mount -t tmpfs -o size={size},mode=1777 tmpfs /dev/shm && echo mounted && exec cat"
+    holder = subprocess.Popen(
+        ["unshare", "-m", "sh", "-c", mount], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    assert holder.stdout is not None
+    assert holder.stdout.readline() == b"mounted\n"
+    yield f"nsenter --mount=/proc/{holder.pid}/ns/mnt --wdns=."
+    holder.communicate()
+
+
+def python_in(enter: str, script: Path) -> str:
+    """Write a script that runs Python behind the words `enter`. Return its path."""
+    script.write_text(f'#!/bin/sh\nexec {enter} {shlex.quote(sys.executable)} "$@"\n')
+    script.chmod(0o755)
+    return str(script)
 
 
 def required() -> set[str]:

@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import ctypes
 import os
+import threading
+from collections.abc import Callable
 from typing import Any
 
+from real_daemon import PATIENCE_S, eventually
+
+from purgatoryd.clients import Subscriber
 from purgatoryd.shm_layout._core import ffi
 
 SYS_FUTEX = {"x86_64": 202, "aarch64": 98}[os.uname().machine]
@@ -23,3 +28,22 @@ def requeue(word: Any, to: Any, expected: int) -> int:
             ctypes.c_void_p(target), expected,
         )
     )  # fmt: skip
+
+
+def key_after_requeue(
+    subscriber: Subscriber, word: Any, to: Any, arm: Callable[[], object]
+) -> str | None:
+    """Move a sleeping subscriber from `word` to another one, call arm(), and return the key of the
+    next notice; None if none came."""
+    keys: list[str] = []
+
+    def get() -> None:
+        notice = subscriber.get(PATIENCE_S)
+        keys.extend([] if notice is None else [str(notice.key)])
+
+    thread = threading.Thread(target=get)
+    thread.start()
+    eventually(lambda: requeue(word, to, int(word[0])) == 1)
+    arm()
+    thread.join(PATIENCE_S)
+    return keys[0] if keys else None

@@ -128,8 +128,7 @@ void pg_pending_drop(struct pg_pending_replies *h)
     struct pg_pending_reply *r = pg_pending_oldest(h);
     if (r == NULL)
         return;
-    if (r->client != NULL)
-        r->client->pending--;
+    r->client->pending--;
     h->count--;
     h->head += pending_whole(r->bytes);
 }
@@ -182,7 +181,7 @@ bool ring_reply(struct pg_arena *a, struct pg_ring_server *s, struct pg_ring_cli
 static bool release(struct pg_arena *a, struct pg_ring_server *s, struct pg_pending_reply *r)
 {
     struct pg_ring_client *c = r->client;
-    if (c == NULL || c->gone)
+    if (c->gone)
         return true;
     return !c->replies && reply_put(a, s, c, r + 1, r->bytes, r->built_boot_ns);
 }
@@ -203,14 +202,18 @@ int pg_pending_release(struct pg_arena *a, struct pg_ring_server *s)
 
 /* ---- clients that have ended ----------------------------------------------------------------- */
 
+/* Make the pending replies of a client padding. */
 static void pending_forget(struct pg_pending_replies *h, const struct pg_ring_client *c)
 {
     struct pg_pending_reply *r;
     for (uint64_t at = h->head; at != h->tail; at += pending_whole(r->bytes)) {
         r = pending_at(h, at);
-        if (r->client == c)
-            r->client = NULL;
+        if (r->lsn == 0 || r->client != c)
+            continue;
+        r->lsn = 0;
+        h->count--;
     }
+    pg_pending_oldest(h);         /* frees the memory if no other reply is left */
 }
 
 void ring_replies_forget(struct pg_ring_server *s, struct pg_ring_client *c)
