@@ -96,9 +96,10 @@ def source_of(inbox: Inbox | Merged | None) -> str:
 
 
 def fired(key: str) -> None:
-    """Let a timer fire."""
-    with Client("demo") as client:
+    """Let a timer fire, and wait until readers see its notice, which a kill cannot take back."""
+    with Subscriber("demo") as witness, Client("demo") as client:
         client.add(key, delay=0)
+        await_key(witness, key)
 
 
 def await_key(subscriber: Subscriber, key: str) -> int:
