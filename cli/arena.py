@@ -15,11 +15,13 @@ from purgatoryd.cli.exits import Command, Exit
 from purgatoryd.cli.operations import condition_text, operation_record, owner_text
 from purgatoryd.cli.options import (
     emit,
+    is_wide,
     json_option,
     key_record,
     key_text,
     name_option,
     payload_record,
+    time_text,
     visible,
 )
 from purgatoryd.cli.shards import Named, daemons
@@ -28,6 +30,8 @@ if TYPE_CHECKING:
     from purgatoryd.shm_layout.arena import Account, Reader
     from purgatoryd.shm_layout.wire import Info
 
+TIMES = ("complete_to", "newest")
+"""Fields with times whose names do not end in _at."""
 ANY_WIDTH = 10_000
 """Width in columns for measuring a table; no table is wider."""
 
@@ -64,8 +68,8 @@ def now_ns(reader: Reader) -> int:
     return time.clock_gettime_ns(time.CLOCK_BOOTTIME)
 
 
-def info_record(info: Info, due_in_ns: int) -> dict[str, Any]:
-    """Return a timer for JSON."""
+def info_record(info: Info, due_in_ns: int, due_at: str | None) -> dict[str, Any]:
+    """Return a timer for JSON. `due_at`: None if the daemon's clock is virtual."""
     from purgatoryd.shm_layout.layout import Status
 
     record: dict[str, Any] = {
@@ -75,6 +79,7 @@ def info_record(info: Info, due_in_ns: int) -> dict[str, Any]:
         "ticket": info.ticket,
         "deadline_boot_ns": info.deadline_ns,
         "due_in_ns": due_in_ns,
+        **({} if due_at is None else {"due_at": due_at}),
         "status": Status(info.status).name,
         **payload_record(info.payload),
     }
@@ -85,16 +90,17 @@ def info_record(info: Info, due_in_ns: int) -> dict[str, Any]:
     return record
 
 
-def info_text(info: Info, due_in_ns: int) -> str:
-    """Return a timer as a line of text."""
+def info_text(info: Info, due_in_ns: int, due_at: str | None) -> str:
+    """Return a timer as a line of text, with the time `due_at` if the terminal is wide."""
     from purgatoryd.shm_layout.layout import Status
 
     place = visible(f"{info.namespace}/{info.topic}")
-    due = units.format_duration(due_in_ns)
-    text = f"in {due:<9} {place:<24} {key_text(info.key):<36} {len(info.payload)} bytes"
+    due = units.format_relative(due_in_ns)
+    text = f"{due:<12} {place:<24} {key_text(info.key):<36} {len(info.payload)} bytes"
     if info.operation is not None:
         text += f", {condition_text(info.operation)}, owner {owner_text(info.operation)}"
-    return text + (", parked" if info.status == Status.PARKED else "")
+    text += ", parked" if info.status == Status.PARKED else ""
+    return text if due_at is None or not is_wide() else f"{text}, at {due_at}"
 
 
 @click.command("list", cls=Command)
@@ -117,16 +123,19 @@ def list_command(
         for info in pending(name)
         if namespace in (None, info[0].namespace) and key_text(info[0].key).startswith(prefix)
     )
-    for info, due_in_ns in islice(found, limit):
-        emit(info_record(info, due_in_ns), info_text(info, due_in_ns), as_json)
+    for found_timer in islice(found, limit):
+        emit(info_record(*found_timer), info_text(*found_timer), as_json)
 
 
-def pending(name: str) -> Iterator[tuple[Info, int]]:
-    """Yield (timer, ns until it is due) for the pending timers of the daemon or of its shards."""
+def pending(name: str) -> Iterator[tuple[Info, int, str | None]]:
+    """Yield (timer, ns until it is due, that time in ISO 8601) for the pending timers of the daemon
+    or of its shards. Under a virtual clock the time is None."""
     for daemon in daemons(name):
         with reading(daemon.name) as reader:
+            virtual = reader.stats()["clock"] == "virtual"
             for info in infos(reader):
-                yield info, info.deadline_ns - now_ns(reader)
+                left_ns = info.deadline_ns - now_ns(reader)
+                yield info, left_ns, None if virtual else units.wall_in(left_ns)
 
 
 # Fields with points in time and positions, which only --json shows.
@@ -215,6 +224,10 @@ def human(field: str, value: Any) -> str:
         return "-"
     if isinstance(value, list):
         return ", ".join(value) or "-"
+    if isinstance(value, str) and (field.endswith("_at") or field in TIMES):
+        return time_text(value)
+    if isinstance(value, int | float) and field.endswith("_s"):
+        return units.format_duration(round(value * units.NS_PER["s"]))
     if not isinstance(value, int) or field.endswith(("pid", "uid", "node", "cpu")):
         return str(value)
     if field.endswith("_ns"):

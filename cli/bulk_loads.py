@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from purgatoryd import clients
+from purgatoryd.cli import units
 from purgatoryd.cli.arena import print_table, reading
 from purgatoryd.cli.exits import Command, Group
 from purgatoryd.cli.options import emit, json_option, name_option, timeout_option
@@ -58,7 +59,7 @@ def bulk_load_records(reader: Reader, now_ns: int) -> Iterator[dict[str, Any]]:
             "fencing_token": bulk_load.fencing_token,
             "rows": bulk_load.rows,
             "upto": bulk_load.upto,
-            "unused_ns": max(0, now_ns - bulk_load.used_boot_ns),
+            "used_at": units.wall_in(bulk_load.used_boot_ns - now_ns),
         }
 
 

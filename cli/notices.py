@@ -61,8 +61,8 @@ def notice_text(notice: Notice) -> str:
 @click.option("--count", type=units.Whole(1), help="Stop after this number of notices.")
 @click.option(
     "--idle",
-    type=units.Number(min=0),
-    help="Stop after this number of seconds without a notice, with exit code 1.",
+    type=units.Limit(),
+    help="Stop after this time without a notice, with exit code 1.",
 )
 @timeout_option
 @json_option

@@ -5,7 +5,11 @@ from __future__ import annotations
 
 import binascii
 import json
+import shutil
+import sys
+import time
 from collections.abc import Callable
+from datetime import datetime
 from typing import Any
 from uuid import UUID
 
@@ -14,13 +18,8 @@ import click
 from purgatoryd.cli import units
 
 Key = str | bytes | UUID
-
-
-def not_negative(_: click.Context, __: click.Parameter, span_ns: int) -> int:
-    """Refuse a negative time span, because it would make every daemon look frozen."""
-    if span_ns < 0:
-        raise click.BadParameter(f"{units.format_duration(span_ns)} is below 0.")
-    return span_ns
+WIDE = 120
+"""Columns of a terminal from which on lines and tables show exact times next to relative ones."""
 
 
 name_option = click.option(
@@ -41,7 +40,6 @@ frozen_option = click.option(
     "--frozen-after",
     "frozen_ns",
     type=units.Duration(),
-    callback=not_negative,
     default="5s",
     show_default=True,
     help="Report the daemon as frozen if its loop stands still for longer. A healthy "
@@ -49,10 +47,10 @@ frozen_option = click.option(
 )
 timeout_option = click.option(
     "--timeout",
-    type=units.Number(min=0),
-    default=5.0,
+    type=units.Limit(),
+    default="5s",
     show_default=True,
-    help="Seconds to wait for the daemon.",
+    help="Time to wait for the daemon; inf = no limit.",
 )
 key_type_option = click.option(
     "--key-type",
@@ -88,6 +86,25 @@ def key_text(key: Key) -> str:
 def visible(text: str) -> str:
     """Return `text` for a terminal, with control characters escaped, so that it fits on a line."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def is_wide() -> bool:
+    """Return whether output has space for exact times: in a pipe, or in a terminal of at least
+    WIDE columns."""
+    return not sys.stdout.isatty() or shutil.get_terminal_size().columns >= WIDE
+
+
+def time_text(at: str) -> str:
+    """Return a time in ISO 8601 for people: "in 2h 5m" or "3m ago", and `at` itself if is_wide().
+
+    Other text is returned unchanged.
+    """
+    try:
+        moment = datetime.fromisoformat(at)
+    except ValueError:
+        return at
+    left_ns = round((moment.timestamp() - time.time()) * 1e9)
+    return units.format_relative(left_ns) + f", {at}" * is_wide()
 
 
 def payload_record(payload: bytes) -> dict[str, str]:

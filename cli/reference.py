@@ -21,6 +21,24 @@ In JSON, `key` is the key as on the command line, and `key_type` is present unle
 A payload is `payload` if it is UTF-8, else `payload_base64`.
 """
 
+_DURATIONS = """\
+## Durations
+
+A duration, in options, environment variables and TOML files, is one or more numbers with units:
+`100ms`, `1h30m`, `2w`.
+
+| rule | refused |
+| --- | --- |
+| Units are ns, us, ms, s, m, h, d and w; every number has one. | `5`: write `5s` |
+| The largest unit comes first, each at most once, without spaces. | `30m1h`, `1h 30m` |
+| The last number may have a decimal point; the sum is in whole nanoseconds. | `0.5ns` |
+| The shortest duration is `0s`, the longest 292 years. | `-5s` |
+| `inf` and `never` mean no limit, for `--timeout` and `--idle` only. | `--delay inf` |
+
+Text output shows times as `in 2h 5m` or `3m ago`. A pipe, and a terminal of at least 120 columns,
+also get the exact time. JSON has exact times in ISO 8601 and durations in nanoseconds.
+"""
+
 _DIRECTORY = """\
 ## Socket directory
 
@@ -58,6 +76,7 @@ def text() -> str:
     return "\n".join(
         [
             _INTRO,
+            _DURATIONS,
             _DIRECTORY,
             _help(app, "purgatoryd"),
             *(

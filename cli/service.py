@@ -169,10 +169,10 @@ def stop_command(
     """Stop the daemon and wait for the end of its process.
 
     Armed timers stay in the arena. Timers that become due while no daemon runs fire at the next
-    start. Exit code 6 means that the process still runs after --timeout seconds.
+    start. Exit code 6 means that the process still runs after --timeout.
 
     With --drain, the daemon refuses adds. It ends once all timers have fired or were cancelled, and
-    owners have acknowledged their outcomes. If that takes longer than --timeout seconds, the daemon
+    owners have acknowledged their outcomes. If that takes longer than --timeout, the daemon
     stops and keeps the remaining timers: exit code 1. SIGINT cancels the drain. If the command is
     killed, the drain continues; --resume cancels it.
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from purgatoryd import clients
+from purgatoryd.cli import units
 from purgatoryd.cli.arena import print_table
 from purgatoryd.cli.exits import Command, Exit, Group
 from purgatoryd.cli.options import emit, json_option, name_option, timeout_option
@@ -32,14 +33,14 @@ class SessionId(click.ParamType[int]):
 
 
 def session_record(info: SessionInfo, now_ns: int) -> dict[str, Any]:
-    """Return a session for JSON, with times as seconds before now."""
+    """Return a session for JSON and for the table. `now_ns`: the current CLOCK_BOOTTIME."""
     return {
         "session": f"{info.session:016x}",
         "uid": info.uid,
         "pid": info.pid,
-        "open_s": round((now_ns - info.opened_boot_ns) / 1e9, 3),
-        "idle_s": round((now_ns - info.used_boot_ns) / 1e9, 3),
-        "grace_s": info.grace_ns / 1e9,
+        "opened_at": units.wall_in(info.opened_boot_ns - now_ns),
+        "used_at": units.wall_in(info.used_boot_ns - now_ns),
+        "grace_ns": info.grace_ns,
         "operations": info.operations,
         "unacknowledged": info.unacknowledged,
     }

@@ -106,7 +106,7 @@ def status_text(name: str, health: Health, reasons: str) -> str:
         parts[0] += f" ({reasons})"
     if health.pid:
         parts.append(f"process {health.pid}")
-    parts.append(f"last loop iteration {units.format_duration(health.still_ns)} ago")
+    parts.append(f"last loop iteration {units.format_relative(-health.still_ns)}")
     if health.overdue_ns:
         parts.append(f"next deadline overdue by {units.format_duration(health.overdue_ns)}")
     return ", ".join(parts)

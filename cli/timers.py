@@ -53,7 +53,9 @@ def timer_record(timer: TimerInfo) -> dict[str, Any]:
 @click.argument("key")
 @name_option
 @namespace_option
-@click.option("--delay", type=units.Duration(), help="Time until KEY is due: 250ms, 30s, 10m, 2d.")
+@click.option(
+    "--delay", type=units.Duration(), help="Time until KEY is due: 250ms, 30s, 1h30m, 2w."
+)
 @click.option(
     "--deadline", type=units.Moment(), help="Wall time at which KEY is due: 2026-01-31T12:00:00Z."
 )
@@ -93,7 +95,7 @@ def add_command(
     """Arm a timer under KEY.
 
     When the timer is due, each listener of its topic receives a notice. A timer with a past
-    deadline or a delay of 0 or less is due at once.
+    deadline or a delay of 0s is due at once.
 
     \b
     purgatoryd add order:42 --delay 30s --topic orders --payload 'remind me'
@@ -173,6 +175,4 @@ def get_command(
 def due_text(timer: TimerInfo) -> str:
     """Return, as text, when a timer is due. The daemon has to be on this host."""
     left_ns = timer.deadline_boot_ns - time.clock_gettime_ns(time.CLOCK_BOOTTIME)
-    span = units.format_duration(abs(left_ns))
-    at = units.format_wall(time.time_ns() + left_ns)
-    return f"in {span}, at {at}" if left_ns >= 0 else f"{span} ago, at {at}"
+    return f"{units.format_relative(left_ns)}, at {units.wall_in(left_ns)}"

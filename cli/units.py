@@ -1,9 +1,11 @@
-"""Parse and format amounts as people write them, such as 16M, 65.536us or 2026-01-01T00:00Z."""
+"""Parse and format amounts as people write them, such as 16M, 1h30m or 2026-01-01T00:00Z."""
 
 from __future__ import annotations
 
 import re
+import time
 from datetime import UTC, datetime, timedelta
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -11,9 +13,10 @@ import click
 if TYPE_CHECKING:  # ParamType is generic only in newer releases of click
     Count = click.ParamType[int]
     Instant = click.ParamType[datetime]
+    Limited = click.ParamType[float]
     Share = click.ParamType[float]
 else:
-    Count = Instant = Share = click.ParamType
+    Count = Instant = Limited = Share = click.ParamType
 
 NS_PER = {
     "ns": 1,
@@ -23,12 +26,19 @@ NS_PER = {
     "m": 60_000_000_000,
     "h": 3_600_000_000_000,
     "d": 86_400_000_000_000,
+    "w": 604_800_000_000_000,
 }
 PAUSE_NS = NS_PER["ms"]
 """The shortest interval at which a command repeats its work."""
 BYTES_PER = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}
 
-_DURATION = re.compile(r"([+-]?\d+)(?:\.(\d+))?(ns|us|ms|s|m|h|d)?")
+_PART = re.compile(r"(\d+)(?:\.(\d+))?(ns|us|ms|s|m|h|d|w)", re.ASCII)
+_NUMBER = re.compile(r"\d+(\.\d+)?", re.ASCII)
+_ENDLESS = ("inf", "never")
+ENDLESS_S = 1e9
+"""A wait without limit, 30 years. No clock or system call overflows within this time."""
+DURATION_MAX_NS = 2**63 - 1
+"""The longest duration: 292 years."""
 _SIZE = re.compile(r"(\d+)([KMG]?)(?:iB|B)?", re.IGNORECASE)
 _PERCENT = re.compile(r"(\d+(?:\.\d+)?)%?")
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -47,28 +57,73 @@ class Number(click.FloatRange):
 
 
 class Duration(Count):
-    """A time span in nanoseconds; a number without a unit is in seconds.
+    """A time span in nanoseconds, such as 1h30m.
 
     `least_ns`: the shortest valid span.
     """
 
     name = "duration"
 
-    def __init__(self, least_ns: int | None = None) -> None:
+    def __init__(self, least_ns: int = 0) -> None:
         self.least_ns = least_ns
 
     def convert(self, value: Any, param: Any, ctx: Any) -> int:
-        """Return `value` in nanoseconds, rounded up. An int is returned unchanged."""
+        """Return `value` in nanoseconds. An int is returned unchanged."""
         if isinstance(value, int):
             return value
-        match = _DURATION.fullmatch(str(value).strip())
-        if not match:
-            self.fail(f"{value!r} is not a duration such as 250us, 1.5s, 10m, 2d.", param, ctx)
-        whole, fraction, unit = match.groups(default="")
-        span_ns: int = -(-int(whole + fraction) * NS_PER[unit or "s"] // 10 ** len(fraction))
-        if self.least_ns is not None and span_ns < self.least_ns:
+        try:
+            span_ns = parse_duration(str(value))
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+        if span_ns < self.least_ns:
             self.fail(f"{value!r} is shorter than {format_duration(self.least_ns)}.", param, ctx)
         return span_ns
+
+
+class Limit(Limited):
+    """A time span in seconds, as the clients take it. inf and never mean no limit."""
+
+    name = "duration"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> float:
+        """Return `value` in seconds. A float is returned unchanged."""
+        if isinstance(value, float):
+            return value
+        if value in _ENDLESS:
+            return ENDLESS_S
+        return min(DURATION.convert(value, param, ctx) / NS_PER["s"], ENDLESS_S)
+
+
+DURATION = Duration()
+"""The type of options that take any duration."""
+
+
+def parse_duration(text: str) -> int:
+    """Return a duration in nanoseconds.
+
+    A duration is one or more numbers with units, from the largest unit to the smallest, each unit
+    at most once, without spaces. Only the last number may have a decimal point, and only if the
+    duration is a whole number of nanoseconds. Raises ValueError with the reason.
+    """
+    if _NUMBER.fullmatch(text):
+        raise ValueError(f"{text!r} has no unit: write {text}s for seconds.")
+    parts = list(_PART.finditer(text))
+    if not parts or "".join(part[0] for part in parts) != text:
+        raise ValueError(f"{text!r} is not a duration such as 250us, 1.5s, 1h30m, 2w.")
+    spans_ns = [NS_PER[part[3]] for part in parts]
+    if any(larger <= smaller for larger, smaller in pairwise(spans_ns)):
+        raise ValueError(f"{text!r} must have each unit once, the largest first, such as 1h30m.")
+    if any(part[2] for part in parts[:-1]):
+        raise ValueError(f"{text!r} has a decimal point before its last unit.")
+    whole_ns = sum(int(part[1]) * unit_ns for part, unit_ns in zip(parts, spans_ns, strict=True))
+    fraction = parts[-1][2] or "0"
+    scale: int = 10 ** len(fraction)
+    more_ns, rest = divmod(int(fraction) * spans_ns[-1], scale)
+    if rest:
+        raise ValueError(f"{text!r} is not a whole number of nanoseconds.")
+    if whole_ns + more_ns > DURATION_MAX_NS:
+        raise ValueError(f"{text!r} is longer than the longest duration, 15250w.")
+    return whole_ns + more_ns
 
 
 class Size(Count):
@@ -149,9 +204,26 @@ def format_wall(ns: int) -> str:
 
 
 def format_duration(ns: int) -> str:
-    """Return a time span with up to four digits, in the largest unit that makes it at least 1."""
-    unit = next((u for u in ("d", "h", "m", "s", "ms", "us") if abs(ns) >= NS_PER[u]), "ns")
+    """Return a time span for people: up to four digits below a minute, else two units, truncated,
+    such as 65.54us and 2h 5m."""
+    if abs(ns) >= NS_PER["m"]:
+        return "-" * (ns < 0) + _two_units(abs(ns))
+    unit = next((u for u in ("s", "ms", "us") if abs(ns) >= NS_PER[u]), "ns")
     return f"{ns / NS_PER[unit]:.4g}{unit}"
+
+
+def _two_units(ns: int) -> str:
+    names = ("d", "h", "m", "s")
+    first = next(n for n, unit in enumerate(names) if ns >= NS_PER[unit])
+    large, left_ns = divmod(ns, NS_PER[names[first]])
+    small = left_ns // NS_PER[names[first + 1]]
+    return f"{large:,}{names[first]}" + f" {small}{names[first + 1]}" * bool(small)
+
+
+def format_relative(left_ns: int) -> str:
+    """Return for people when something is due or has happened; negative times are in the past."""
+    span = format_duration(abs(left_ns))
+    return f"in {span}" if left_ns >= 0 else f"{span} ago"
 
 
 def format_size(count: int) -> str:
@@ -160,9 +232,14 @@ def format_size(count: int) -> str:
     return f"{count / BYTES_PER[unit]:,.1f} {unit}iB" if unit else f"{count} B"
 
 
+def wall_in(left_ns: int) -> str:
+    """Return the wall time in `left_ns` from the call, in ISO 8601."""
+    return format_wall(time.time_ns() + left_ns)
+
+
 def exact_duration(ns: int) -> str:
-    """Return the shortest text that Duration converts to exactly `ns`."""
-    unit = next((u for u in ("s", "ms", "us") if ns and ns % NS_PER[u] == 0), "ns")
+    """Return the shortest text that Duration converts to exactly `ns`: a number with one unit."""
+    unit = next((u for u in reversed(NS_PER) if ns and ns % NS_PER[u] == 0), "s")
     return f"{ns // NS_PER[unit]}{unit}"
 
 

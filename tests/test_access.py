@@ -180,7 +180,7 @@ def test_a_stranger_learns_which_socket_is_shut(shared_dir: Path, daemon: StartD
     real = daemon("demo")
 
     def add() -> tuple[int, str]:
-        arguments = ["add", "k", "--delay", "1", "--timeout", "0.1", "--name", "demo"]
+        arguments = ["add", "k", "--delay", "1s", "--timeout", "100ms", "--name", "demo"]
         done = CliRunner().invoke(app, arguments)
         return done.exit_code, done.stderr
 

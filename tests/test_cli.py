@@ -90,7 +90,7 @@ def test_add_get_cancel(demo: Daemon) -> None:
 @pytest.mark.tier("all")
 def test_a_late_cancel_reports_fired(demo: Daemon) -> None:
     listener = Listener(demo, "--count", "1")
-    cli(demo, "add", "k", "--delay", "-5s")
+    cli(demo, "add", "k", "--delay", "0s")
     assert listener.result()[1] == Exit.DONE
     assert answer(demo, "cancel", "k", code=Exit.NEGATIVE)["result"] == "FIRED"
 
@@ -199,14 +199,14 @@ def test_reading_commands_need_no_daemon(demo: Daemon) -> None:
     assert answer(demo, "list")["key"] == "k"
     assert answer(demo, "stats")["live"] == 1
     assert answer(demo, "check") == {"check": "clean"}
-    assert cli(demo, "get", "k", "--timeout", "0.1").returncode == Exit.NO_DAEMON
+    assert cli(demo, "get", "k", "--timeout", "100ms").returncode == Exit.NO_DAEMON
 
 
 @pytest.mark.tier("all")
 @pytest.mark.parametrize(
     "command",
-    ["get k --timeout 0.1", "cancel k --timeout 0.1", "add k --delay 1s --timeout 0.1",
-     "listen --timeout 0.1", "list", "stats", "check", "stop"],
+    ["get k --timeout 100ms", "cancel k --timeout 100ms", "add k --delay 1s --timeout 100ms",
+     "listen --timeout 100ms", "list", "stats", "check", "stop"],
 )  # fmt: skip
 def test_no_daemon_has_its_exit_code(command: str, daemon_dir: Path) -> None:
     words = [*command.split(), "--name", "nobody"]
@@ -226,7 +226,7 @@ def test_stop_returns_when_the_process_has_ended(demo: Daemon) -> None:
 @pytest.mark.tier("test")
 def test_stop_that_drains_waits_for_what_is_armed(demo: Daemon) -> None:
     cli(demo, "add", "k", "--delay", "300ms")
-    assert answer(demo, "stop", "--drain", "--timeout", "30")["armed"] == 0
+    assert answer(demo, "stop", "--drain", "--timeout", "30s")["armed"] == 0
     demo.start()
     assert answer(demo, "stats")["expiries"] == 1
 
@@ -234,7 +234,7 @@ def test_stop_that_drains_waits_for_what_is_armed(demo: Daemon) -> None:
 @pytest.mark.tier("all")
 def test_stop_that_could_not_drain_in_time_keeps_the_rest(demo: Daemon) -> None:
     cli(demo, "add", "k", "--delay", "1h")
-    done = cli(demo, "stop", "--drain", "--timeout", "0.1", "--json")
+    done = cli(demo, "stop", "--drain", "--timeout", "100ms", "--json")
     assert (done.returncode, json.loads(done.stdout)["armed"]) == (Exit.NEGATIVE, 1)
     assert demo.process.wait(0) == 0
     demo.start()
@@ -245,7 +245,7 @@ def draining(demo: Daemon) -> subprocess.Popen[bytes]:
     """Start a command that waits for the daemon to drain; return once the daemon refuses adds."""
     cli(demo, "add", "k", "--delay", "1h")
     waiting = subprocess.Popen(
-        [*BASE, "stop", "--drain", "--timeout", "3600", "--name", demo.name],
+        [*BASE, "stop", "--drain", "--timeout", "1h", "--name", demo.name],
         env=demo.env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
     )  # fmt: skip
     eventually(lambda: cli(demo, "add", "x", "--delay", "1h", "--mode", "replace").returncode)
@@ -286,7 +286,7 @@ def test_second_daemon_of_a_name_is_refused(demo: Daemon) -> None:
 
 @pytest.mark.tier("all")
 def test_listen_ends_on_silence_and_on_interrupt(demo: Daemon) -> None:
-    assert Listener(demo, "--idle", "0.05").result() == ([], Exit.NEGATIVE)
+    assert Listener(demo, "--idle", "50ms").result() == ([], Exit.NEGATIVE)
     listener = Listener(demo)
     os.kill(listener.process.pid, signal.SIGINT)
     assert listener.result() == ([], Exit.INTERRUPTED)
@@ -537,6 +537,7 @@ def test_condition_and_owner_of_an_operation_are_shown(demo: Daemon) -> None:
         assert answer(demo, "get", "write")["operation"] == operation
         owner = operation["owner"]
         assert answer(demo, "session", "ls")["session"] == owner
+        assert " ago, 20" in cli(demo, "session", "ls").stdout
         assert operation["owner_uid"] == os.getuid()
         owner += f" (uid {os.getuid()})"
         assert f"1 of 2 keys, owner {owner}" in cli(demo, "list").stdout

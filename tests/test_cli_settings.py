@@ -12,6 +12,8 @@ from typing import Any
 import click
 import pytest
 from click.testing import CliRunner, Result
+from hypothesis import assume, given
+from hypothesis import strategies as st
 
 from purgatoryd.cli import units
 from purgatoryd.cli.app import app
@@ -186,20 +188,25 @@ def test_replay_memory_is_half_of_the_payload_memory_unless_given() -> None:
 @pytest.mark.parametrize(
     ("text", "ns"),
     [
+        ("0s", 0),
         ("65.536us", 65_536),
-        ("0.5ns", 1),
-        ("-1.5ns", -1),
-        ("2", 2_000_000_000),
-        ("-3s", -3_000_000_000),
+        ("1.50s", 1_500_000_000),
+        ("1h30m", 5_400_000_000_000),
         ("1.5h", 5_400_000_000_000),
+        ("1w1d1h1m1s1ms1us1ns", 694_861_001_001_001),
+        ("1h90m", 9_000_000_000_000),
+        ("1m0.5s", 60_500_000_000),
         ("106751d", 106751 * 86_400 * 10**9),
+        ("9223372036854775807ns", 2**63 - 1),
     ],
 )
 def test_durations(text: str, ns: int) -> None:
     assert units.Duration().convert(text, None, None) == ns
 
 
-@pytest.mark.parametrize("ns", [0, 1, 999, 1_000, 65_536, 1_000_000, 90_000_000_000])
+@pytest.mark.parametrize(
+    "ns", [0, 1, 999, 1_000, 65_536, 1_000_000, 90_000_000_000, 3_600 * 10**9, 2**63 - 1]
+)
 def test_exact_durations_read_back(ns: int) -> None:
     assert units.Duration().convert(units.exact_duration(ns), None, None) == ns
 
@@ -209,10 +216,71 @@ def test_exact_sizes_read_back(count: int) -> None:
     assert units.Size().convert(units.exact_size(count), None, None) == count
 
 
-@pytest.mark.parametrize("text", ["", "1e3", "nan", "inf", "1 s", "--1", "s"])
-def test_texts_that_are_no_duration(text: str) -> None:
-    with pytest.raises(click.BadParameter):
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("2", "write 2s"),
+        ("0", "write 0s"),
+        ("2.5", "write 2.5s"),
+        *((text, "is not a duration such as")
+          for text in ("", "1e3s", "nan", "inf", "never", "1 s", " 1s", "1s ", "1h 30m", "-3s",
+                       "+3s", "--1", "s", "1S", "1H", "1min", "1y", "1.s", ".5s", "1h30", "1,5s",
+                       "\u0661s", "1s\n")),
+        ("30m1h", "the largest first"),
+        ("1h1h", "each unit once"),
+        ("1s1ms1s", "the largest first"),
+        ("1.5h30m", "decimal point before its last unit"),
+        ("0.5ns", "whole number of nanoseconds"),
+        ("0.0000000001s", "whole number of nanoseconds"),
+        ("9223372036854775808ns", "longest duration"),
+        ("15251w", "longest duration"),
+    ],
+)  # fmt: skip
+def test_texts_that_are_no_duration(text: str, reason: str) -> None:
+    with pytest.raises(click.BadParameter, match=re.escape(reason)):
         units.Duration().convert(text, None, None)
+
+
+@given(counts=st.lists(st.integers(0, 10**6) | st.none(), min_size=8, max_size=8))
+def test_each_combination_of_units_is_their_sum(counts: list[int | None]) -> None:
+    scale = list(reversed(units.NS_PER.items()))
+    parts = [(n, u, ns) for n, (u, ns) in zip(counts, scale, strict=True) if n is not None]
+    text = "".join(f"{n}{u}" for n, u, _ in parts)
+    assume(text)
+    wanted = sum(n * ns for n, _, ns in parts)
+    if wanted <= units.DURATION_MAX_NS:
+        assert units.parse_duration(text) == wanted
+    else:
+        with pytest.raises(ValueError, match="longest"):
+            units.parse_duration(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("100ms", 0.1), ("0s", 0.0), ("inf", 1e9), ("never", 1e9), ("9999w", 1e9)]
+)
+def test_a_limit_may_be_endless(text: str, seconds: float) -> None:
+    assert units.Limit().convert(text, None, None) == seconds
+
+
+def test_a_limit_needs_a_unit() -> None:
+    with pytest.raises(click.BadParameter, match="write 5s"):
+        units.Limit().convert("5", None, None)
+
+
+def test_no_setting_takes_a_bare_number_as_a_duration(tmp_path: Path) -> None:
+    path = tmp_path / "c.toml"
+    rows = (row for group in GROUPS.values() for row in group)
+    spans = [flag for flag, _, kind, _ in rows if isinstance(kind, units.Duration)]
+    assert spans
+    for flag in spans:
+        path.write_text(f"{flag} = 5\n")
+        for done in (
+            print_config(f"--{flag}", "5"),
+            print_config(env={variable(flag): "5"}),
+            print_config("--config", str(path)),
+        ):
+            assert (done.exit_code, done.stdout) == (Exit.USAGE, "")
+            assert "'5' has no unit: write 5s" in " ".join(done.stderr.split())
 
 
 def test_moment_has_an_offset() -> None:
@@ -221,10 +289,29 @@ def test_moment_has_an_offset() -> None:
 
 
 @pytest.mark.parametrize(
-    ("ns", "text"), [(0, "0ns"), (999, "999ns"), (65_536, "65.54us"), (-90_000_000_000, "-1.5m")]
+    ("ns", "text"),
+    [
+        (0, "0ns"),
+        (999, "999ns"),
+        (65_536, "65.54us"),
+        (59_000_000_000, "59s"),
+        (60_000_000_000, "1m"),
+        (-90_000_000_000, "-1m 30s"),
+        (7_559_999_999_999, "2h 5m"),
+        (7_200_000_000_000, "2h"),
+        (86_399_999_999_999, "23h 59m"),
+        (1_000 * 86_400 * 10**9 + 1, "1,000d"),
+    ],
 )
 def test_durations_for_people(ns: int, text: str) -> None:
     assert units.format_duration(ns) == text
+
+
+@pytest.mark.parametrize(
+    ("left_ns", "text"), [(7_500_000_000_000, "in 2h 5m"), (-180_000_000_000, "3m ago")]
+)
+def test_relative_times_for_people(left_ns: int, text: str) -> None:
+    assert units.format_relative(left_ns) == text
 
 
 def test_settings_that_may_be_repeated(tmp_path: Path) -> None:

@@ -30,6 +30,7 @@ from examples.flights.day import busiest_date, flights_of
 from examples.flights.events import Timetable, load_timetable
 from examples.flights.processes import ChildFailed
 from examples.flights.service import KEEP, DaemonFailed, private_directory
+from purgatoryd.cli import units
 
 FAILED, INTERRUPTED = 1, 130
 INTERRUPTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -117,9 +118,10 @@ class Run:
 @click.option("--year", is_flag=True, help="Run the year.")
 @click.option("--load", is_flag=True, help="Run the timers under load.")
 @click.option(
-    "--seconds",
-    type=click.FloatRange(1),
-    default=65.0,
+    "--length",
+    "length_ns",
+    type=units.Duration(units.NS_PER["s"]),
+    default="65s",
     show_default=True,
     help="Duration of the live day.",
 )
@@ -132,11 +134,11 @@ class Run:
 )
 @click.option(
     "--longest",
-    "longest_s",
-    type=click.FloatRange(0.1),
-    default=20.0,
+    "longest_ns",
+    type=units.Duration(100 * units.NS_PER["ms"]),
+    default="20s",
     show_default=True,
-    help="Longest delay under load in seconds; the median delay is a twentieth of it.",
+    help="Longest delay under load; the median delay is a twentieth of it.",
 )
 @click.option(
     "--json",
@@ -162,7 +164,10 @@ def main(json_file: Path | None, keep: Path | None, **options: Any) -> None:
     for number in INTERRUPTS:
         signal.signal(number, _interrupt)
     chosen = tuple(part for part in PARTS if options[part]) or PARTS
-    sizes = Sizes(*(options[name] for name in Sizes._fields))
+    length_s, longest_s = (
+        options[name] / units.NS_PER["s"] for name in ("length_ns", "longest_ns")
+    )
+    sizes = Sizes(length_s, options["timers"], longest_s)
     with _failures(console):
         sys.exit(_run(console, chosen, sizes, json_file))
 

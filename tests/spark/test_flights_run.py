@@ -85,7 +85,7 @@ def test_a_day_of_the_year(flight_runs: FlightRuns, console: Console) -> None:
 def test_load_from_the_command_line(tmp_path: Path) -> None:
     """If stdout is a pipe, the output has no control codes, and its last line is the verdict."""
     needs("numpy")
-    done = run_module("--load", "--timers=5000", "--longest=2", f"--json={tmp_path}/figures.json")
+    done = run_module("--load", "--timers=5000", "--longest=2s", f"--json={tmp_path}/figures.json")
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.splitlines()[-1].startswith("PASS")
     assert "\x1b" not in done.stdout

@@ -118,7 +118,7 @@ def written(name: str, value: object) -> str:
         return str(value).lower()
     kind = TYPE_OF[name]
     if isinstance(kind, units.Duration):
-        return units.format_duration(value) if value else "0"
+        return units.exact_duration(value)
     if isinstance(kind, units.Size) and len(units.exact_size(value)) < 8:
         return units.exact_size(value)
     return f"{value:,}"

@@ -374,7 +374,7 @@ def a_stopped_daemon_stays_so_until_the_next_start() -> None:
     assert purgatoryd("status")[0] == 3
     systemctl("start", "purgatoryd")
     assert ticket_of("far") == ticket
-    purgatoryd("stop", "--drain", "--timeout", "0.1")
+    purgatoryd("stop", "--drain", "--timeout", "100ms")
     eventually(lambda: shown("ActiveState") == "inactive")
 
 
