@@ -35,6 +35,21 @@ A duration, in options, environment variables and TOML files, is one or more num
 | The shortest duration is `0s`, the longest 292 years. | `-5s` |
 | `inf` and `never` mean no limit, for `--timeout` and `--idle` only. | `--delay inf` |
 
+## Times
+
+| time | meaning |
+| --- | --- |
+| `2026-01-31T12:00:00Z`, `2026-01-31T12:00+01:00` | ISO 8601 with an offset from UTC |
+| `2026-01-31T12:00[Europe/Berlin]`, `2026-01-31 12:00 Europe/Berlin` | in this zone |
+| `2026-01-31T12:00` | in the local zone |
+| `now`, `in 2 hours`, `in 1h30m`, `3 days ago` | counted from the call |
+| `tomorrow 9:00`, `next friday 6pm`, `3 april 2026 noon UTC` | in the local zone or the given one |
+
+If a time has no zone or is free text, the command first prints on stderr how it understood the
+time. It refuses a time that the zone's clock skips or shows twice, and text with several meanings,
+such as `03/04/2026`, `tomorrow` and `tomorrow at 9`. `friday` is the next one; on a Friday, write
+`today` or `next friday`. The setting `wall-origin` needs ISO 8601 with an offset or a zone.
+
 Text output shows times as `in 2h 5m` or `3m ago`. A pipe, and a terminal of at least 120 columns,
 also get the exact time. JSON has exact times in ISO 8601 and durations in nanoseconds.
 """

@@ -82,7 +82,7 @@ GROUPS: dict[str, tuple[Row, ...]] = {
          "Maximum number of timers that one loop iteration fires or moves."),
         ("clock", "clock", click.Choice(["real", "virtual"]),
          "A virtual clock moves only on request; it is for tests and simulation."),
-        ("wall-origin", "wall_origin_ns", units.Moment(),
+        ("wall-origin", "wall_origin_ns", units.Moment(strict=True),
          "Wall time at virtual time 0. Needs --clock virtual."),
     ),
     "Sessions and operations": (

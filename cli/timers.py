@@ -57,7 +57,9 @@ def timer_record(timer: TimerInfo) -> dict[str, Any]:
     "--delay", type=units.Duration(), help="Time until KEY is due: 250ms, 30s, 1h30m, 2w."
 )
 @click.option(
-    "--deadline", type=units.Moment(), help="Wall time at which KEY is due: 2026-01-31T12:00:00Z."
+    "--deadline",
+    type=units.Moment(),
+    help="Wall time at which KEY is due: 2026-01-31T12:00:00Z, 'tomorrow 9:00'.",
 )
 @click.option(
     "--within",
@@ -99,6 +101,7 @@ def add_command(
 
     \b
     purgatoryd add order:42 --delay 30s --topic orders --payload 'remind me'
+    purgatoryd add call:7 --deadline 'tomorrow 9:00 Europe/Berlin'
     """
     if (delay is None) == (deadline is None):
         raise click.UsageError("Give either --delay or --deadline.")
@@ -165,14 +168,17 @@ def get_command(
         text = f"unknown {key_text(wanted)}"
         emit({**key_record(wanted), "status": "UNKNOWN"}, text, as_json)
         return Exit.NEGATIVE
-    record = timer_record(timer) | ({} if as_json or virtual else {"due": due_text(timer)})
+    record = timer_record(timer) | ({} if virtual else due_record(timer, as_json))
     shown = record if timer.operation is None else operation_fields(record, timer.operation)
     lines = [f"{label:<18}{visible(str(value))}" for label, value in shown.items()]
     emit(record, "\n".join(lines), as_json)
     return Exit.DONE
 
 
-def due_text(timer: TimerInfo) -> str:
-    """Return, as text, when a timer is due. The daemon has to be on this host."""
+def due_record(timer: TimerInfo, as_json: bool) -> dict[str, str]:
+    """Return when a timer is due, for JSON or as text. The daemon has to be on this host."""
     left_ns = timer.deadline_boot_ns - time.clock_gettime_ns(time.CLOCK_BOOTTIME)
-    return f"{units.format_relative(left_ns)}, at {units.wall_in(left_ns)}"
+    due_at = units.wall_in(left_ns)
+    return (
+        {"due_at": due_at} if as_json else {"due": f"{units.format_relative(left_ns)}, at {due_at}"}
+    )

@@ -178,18 +178,33 @@ def power_of_two(number: int) -> int:
 
 
 class Moment(Instant):
-    """A point in time in ISO 8601, with its offset from UTC."""
+    """A point in time: ISO 8601, or English text such as "tomorrow 9:00".
+
+    `strict`: only ISO 8601 with an offset or a zone, for settings.
+    """
 
     name = "time"
 
+    def __init__(self, strict: bool = False) -> None:
+        self.strict = strict
+
     def convert(self, value: Any, param: Any, ctx: Any) -> datetime:
-        """Return `value` as an aware datetime."""
+        """Return `value` as an aware datetime. If the text has no zone or is free text, print on
+        stderr how it was understood."""
+        if isinstance(value, datetime):
+            return value
+        from purgatoryd.cli import moments
+
         try:
-            moment = value if isinstance(value, datetime) else datetime.fromisoformat(str(value))
-        except ValueError:
-            self.fail(f"{value!r} is not a time such as 2026-01-31T12:00:00Z.", param, ctx)
-        if moment.tzinfo is None:
-            self.fail(f"{value!r} has no offset from UTC: add Z or +01:00.", param, ctx)
+            if self.strict:
+                return moments.read_strict(str(value))
+            moment, understood = moments.read(str(value), now := datetime.now(UTC))
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+        if understood and not (ctx and ctx.resilient_parsing):
+            left_ns = (moment - now) // timedelta(microseconds=1) * NS_PER["us"]
+            shown = f"{moment.isoformat(timespec='seconds')} ({moment.tzname()})"
+            click.echo(f"{value!r} is {shown}, {format_relative(left_ns)}", err=True)
         return moment
 
 
