@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from purgatoryd.cli import units
+from purgatoryd.cli.completion import namespace_names
 from purgatoryd.cli.exits import Command, Exit
 from purgatoryd.cli.operations import condition_text, operation_record, owner_text
 from purgatoryd.cli.options import (
@@ -105,7 +106,9 @@ def info_text(info: Info, due_in_ns: int, due_at: str | None) -> str:
 
 @click.command("list", cls=Command)
 @name_option
-@click.option("-n", "--namespace", help="Only timers of this namespace.")
+@click.option(
+    "-n", "--namespace", shell_complete=namespace_names, help="Only timers of this namespace."
+)
 @click.option("--prefix", default="", help="Only keys that begin with this text.")
 @click.option("--limit", type=units.Whole(1), help="Maximum number of timers.")
 @json_option

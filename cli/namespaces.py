@@ -9,6 +9,7 @@ import click
 from purgatoryd import clients
 from purgatoryd.cli import units
 from purgatoryd.cli.arena import print_table, reading
+from purgatoryd.cli.completion import namespace_names
 from purgatoryd.cli.exits import Command, Group
 from purgatoryd.cli.options import emit, json_option, name_option, timeout_option, visible
 from purgatoryd.cli.shards import daemons
@@ -56,7 +57,7 @@ def namespace_command() -> None:
 
 
 @namespace_command.command("set", cls=Command)
-@click.argument("namespace")
+@click.argument("namespace", shell_complete=namespace_names)
 @name_option
 @click.option("--owner", type=Owner(), help="Only uid that may use the namespace, or 'anybody'.")
 @click.option(

@@ -8,6 +8,7 @@ import click
 
 from purgatoryd import clients
 from purgatoryd.cli import units
+from purgatoryd.cli.completion import topic_names
 from purgatoryd.cli.exits import Command, Exit
 from purgatoryd.cli.options import (
     emit,
@@ -56,8 +57,9 @@ def notice_text(notice: Notice) -> str:
 @name_option
 @namespace_option
 @click.option(
-    "-t", "--topic", "topics", multiple=True, help="Only notices of this topic; may be repeated."
-)
+    "-t", "--topic", "topics", multiple=True, shell_complete=topic_names,
+    help="Only notices of this topic; may be repeated.",
+)  # fmt: skip
 @click.option("--count", type=units.Whole(1), help="Stop after this number of notices.")
 @click.option(
     "--idle",
@@ -99,7 +101,10 @@ def listen_command(
 @click.argument("key")
 @name_option
 @namespace_option
-@click.option("-t", "--topic", default="default", show_default=True, help="Topic of the notice.")
+@click.option(
+    "-t", "--topic", default="default", show_default=True, shell_complete=topic_names,
+    help="Topic of the notice.",
+)  # fmt: skip
 @click.option("-p", "--payload", default="", help="Payload of the notice, as text.")
 @click.option("--payload-file", type=click.File("rb"), help="File with the payload; - is stdin.")
 @key_type_option

@@ -16,6 +16,7 @@ from uuid import UUID
 import click
 
 from purgatoryd.cli import units
+from purgatoryd.cli.completion import daemon_names, namespace_names
 
 Key = str | bytes | UUID
 WIDE = 120
@@ -28,10 +29,16 @@ name_option = click.option(
     default="default",
     show_default=True,
     show_envvar=True,
+    shell_complete=daemon_names,
     help="Name of the daemon: up to 32 characters of a-z, 0-9 and -.",
 )
 namespace_option = click.option(
-    "-n", "--namespace", default="default", show_default=True, help="Namespace of keys and topics."
+    "-n",
+    "--namespace",
+    default="default",
+    show_default=True,
+    shell_complete=namespace_names,
+    help="Namespace of keys and topics.",
 )
 json_option = click.option(
     "--json", "as_json", is_flag=True, help="Print one JSON object per line."

@@ -8,6 +8,7 @@ import click
 
 from purgatoryd import clients
 from purgatoryd.cli import units
+from purgatoryd.cli.completion import namespace_names, topic_names
 from purgatoryd.cli.exits import Command, Exit
 from purgatoryd.cli.options import (
     emit,
@@ -96,7 +97,10 @@ def outcome_text(key: Any, outcome: Outcome) -> str:
     type=units.Whole(1),
     help="Number of watch keys that must reach their targets; default: all.",
 )
-@click.option("-t", "--topic", help="Topic of a notice about the outcome; default: no notice.")
+@click.option(
+    "-t", "--topic", shell_complete=topic_names,
+    help="Topic of a notice about the outcome; default: no notice.",
+)  # fmt: skip
 @click.option("-p", "--payload", default="", help="Payload of the notice, as text.")
 @key_type_option
 @timeout_option
@@ -249,7 +253,9 @@ def watermark_text(found: Watermark) -> str:
 
 @click.command("watermarks", cls=Command)
 @name_option
-@click.option("-n", "--namespace", help="Only watch keys of this namespace.")
+@click.option(
+    "-n", "--namespace", shell_complete=namespace_names, help="Only watch keys of this namespace."
+)
 @click.option("--prefix", default="", help="Only watch keys that begin with this text.")
 @click.option("--failed", is_flag=True, help="Only watch keys that failed and were not cleared.")
 @json_option

@@ -21,6 +21,20 @@ In JSON, `key` is the key as on the command line, and `key_type` is present unle
 A payload is `payload` if it is UTF-8, else `payload_base64`.
 """
 
+_COMPLETION = """\
+## Completion
+
+A shell completes commands, options, and names of daemons, namespaces and topics after this line:
+
+| shell | line | file |
+| --- | --- | --- |
+| bash 4.4 or newer | `eval "$(_PURGATORYD_COMPLETE=bash_source purgatoryd)"` | `~/.bashrc` |
+| zsh | `eval "$(_PURGATORYD_COMPLETE=zsh_source purgatoryd)"`, after `compinit` | `~/.zshrc` |
+| fish | `_PURGATORYD_COMPLETE=fish_source purgatoryd \\| source` | `~/.config/fish/config.fish` |
+
+Namespaces and topics are those of the daemon that `--name` gives earlier in the line.
+"""
+
 _DURATIONS = """\
 ## Durations
 
@@ -91,6 +105,7 @@ def text() -> str:
     return "\n".join(
         [
             _INTRO,
+            _COMPLETION,
             _DURATIONS,
             _DIRECTORY,
             _help(app, "purgatoryd"),

@@ -10,6 +10,7 @@ import click
 
 from purgatoryd import clients
 from purgatoryd.cli import units
+from purgatoryd.cli.completion import topic_names
 from purgatoryd.cli.exits import Command, Exit
 from purgatoryd.cli.operations import operation_fields, operation_record
 from purgatoryd.cli.options import (
@@ -66,7 +67,10 @@ def timer_record(timer: TimerInfo) -> dict[str, Any]:
     type=units.Duration(),
     help="Slack: KEY may fire so long after it is due, to share a wake-up.  [default: the topic's]",
 )
-@click.option("-t", "--topic", default="default", show_default=True, help="Topic of the notice.")
+@click.option(
+    "-t", "--topic", default="default", show_default=True, shell_complete=topic_names,
+    help="Topic of the notice.",
+)  # fmt: skip
 @click.option("-p", "--payload", default="", help="Payload of the notice, as text.")
 @click.option("--payload-file", type=click.File("rb"), help="File with the payload; - is stdin.")
 @click.option(

@@ -6,6 +6,7 @@ import click
 
 from purgatoryd import clients
 from purgatoryd.cli import units
+from purgatoryd.cli.completion import topic_names
 from purgatoryd.cli.exits import Command, Group
 from purgatoryd.cli.options import (
     emit,
@@ -23,7 +24,7 @@ def topic_command() -> None:
 
 
 @topic_command.command("set", cls=Command)
-@click.argument("topic")
+@click.argument("topic", shell_complete=topic_names)
 @name_option
 @namespace_option
 @click.option(
