@@ -70,7 +70,7 @@ class Admin(Closing):
     next call waits until the interrupted call has ended.
     """
 
-    def __init__(self, name: str = "default", *, timeout: float = 5.0) -> None:
+    def __init__(self, name: str = "default", *, timeout: float | timedelta = 5.0) -> None:
         self.name = check_name(name)
         self.timeout = check_limit_s(timeout)
         self._fork_guard = ForkGuard("admin")
@@ -79,12 +79,12 @@ class Admin(Closing):
         self._sequence = 0
         self._shards: dict[str, Admin] = {}
 
-    def ping(self, *, timeout: float | None = None) -> None:
+    def ping(self, *, timeout: float | timedelta | None = None) -> None:
         """Return once the daemon's loop has answered."""
         self._do(self._tell, Message.PING, self._limit_s(timeout))
 
     def advance(
-        self, to_ns: int, *, timeout: float | None = None
+        self, to_ns: int, *, timeout: float | timedelta | None = None
     ) -> dict[tuple[str, str], tuple[int, int]]:
         """Move the virtual clock to `to_ns`, in nanoseconds of virtual time.
 
@@ -106,7 +106,7 @@ class Admin(Closing):
         return wire.decode_newest_sequences(reply.body, reply.records)
 
     def create_namespace(
-        self, namespace: str, partitions: int = 1, *, timeout: float | None = None
+        self, namespace: str, partitions: int = 1, *, timeout: float | timedelta | None = None
     ) -> None:
         """Create a namespace with this number of partitions. An existing namespace stays as it is.
 
@@ -139,7 +139,7 @@ class Admin(Closing):
         quota_bytes: int | None = None,
         quota_ops: int | None = None,
         park_beyond_ns: int | None = None,
-        timeout: float | None = None,
+        timeout: float | timedelta | None = None,
     ) -> NamespaceSettings:
         """Change the given settings of a namespace, and return all its settings.
 
@@ -188,7 +188,7 @@ class Admin(Closing):
 
     def set_topic(
         self, topic: str, *, within: float | timedelta, namespace: str = "default",
-        timeout: float | None = None,
+        timeout: float | timedelta | None = None,
     ) -> None:  # fmt: skip
         """Set the slack of the topic's new timers whose add() gives no `within`.
 
@@ -216,7 +216,9 @@ class Admin(Closing):
         if is_refusal(word & 0xFF):
             raise refusal(names[1].decode(), word, figure)
 
-    def bulk_load_status(self, bulk_load: bytes, *, timeout: float | None = None) -> BulkLoadStatus:
+    def bulk_load_status(
+        self, bulk_load: bytes, *, timeout: float | timedelta | None = None
+    ) -> BulkLoadStatus:
         """Return which rows of a bulk load of any uid are done. Raises InvalidArgument."""
         check_bulk_load(bulk_load, 0, 0)
         return self._do(self._find_bulk_load, bulk_load, self._limit_s(timeout))
@@ -231,7 +233,9 @@ class Admin(Closing):
             parts.take(self._bulk_load(bulk_load, BulkLoadAction.STATUS, limit_s, parts.start))
         return parts.status
 
-    def forget_bulk_load(self, bulk_load: bytes, *, timeout: float | None = None) -> None:
+    def forget_bulk_load(
+        self, bulk_load: bytes, *, timeout: float | timedelta | None = None
+    ) -> None:
         """Free the daemon's record of a bulk load of any uid; its timers stay.
 
         A row that is sent again afterwards is added again. Raises InvalidArgument.
@@ -257,7 +261,7 @@ class Admin(Closing):
         payload: bytes = b"",
         *,
         namespace: str = "default",
-        timeout: float | None = None,
+        timeout: float | timedelta | None = None,
     ) -> int:
         """Publish one notice with the cause PUBLISHED to a topic, and return its ticket.
 
@@ -296,7 +300,7 @@ class Admin(Closing):
             raise refusal(key, word, deadline_ns)
         return word >> 8
 
-    def sessions(self, *, timeout: float | None = None) -> list[SessionInfo]:
+    def sessions(self, *, timeout: float | timedelta | None = None) -> list[SessionInfo]:
         """Return the open sessions. Administrators get all sessions, other users the sessions of
         their own uid."""
         return self._do(self._all_sessions, self._limit_s(timeout))
@@ -308,7 +312,7 @@ class Admin(Closing):
         reply = self._call(Message.SESSIONS, None, limit_s)
         return wire.decode_sessions(reply.body, reply.records)
 
-    def drop_session(self, session: int, *, timeout: float | None = None) -> None:
+    def drop_session(self, session: int, *, timeout: float | timedelta | None = None) -> None:
         """End a session and free its unacknowledged outcomes; its armed operations stay.
 
         Administrators may end any session, other users only sessions of their own uid. Raises
@@ -329,7 +333,7 @@ class Admin(Closing):
                 return one
         return everyone[0]
 
-    def stop(self, *, drain: bool = False, timeout: float | None = None) -> None:
+    def stop(self, *, drain: bool = False, timeout: float | timedelta | None = None) -> None:
         """Ask the daemon to end cleanly, and return once it has agreed.
 
         `drain`: the daemon refuses adds with Stopping, and ends once nothing is armed.
@@ -337,7 +341,7 @@ class Admin(Closing):
         flags = FLAG_DRAIN if drain else 0
         self._do(self._tell, Message.STOP, self._limit_s(timeout), flags)
 
-    def resume(self, timeout: float | None = None) -> None:
+    def resume(self, timeout: float | timedelta | None = None) -> None:
         """Cancel a drain: the daemon arms timers again. Without a drain nothing changes."""
         self._do(self._tell, Message.STOP, self._limit_s(timeout), FLAG_RESUME)
 
@@ -364,7 +368,7 @@ class Admin(Closing):
         handle: Handle[T] = Handle(self, call)
         return self._worker.report(call, handle)
 
-    def _limit_s(self, timeout: float | None) -> float:
+    def _limit_s(self, timeout: float | timedelta | None) -> float:
         return check_limit_s(self.timeout if timeout is None else timeout)
 
     def _await(self, pending: Pending | Call[Any], limit_s: float) -> None:

@@ -121,7 +121,7 @@ class AsyncHandle(Generic[Outcome]):
         """True once the outcome is known."""
         return self._pending.done
 
-    async def result(self, timeout: float | None = None) -> Outcome:
+    async def result(self, timeout: float | timedelta | None = None) -> Outcome:
         """Return the result or raise the error, as the same call with wait=True does.
 
         `timeout`: seconds, default the client's. Cancelling this coroutine cancels only the wait.
@@ -163,7 +163,7 @@ class AsyncClient(
         name: str = "default",
         *,
         namespace: str = "default",
-        timeout: float = 5.0,
+        timeout: float | timedelta = 5.0,
         queue_limit: int = QUEUE_LIMIT,
         remote: Remote | None = None,
         durable: bool | None = False,
@@ -261,7 +261,7 @@ class AsyncClient(
 
     # ---- calls -----------------------------------------------------------------------------
 
-    async def get(self, key: Key, *, timeout: float | None = None) -> TimerInfo | None:
+    async def get(self, key: Key, *, timeout: float | timedelta | None = None) -> TimerInfo | None:
         """Return the armed timer of `key`, or None, as Client.get does."""
         core, limit_s = await self._ready(), self._limit_s(timeout)
         connection = core.of(key)
@@ -272,7 +272,7 @@ class AsyncClient(
     async def add_many(
         self, rows: Any, *, topic: str = "default", mode: Mode = "error",
         within: float | timedelta | None = None, bulk_load: BulkLoad | None = None,
-        wait: bool = True, timeout: float | None = None,
+        wait: bool = True, timeout: float | timedelta | None = None,
     ) -> BulkResult:  # fmt: skip
         """Arm many timers, as Client.add_many does."""
         core, limit_s = await self._ready(), self._limit_s(timeout)
@@ -282,32 +282,32 @@ class AsyncClient(
     @overload
     async def cancel_many(
         self, keys: Any, *, bulk_load: BulkLoad | None = None, wait: Literal[True] = True,
-        timeout: float | None = None,
+        timeout: float | timedelta | None = None,
     ) -> Sequence[CancelResult]: ...  # fmt: skip
 
     @overload
     async def cancel_many(
         self, keys: Any, *, bulk_load: BulkLoad | None = None, wait: Literal[False],
-        timeout: float | None = None,
+        timeout: float | timedelta | None = None,
     ) -> BulkResult: ...  # fmt: skip
 
     async def cancel_many(
         self, keys: Any, *, bulk_load: BulkLoad | None = None, wait: bool = True,
-        timeout: float | None = None,
+        timeout: float | timedelta | None = None,
     ) -> Sequence[CancelResult] | BulkResult:  # fmt: skip
         """Disarm many timers, as Client.cancel_many does."""
         core, limit_s = await self._ready(), self._limit_s(timeout)
         result = await self._bulk(partitions.cancels(core, keys, bulk_load), wait, limit_s)
         return result.cancels() if wait else result
 
-    async def settle(self, result: BulkResult, *, timeout: float | None = None) -> None:
+    async def settle(self, result: BulkResult, *, timeout: float | timedelta | None = None) -> None:
         """Wait until every row of a bulk call has its result, as Client.settle does."""
         core, limit_s = await self._ready(), self._limit_s(timeout)
         await self._bulk(partitions.unsettled(core, result), True, limit_s, last=False)
 
     async def unpark_many(
         self, rows: Iterable[tuple[Key, int, bytes]], *, bulk_load: BulkLoad | None = None,
-        timeout: float | None = None,
+        timeout: float | timedelta | None = None,
     ) -> BulkResult:  # fmt: skip
         """Arm parked timers, as Client.unpark_many does."""
         core, limit_s = await self._ready(), self._limit_s(timeout)
@@ -316,32 +316,34 @@ class AsyncClient(
     # ---- bulk loads ------------------------------------------------------------------------
 
     async def open_bulk_load(
-        self, bulk_load: bytes, fencing_token: int = 0, *, timeout: float | None = None
+        self, bulk_load: bytes, fencing_token: int = 0, *, timeout: float | timedelta | None = None
     ) -> BulkLoadStatus:
         """Begin a bulk load or a new run of it, as Client.open_bulk_load does."""
         return await self._bulk_load(jobs.bulk_load_opened, bulk_load, fencing_token, timeout)
 
     async def close_bulk_load(
-        self, bulk_load: bytes, fencing_token: int = 0, *, timeout: float | None = None
+        self, bulk_load: bytes, fencing_token: int = 0, *, timeout: float | timedelta | None = None
     ) -> None:
         """Refuse all further rows of a bulk load, as Client.close_bulk_load does."""
         close = partial(jobs.bulk_load, BulkLoadAction.CLOSE)
         await self._bulk_load(close, bulk_load, fencing_token, timeout)
 
-    async def forget_bulk_load(self, bulk_load: bytes, *, timeout: float | None = None) -> None:
+    async def forget_bulk_load(
+        self, bulk_load: bytes, *, timeout: float | timedelta | None = None
+    ) -> None:
         """Free the daemon's record of a bulk load, as Client.forget_bulk_load does."""
         forget = partial(jobs.bulk_load, BulkLoadAction.FORGET)
         await self._bulk_load(forget, bulk_load, 0, timeout)
 
     async def bulk_load_status(
-        self, bulk_load: bytes, *, timeout: float | None = None
+        self, bulk_load: bytes, *, timeout: float | timedelta | None = None
     ) -> BulkLoadStatus:
         """Return which rows of a bulk load are done, as Client.bulk_load_status does."""
         return await self._bulk_load(jobs.bulk_load_status, bulk_load, 0, timeout)
 
     async def _bulk_load(
         self, job: jobs.BulkLoadJob[Result], bulk_load: bytes, fencing_token: int,
-        timeout: float | None,
+        timeout: float | timedelta | None,
     ) -> Result:  # fmt: skip
         check_bulk_load(bulk_load, 0, fencing_token)
         core, limit_s = await self._ready(), self._limit_s(timeout)
@@ -354,7 +356,7 @@ class AsyncClient(
         self._take_back()
         self._core.set_time(self._core.check_time(at_ns))
 
-    async def flush(self, *, timeout: float | None = None) -> None:
+    async def flush(self, *, timeout: float | timedelta | None = None) -> None:
         """Wait for the answers to all earlier calls, as Client.flush does."""
         core, limit_s = await self._ready(), self._limit_s(timeout)
         await self._run(self._jobs.flushed(limit_s))
@@ -374,7 +376,7 @@ class AsyncClient(
                 raise
         return core
 
-    def _limit_s(self, timeout: float | None) -> float:
+    def _limit_s(self, timeout: float | timedelta | None) -> float:
         """Return the seconds that a call waits. Raises InvalidArgument."""
         return check_limit_s(self.timeout if timeout is None else timeout)
 
@@ -390,7 +392,7 @@ class AsyncClient(
             raise QueueFull(packer.queued, self.queue_limit, limit_s) from error
 
     async def _made(
-        self, kind: Kind, arguments: tuple[Any, ...], wait: bool, timeout: float | None
+        self, kind: Kind, arguments: tuple[Any, ...], wait: bool, timeout: float | timedelta | None
     ) -> Any:
         limit_s = self._limit_s(timeout)
         if wait and self._lent and self._posted is None and limit_s > DIRECT_S:
@@ -648,7 +650,7 @@ class AsyncSubscriber(AsyncClosing):
         namespace: str = "default",
         topics: Collection[str] | None = None,
         high_water_mark: int = RECEIVE_HWM,
-        timeout: float = 5.0,
+        timeout: float | timedelta = 5.0,
         remote: Remote | None = None,
         ledger: Ledger | None = None,
         numa_local: bool = False,
@@ -712,7 +714,7 @@ class AsyncSubscriber(AsyncClosing):
             self._loop.add_reader(fd, self._news.set)
         self._watched = sockets
 
-    async def get(self, timeout: float | None = None) -> Notice | None:
+    async def get(self, timeout: float | timedelta | None = None) -> Notice | None:
         """Return the next notice, as Subscriber.get does; None if none came within `timeout`
         seconds.
 
@@ -726,7 +728,9 @@ class AsyncSubscriber(AsyncClosing):
         # is returned.
         source.taken = item; return item  # noqa: E702  # fmt: skip
 
-    async def get_many(self, most: int = GET_MOST, timeout: float | None = None) -> Notices | None:
+    async def get_many(
+        self, most: int = GET_MOST, timeout: float | timedelta | None = None
+    ) -> Notices | None:
         """Return the next notices as columns, as Subscriber.get_many does.
 
         If get_many() is cancelled, the next call returns the notices.
@@ -739,7 +743,7 @@ class AsyncSubscriber(AsyncClosing):
         source.taken = item; return item  # noqa: E702  # fmt: skip
 
     async def _await(
-        self, look: Callable[[Inbox | Merged], Next[Item] | None], timeout: float | None
+        self, look: Callable[[Inbox | Merged], Next[Item] | None], timeout: float | timedelta | None
     ) -> tuple[Taker, Item] | None:
         """Return (source, next item that `look` finds), or raise its Lagged."""
         limit_s = None if timeout is None else check_limit_s(timeout)

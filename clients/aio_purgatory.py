@@ -88,7 +88,7 @@ class AsyncOperation:
         """True once the operation has ended, or its outcome can no longer arrive."""
         return self._operation.done
 
-    async def result(self, timeout: float | None = None) -> Outcome:
+    async def result(self, timeout: float | timedelta | None = None) -> Outcome:
         """Return the Outcome; arguments and errors are those of Operation.result."""
         timeout = None if timeout is None else check_limit_s(timeout)
         await asyncio.wait((self._ended,), timeout=timeout)
@@ -129,7 +129,7 @@ class AsyncPurgatory(AsyncClient):
         name: str = "default",
         *,
         namespace: str = "default",
-        timeout: float = 5.0,
+        timeout: float | timedelta = 5.0,
         queue_limit: int = QUEUE_LIMIT,
         remote: Remote | None = None,
         durable: bool = False,

@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Iterator
+from datetime import timedelta
 from importlib import import_module
 from typing import Any
 
@@ -27,11 +28,14 @@ def check_whole(name: str, value: Any, least: int, most: int) -> int:
 
 
 def check_limit_s(limit_s: Any, name: str = "timeout") -> float:
-    """Return the seconds to wait. Negative values become 0, infinity becomes LIMIT_S."""
+    """Return the seconds to wait, of a number of seconds or a timedelta. Negative values become 0,
+    infinity becomes LIMIT_S."""
     if type(limit_s) is float and 0.0 <= limit_s <= LIMIT_S:  # the usual case; false for NaN
         return limit_s
+    if isinstance(limit_s, timedelta):
+        limit_s = limit_s.total_seconds()
     if isinstance(limit_s, bool) or not hasattr(limit_s, "__float__"):
-        raise InvalidArgument(f"{name} {limit_s!r} must be a number of seconds")
+        raise InvalidArgument(f"{name} {limit_s!r} must be a number of seconds or a timedelta")
     try:
         seconds = float(limit_s)
     except OverflowError:  # an int that is too large
@@ -39,7 +43,7 @@ def check_limit_s(limit_s: Any, name: str = "timeout") -> float:
     except (TypeError, ValueError):
         seconds = math.nan
     if math.isnan(seconds):
-        raise InvalidArgument(f"{name} {limit_s!r} must be a number of seconds")
+        raise InvalidArgument(f"{name} {limit_s!r} must be a number of seconds or a timedelta")
     return min(max(seconds, 0.0), LIMIT_S)
 
 

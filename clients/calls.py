@@ -42,7 +42,7 @@ class Options(TypedDict, total=False):
     payload: bytes
     mode: Mode
     within: float | timedelta | None
-    timeout: float | None
+    timeout: float | timedelta | None
 
 
 class TimerCalls(ABC, Generic[Added, AddedLater, Cancelled, CancelledLater]):
@@ -69,7 +69,7 @@ class TimerCalls(ABC, Generic[Added, AddedLater, Cancelled, CancelledLater]):
         delay_ns: int | None = None, deadline: datetime | None = None,
         deadline_boot_ns: int | None = None, topic: str = "default", payload: bytes = b"",
         mode: Mode = "error", within: float | timedelta | None = None, wait: bool = True,
-        timeout: float | None = None,
+        timeout: float | timedelta | None = None,
     ) -> Added | AddedLater:  # fmt: skip
         """Arm a timer. Exactly one of the four times must be given.
 
@@ -80,7 +80,7 @@ class TimerCalls(ABC, Generic[Added, AddedLater, Cancelled, CancelledLater]):
         only to a later time. `within`: the slack, in seconds or as a timedelta of at most 19.5
         hours. The timer may fire up to this long after its deadline, to share a wake-up.
         Default: the topic's slack; 0 = none. A kept or extended timer keeps its slack. `timeout`:
-        seconds to wait for the answer, default the client's.
+        seconds or a timedelta to wait for the answer, default the client's.
 
         Returns the timer as TimerInfo. With wait=False it returns a handle at once, and the call is
         sent together with others. Raises InvalidArgument, Refused (Exists, Full, ...), DaemonError;
@@ -94,16 +94,26 @@ class TimerCalls(ABC, Generic[Added, AddedLater, Cancelled, CancelledLater]):
     @overload
     def cancel(
         self, key: Key, *, ticket: int = 0, wait: Literal[True] = True,
-        timeout: float | None = None,
+        timeout: float | timedelta | None = None,
     ) -> Cancelled: ...  # fmt: skip
 
     @overload
     def cancel(
-        self, key: Key, *, ticket: int = 0, wait: Literal[False], timeout: float | None = None
+        self,
+        key: Key,
+        *,
+        ticket: int = 0,
+        wait: Literal[False],
+        timeout: float | timedelta | None = None,
     ) -> CancelledLater: ...
 
     def cancel(
-        self, key: Key, *, ticket: int = 0, wait: bool = True, timeout: float | None = None
+        self,
+        key: Key,
+        *,
+        ticket: int = 0,
+        wait: bool = True,
+        timeout: float | timedelta | None = None,
     ) -> Cancelled | CancelledLater:
         """Disarm the key's timer; with `ticket`, only the timer that has this ticket.
 
@@ -114,6 +124,6 @@ class TimerCalls(ABC, Generic[Added, AddedLater, Cancelled, CancelledLater]):
 
     @abstractmethod
     def _made(
-        self, kind: Kind, arguments: tuple[Any, ...], wait: bool, timeout: float | None
+        self, kind: Kind, arguments: tuple[Any, ...], wait: bool, timeout: float | timedelta | None
     ) -> Any:
         """Make a call. With `wait` return its outcome, else a handle."""

@@ -68,7 +68,7 @@ T = TypeVar("T")
 class Waiter(Protocol):
     """A client that can wait for the outcome of its calls."""
 
-    def _limit_s(self, timeout: float | None) -> float: ...
+    def _limit_s(self, timeout: float | timedelta | None) -> float: ...
 
     def _await(self, pending: Pending | Call[Any], limit_s: float) -> None: ...
 
@@ -87,7 +87,7 @@ class Handle(_pack.Receipt, Generic[Outcome]):
         done: bool = self._pending.done
         return done
 
-    def result(self, timeout: float | None = None) -> Outcome:
+    def result(self, timeout: float | timedelta | None = None) -> Outcome:
         """Wait for the outcome. Return the result or raise the error, as with wait=True.
 
         `timeout`: seconds, default the client's. Raises Refused, DaemonError.
@@ -144,7 +144,7 @@ class Client(
         name: str = "default",
         *,
         namespace: str = "default",
-        timeout: float = 5.0,
+        timeout: float | timedelta = 5.0,
         queue_limit: int = QUEUE_LIMIT,
         remote: Remote | None = None,
         durable: bool | None = False,
@@ -197,7 +197,7 @@ class Client(
 
     # ---- calls -----------------------------------------------------------------------------
 
-    def get(self, key: Key, *, timeout: float | None = None) -> TimerInfo | None:
+    def get(self, key: Key, *, timeout: float | timedelta | None = None) -> TimerInfo | None:
         """Return the armed timer of `key` with its payload, or None. Raises Denied, DaemonError.
 
         The answer includes the effects of all earlier calls of this client, even of packed calls.
@@ -214,7 +214,7 @@ class Client(
     def add_many(
         self, rows: Any, *, topic: str = "default", mode: Mode = "error",
         within: float | timedelta | None = None, bulk_load: BulkLoad | None = None,
-        wait: bool = True, timeout: float | None = None,
+        wait: bool = True, timeout: float | timedelta | None = None,
     ) -> BulkResult:  # fmt: skip
         """Arm many timers. Each row succeeds or is refused independently of the others.
 
@@ -237,18 +237,18 @@ class Client(
     @overload
     def cancel_many(
         self, keys: Any, *, bulk_load: BulkLoad | None = None, wait: Literal[True] = True,
-        timeout: float | None = None,
+        timeout: float | timedelta | None = None,
     ) -> Sequence[CancelResult]: ...  # fmt: skip
 
     @overload
     def cancel_many(
         self, keys: Any, *, bulk_load: BulkLoad | None = None, wait: Literal[False],
-        timeout: float | None = None,
+        timeout: float | timedelta | None = None,
     ) -> BulkResult: ...  # fmt: skip
 
     def cancel_many(
         self, keys: Any, *, bulk_load: BulkLoad | None = None, wait: bool = True,
-        timeout: float | None = None,
+        timeout: float | timedelta | None = None,
     ) -> Sequence[CancelResult] | BulkResult:  # fmt: skip
         """Disarm many timers; `keys`: a list, a numpy array or an Arrow array.
 
@@ -264,7 +264,7 @@ class Client(
         )
         return self._bulk(bulk, limit_s, outcome, wait=wait)
 
-    def settle(self, result: BulkResult, *, timeout: float | None = None) -> None:
+    def settle(self, result: BulkResult, *, timeout: float | timedelta | None = None) -> None:
         """Wait until all rows of an earlier bulk call have their results. `result`: the BulkResult
         of that call. Raises DaemonError."""
         limit_s = self._limit_s(timeout)
@@ -272,7 +272,7 @@ class Client(
 
     def unpark_many(
         self, rows: Iterable[tuple[Key, int, bytes]], *, bulk_load: BulkLoad | None = None,
-        timeout: float | None = None,
+        timeout: float | timedelta | None = None,
     ) -> BulkResult:  # fmt: skip
         """Arm parked timers; `rows`: a (key, ticket, payload) for each timer, with the payload that
         was given to add().
@@ -288,7 +288,7 @@ class Client(
     # ---- bulk loads ------------------------------------------------------------------------
 
     def open_bulk_load(
-        self, bulk_load: bytes, fencing_token: int = 0, *, timeout: float | None = None
+        self, bulk_load: bytes, fencing_token: int = 0, *, timeout: float | timedelta | None = None
     ) -> BulkLoadStatus:
         """Begin a bulk load in this namespace, or a new run of it, and return its status.
 
@@ -300,7 +300,7 @@ class Client(
         return self._bulk_load(jobs.bulk_load_opened, bulk_load, fencing_token, timeout)
 
     def close_bulk_load(
-        self, bulk_load: bytes, fencing_token: int = 0, *, timeout: float | None = None
+        self, bulk_load: bytes, fencing_token: int = 0, *, timeout: float | timedelta | None = None
     ) -> None:
         """Refuse all further rows of a bulk load: rows that are not done get the status CLOSED.
 
@@ -309,7 +309,9 @@ class Client(
         close = partial(jobs.bulk_load, BulkLoadAction.CLOSE)
         self._bulk_load(close, bulk_load, fencing_token, timeout)
 
-    def forget_bulk_load(self, bulk_load: bytes, *, timeout: float | None = None) -> None:
+    def forget_bulk_load(
+        self, bulk_load: bytes, *, timeout: float | timedelta | None = None
+    ) -> None:
         """Free the daemon's record of a bulk load; its timers stay.
 
         A row that is sent again afterwards is added again. Raises the same errors as
@@ -318,7 +320,9 @@ class Client(
         forget = partial(jobs.bulk_load, BulkLoadAction.FORGET)
         self._bulk_load(forget, bulk_load, 0, timeout)
 
-    def bulk_load_status(self, bulk_load: bytes, *, timeout: float | None = None) -> BulkLoadStatus:
+    def bulk_load_status(
+        self, bulk_load: bytes, *, timeout: float | timedelta | None = None
+    ) -> BulkLoadStatus:
         """Return which rows of a bulk load are done. Raises the same errors as open_bulk_load().
 
         The answer includes the effects of all earlier calls of this client, even of packed calls.
@@ -326,7 +330,11 @@ class Client(
         return self._bulk_load(jobs.bulk_load_status, bulk_load, 0, timeout)
 
     def _bulk_load(
-        self, job: jobs.BulkLoadJob[T], bulk_load: bytes, fencing_token: int, timeout: float | None
+        self,
+        job: jobs.BulkLoadJob[T],
+        bulk_load: bytes,
+        fencing_token: int,
+        timeout: float | timedelta | None,
     ) -> T:
         from purgatoryd.clients.bulk_loads import check_bulk_load
 
@@ -344,7 +352,7 @@ class Client(
         self._core.check()
         self._engine.put(partial(self._core.set_time, self._core.check_time(at_ns)))
 
-    def flush(self, *, timeout: float | None = None) -> None:
+    def flush(self, *, timeout: float | timedelta | None = None) -> None:
         """Wait for the answers to all earlier calls.
 
         Raises BatchError if packed calls were refused and their handles have not been read;
@@ -411,12 +419,12 @@ class Client(
 
     # ---- requests ----------------------------------------------------------------------------
 
-    def _limit_s(self, timeout: float | None) -> float:
+    def _limit_s(self, timeout: float | timedelta | None) -> float:
         """Return the seconds that a call waits. Raises InvalidArgument."""
         return check_limit_s(self.timeout if timeout is None else timeout)
 
     def _made(
-        self, kind: Kind, arguments: tuple[Any, ...], wait: bool, timeout: float | None
+        self, kind: Kind, arguments: tuple[Any, ...], wait: bool, timeout: float | timedelta | None
     ) -> Any:
         limit_s = self.timeout if timeout is None else check_limit_s(timeout)
         if wait and (direct := self._core.direct) is not None:

@@ -43,7 +43,8 @@ from threading import get_ident
 from typing import Literal
 
 from purgatoryd.clients.locked import locked
-from purgatoryd.shm_layout.errors import Closed, InvalidArgument
+from purgatoryd.clients.times import seconds_ns
+from purgatoryd.shm_layout.errors import Closed, InvalidArgument, InvalidTime
 from purgatoryd.shm_layout.host import HOST
 from purgatoryd.shm_layout.wheel import NEVER_NS, Wheel
 
@@ -77,10 +78,12 @@ class DelayedOperation(abc.ABC):
     """
 
     def __init__(self, timeout: float | timedelta) -> None:
-        seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
-        if not abs(seconds) < NEVER_NS / 1e9:
+        try:
+            self.timeout_ns = max(seconds_ns(timeout), 0)
+        except InvalidTime as error:
+            raise InvalidArgument(f"timeout {timeout!r} {error.reason}") from None
+        if self.timeout_ns >= NEVER_NS:
             raise InvalidArgument(f"timeout {timeout!r} must be below {NEVER_NS / 1e9:.0f} s")
-        self.timeout_ns = round(seconds * 1e9)
         self._mutex = threading.Lock()  # protects the five fields below; not held in a callback
         self._worker = 0
         """Id of the thread that works on the operation and finishes it if it ends; 0 = none."""

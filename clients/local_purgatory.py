@@ -93,8 +93,8 @@ class LocalPurgatory:
     operation; default `capacity`. `watch_keys`: keys with a watermark; default `capacity`.
     `payload_memory`: bytes for keys, payloads and conditions; default 256 for each operation. All
     memory is reserved here, and the kernel provides a page when it is first used. A call that needs
-    more raises Full. `watermark_ttl`: seconds after which a watch key that nobody watches is
-    forgotten. `clock_ns` returns the time in ns.
+    more raises Full. `watermark_ttl`: seconds or a timedelta after which a watch key that nobody
+    watches is forgotten. `clock_ns` returns the time in ns.
 
     Raises InvalidArgument if a limit is out of bounds or the kernel refuses the memory.
 
@@ -110,7 +110,7 @@ class LocalPurgatory:
         watches: int | None = None,
         watch_keys: int | None = None,
         payload_memory: int | None = None,
-        watermark_ttl: float = 600.0,
+        watermark_ttl: float | timedelta = 600.0,
         clock_ns: Callable[[], int] = HOST.boot_ns,
     ) -> None:
         capacity = check_whole("capacity", capacity, 1, LIMIT_MAX)

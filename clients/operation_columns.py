@@ -10,6 +10,7 @@ import asyncio
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Mapping
+from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -220,7 +221,7 @@ class Operations(OperationTable):
     def _note_done(self) -> None:
         self._all_ended.set()
 
-    def wait(self, timeout: float | None = None) -> None:
+    def wait(self, timeout: float | timedelta | None = None) -> None:
         """Wait up to `timeout` seconds (None = no limit) until every operation has ended.
 
         Refused rows do not count. Raises CallTimeout if an operation did not end in time, and the
@@ -252,7 +253,7 @@ class AsyncOperations(OperationTable):
         if not self._all_ended.done():
             self._all_ended.set_result(None)
 
-    async def wait(self, timeout: float | None = None) -> None:
+    async def wait(self, timeout: float | timedelta | None = None) -> None:
         """Wait until every operation has ended; arguments and errors are those of
         Operations.wait."""
         timeout = None if timeout is None else check_limit_s(timeout)

@@ -99,7 +99,7 @@ class Operation:
         """True once the operation has ended, or its outcome can no longer arrive."""
         return self._ended.is_set()
 
-    def result(self, timeout: float | None = None) -> Outcome:
+    def result(self, timeout: float | timedelta | None = None) -> Outcome:
         """Wait up to `timeout` seconds (None = no limit), and return the outcome of the operation.
 
         Raises CallTimeout if the operation did not end in time, Refused if it was never armed,

@@ -318,7 +318,7 @@ class Purgatory(Client):
         name: str = "default",
         *,
         namespace: str = "default",
-        timeout: float = 5.0,
+        timeout: float | timedelta = 5.0,
         queue_limit: int = QUEUE_LIMIT,
         remote: Remote | None = None,
         durable: bool = False,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from purgatoryd.clients.arguments import check_callable, check_limit_s
@@ -24,11 +25,11 @@ class Resume:
     """Lets a later process take over the operations of an owner whose process has ended.
 
     `name`: 1 to 63 bytes, the same in both processes. Only one process of a uid may use a name at a
-    time. `grace`: seconds for which the daemon keeps the session after its process has ended, up to
-    a day. After that, and after close(), the daemon frees the outcomes. `callback(key, outcome)`
-    runs in the purgatory's thread, once for each ended operation that an earlier process watched.
-    `missing`, `failed` and `watermarks` of such an outcome are empty. The condition of a `When` of
-    an earlier process counts as false.
+    time. `grace`: seconds or a timedelta for which the daemon keeps the session after its process
+    has ended, up to a day. After that, and after close(), the daemon frees the outcomes.
+    `callback(key, outcome)` runs in the purgatory's thread, once for each ended operation that an
+    earlier process watched. `missing`, `failed` and `watermarks` of such an outcome are empty. The
+    condition of a `When` of an earlier process counts as false.
 
     `on_lost(error)` runs in the same thread if a session that was taken over is lost, at most once
     for each partition of the namespace. After that, no more outcomes arrive for operations of
@@ -38,7 +39,7 @@ class Resume:
     """
 
     name: str
-    grace: float
+    grace: float | timedelta
     callback: Callable[[Key, Outcome], object]
     on_lost: Callable[[SessionExpired], object] | None = None
 
@@ -53,7 +54,7 @@ class Resume:
     @property
     def grace_ns(self) -> int:
         """The `grace` in ns."""
-        return round(self.grace * 1e9)
+        return round(check_limit_s(self.grace, "grace") * 1e9)
 
     def nonces(
         self, random_bytes: Callable[[int], bytes], partition: int

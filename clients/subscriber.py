@@ -18,6 +18,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection
 from contextlib import ExitStack, suppress
+from datetime import timedelta
 from functools import partial
 from typing import Protocol, Self, TypeVar
 
@@ -686,7 +687,7 @@ class Subscriber(Closing):
         namespace: str = "default",
         topics: Collection[str] | None = None,
         high_water_mark: int = RECEIVE_HWM,
-        timeout: float = 5.0,
+        timeout: float | timedelta = 5.0,
         remote: Remote | None = None,
         ledger: Ledger | None = None,
         numa_local: bool = False,
@@ -715,7 +716,7 @@ class Subscriber(Closing):
                 raise DaemonUnreachable(name, self._inbox.endpoint, timeout)
             time.sleep(OPEN_RETRY_S)
 
-    def get(self, timeout: float | None = None) -> Notice | None:
+    def get(self, timeout: float | timedelta | None = None) -> Notice | None:
         """Return the next notice; None if none came within `timeout` seconds (None = no limit).
 
         Raises Lagged once for each range that the replay buffer has lost; the next call continues
@@ -729,7 +730,9 @@ class Subscriber(Closing):
         # is returned.
         source.taken = item; return item  # noqa: E702  # fmt: skip
 
-    def get_many(self, most: int = GET_MOST, timeout: float | None = None) -> Notices | None:
+    def get_many(
+        self, most: int = GET_MOST, timeout: float | timedelta | None = None
+    ) -> Notices | None:
         """Return the notices that are there, at least 1 and at most `most`; None if none came
         within `timeout` seconds (None = no limit).
 
@@ -743,7 +746,7 @@ class Subscriber(Closing):
         source.taken = item; return item  # noqa: E702  # fmt: skip
 
     def _await(
-        self, look: Callable[[], Next[Item] | None], timeout: float | None
+        self, look: Callable[[], Next[Item] | None], timeout: float | timedelta | None
     ) -> tuple[Taker, Item] | None:
         """Return (source, next item that `look` finds), or raise its Lagged."""
         limit_s = None if timeout is None else check_limit_s(timeout)

@@ -7,6 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from datetime import timedelta
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -81,7 +82,7 @@ class BulkLoader(Closing):
 
     def __init__(
         self, name: str, remote: Remote | None = None, mode: Any = "keep", *,
-        timeout: float = 30.0, durable: bool | None = None,
+        timeout: float | timedelta = 30.0, durable: bool | None = None,
     ) -> None:  # fmt: skip
         self.name = name
         self._remote = remote

@@ -11,7 +11,8 @@ import inspect
 import math
 import uuid
 from collections.abc import Callable, Iterator
-from datetime import UTC, datetime
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -34,16 +35,22 @@ from purgatoryd.clients import (
     BulkLoad,
     CancelResult,
     Client,
+    DelayedOperation,
     InvalidArgument,
+    InvalidTime,
     Ledger,
+    MessageRefused,
     Purgatory,
     PurgatorydError,
+    Resume,
     Status,
     Subscriber,
     SumOf,
     When,
 )
+from purgatoryd.clients.arguments import LIMIT_S, check_limit_s
 from purgatoryd.clients.bulk import BulkResult, MergedResult
+from purgatoryd.clients.times import seconds_ns
 
 pytestmark = pytest.mark.tier("all")
 
@@ -233,6 +240,81 @@ def test_bad_limits_of_waits(daemon: StartDaemon) -> None:
                 tried(lambda: operation.add_done_callback(value), value)  # noqa: B023
             assert handle.result().key == "k"
         assert operation_ended.result(math.inf).cause == "expired"
+
+
+PATIENCE = timedelta(seconds=PATIENCE_S)
+
+
+@pytest.mark.tier("test")
+def test_each_wait_takes_a_timedelta(daemon: StartDaemon) -> None:
+    daemon("demo", "--clock", "virtual")
+    with (
+        Purgatory("demo", timeout=PATIENCE) as client,
+        Admin("demo", timeout=PATIENCE) as admin,
+        Subscriber("demo", namespace="quiet", timeout=PATIENCE) as subscriber,
+    ):
+        for made, calls in ((client, PURGATORY_CALLS), (admin, ADMIN_CALLS)):
+            for method, arguments in calls.items():
+                found = getattr(made, method)
+                if "timeout" in inspect.signature(found).parameters and method != "settle":
+                    with suppress(MessageRefused):  # there is no session 1
+                        found(**{"timeout": PATIENCE} | arguments)
+        assert subscriber.get(timedelta(milliseconds=1)) is None
+        operation = client.watch("p", CONDITION, timedelta(0))
+        assert operation.result(PATIENCE).cause == "expired"
+        assert client.add("k", timedelta(hours=1), mode="replace", wait=False).result(PATIENCE)
+
+
+def test_each_wait_of_an_async_client_takes_a_timedelta(daemon: StartDaemon) -> None:
+    daemon("demo", "--clock", "virtual")
+
+    async def scenario() -> None:
+        async with AsyncPurgatory("demo", timeout=PATIENCE) as client:
+            for method, arguments in PURGATORY_CALLS.items():
+                found = getattr(client, method)
+                if "timeout" in inspect.signature(found).parameters and method != "settle":
+                    await found(**{"timeout": PATIENCE} | arguments)
+            operation = await client.watch("p", CONDITION, timedelta(0))
+            assert (await operation.result(PATIENCE)).cause == "expired"
+        async with AsyncSubscriber("demo", timeout=PATIENCE) as subscriber:
+            assert await subscriber.get(timedelta(milliseconds=1)) is None
+
+    asyncio.run(scenario())
+
+
+def test_spans_are_exact_in_nanoseconds() -> None:
+    days = timedelta(days=36_500, microseconds=1)  # a float of its seconds has no microseconds
+    assert seconds_ns(days) == 36_500 * 86_400 * 10**9 + 1000
+    assert seconds_ns(0.1) == 10**8
+    assert seconds_ns(3) == 3 * 10**9
+    for bad in (math.nan, math.inf, -math.inf, "1", True):
+        with pytest.raises(InvalidTime):
+            seconds_ns(bad)
+    assert check_limit_s(timedelta(milliseconds=1500)) == 1.5
+    assert check_limit_s(timedelta.max) == LIMIT_S
+    assert check_limit_s(timedelta(-1)) == 0.0
+    for grace in (1.5, timedelta(seconds=1.5)):
+        assert Resume("r", grace, print).grace_ns == 1_500_000_000
+    with pytest.raises(InvalidArgument, match="at most a day"):
+        Resume("r", timedelta(days=1, microseconds=1), print)
+
+
+def test_the_timeout_of_a_delayed_operation_is_exact() -> None:
+    class Delayed(DelayedOperation):
+        def try_complete(self) -> bool:
+            return False
+
+        def on_complete(self) -> None:
+            pass
+
+        def on_expiration(self) -> None:
+            pass
+
+    assert Delayed(timedelta(days=36_500, microseconds=1)).timeout_ns == 3_153_600_000_000_001_000
+    assert Delayed(-1).timeout_ns == 0
+    for bad in (math.nan, math.inf, 1e10, timedelta.max, "1", None):
+        with pytest.raises(InvalidArgument):
+            Delayed(bad)  # type: ignore[arg-type]
 
 
 def constructors() -> list[type[Any]]:
