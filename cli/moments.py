@@ -26,7 +26,7 @@ class Reading(NamedTuple):
     moment: datetime
     """An aware datetime."""
     understood: bool
-    """Whether the text leaves something to interpretation: its zone, or free text."""
+    """True if the text has no zone, or is free text, so that it had to be interpreted."""
 
 
 def read_strict(text: str) -> datetime:
