@@ -303,6 +303,7 @@ class Core:
         payload: bytes,
         mode: str,
         within: float | timedelta | None,
+        tag: str | None,
         *,
         collect: bool,
     ) -> Entry[PendingAdd]:
@@ -320,7 +321,8 @@ class Core:
         note = self._note if collect else None
         pending = PendingAdd(key, note, self.namespace, topic, payload)
         slack = times.slack(within)
-        fields = (PUT, number, key_type, key_bytes, kind, slack, payload, b"", time_ns, 0)
+        items = wire.encode_tag(tag)
+        fields = (PUT, number, key_type, key_bytes, kind, slack, payload, items, time_ns, 0)
         return connection.entry(pending, name, Builder.record, fields)
 
     def cancel(self, key: Key, ticket: int, *, collect: bool) -> Entry[PendingCancel]:
@@ -481,5 +483,5 @@ class Question(Asked[TimerInfo | None]):
             self.key, info.namespace, info.topic, info.ticket, info.deadline_ns,
             Status(info.status), info.payload,
             None if info.wall_ns is None else times.wall_time(info.wall_ns), info.operation,
-            info.within_ns,
+            info.within_ns, info.tag,
         )  # fmt: skip

@@ -89,6 +89,8 @@ class TimerInfo:
     """Condition, owner and watermarks, if the key belongs to an operation (get only)."""
     within_ns: int | None = None
     """Slack of the timer, rounded down to a power of two, ns; 0 = none (get only)."""
+    tag: str | None = None
+    """Tag of the timer; None = it has none (get only)."""
 
 
 @dataclass(frozen=True, slots=True)

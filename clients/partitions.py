@@ -45,12 +45,12 @@ class Share(NamedTuple):
 
 def puts(
     core: Core, rows: Any, topic: str, mode: str, bulk_load: BulkLoad | None = None,
-    within: float | timedelta | None = None,
+    within: float | timedelta | None = None, tag: str | None = None,
 ) -> Bulk:  # fmt: skip
     """Pack `rows` for add_many. If it raises InvalidArgument or Closed, nothing was packed."""
 
     def pack(connection: Connection, some: Any) -> Packed:
-        return pack_puts(connection, some, topic, mode, bulk_load, within)
+        return pack_puts(connection, some, topic, mode, bulk_load, within, tag)
 
     return _packed(core, rows, bulk_load, pack, split_rows)
 
