@@ -3,6 +3,7 @@
 #define PURGATORYD_CORE_H
 
 #include "core/base/answer.h"
+#include "core/base/backlog.h"
 #include "core/base/blobs.h"
 #include "core/base/check.h"
 #include "core/base/common.h"
@@ -21,6 +22,7 @@
 #include "core/state/bulk_loads.h"
 #include "core/state/inbox.h"
 #include "core/state/keys.h"
+#include "core/state/late.h"
 #include "core/state/names.h"
 #include "core/state/operation_bytes.h"
 #include "core/state/operations.h"

@@ -2,6 +2,7 @@
 #ifndef PURGATORYD_BASE_WHEEL_H
 #define PURGATORYD_BASE_WHEEL_H
 
+#include "core/base/check.h"
 #include "core/base/common.h"
 
 /* Called with a due slot, which is in no bucket at that moment. The callback frees or re-places the
@@ -20,12 +21,15 @@ struct wheel {
     /* The wheel reads deadline_ns and slack of each slot, and owns its `where` and `bucket`. */
     struct pg_hot *hot;
     uint32_t capacity;            /* slots */
+    uint32_t topics;              /* number of backlogs; 0 for a wheel outside of an arena */
+    struct pg_backlog *backlogs;  /* one per topic (backlog.h) */
 };
 
 struct wheel_shape {
     int64_t tick_ns;              /* 1000 .. 100000000 */
     uint32_t fanout;              /* 2 .. 256 */
     uint32_t capacity;            /* slots */
+    uint32_t topics;              /* backlogs */
 };
 
 /* Number of levels of the wheel that cover all 63-bit times. */
@@ -41,7 +45,7 @@ void wheel_init(struct wheel *w, const struct wheel_shape *shape, int64_t now_ns
 void wheel_place(struct wheel *w, uint32_t slot);
 /* Link a slot that is due immediately, even if its tick has not ended. */
 void wheel_place_due(struct wheel *w, uint32_t slot);
-/* Unlink a slot. It must be linked. */
+/* Unlink a slot. It must be linked, in a bucket or in the backlog of its topic. */
 void wheel_remove(struct wheel *w, uint32_t slot);
 /* Link a due slot that has to wait until wheel_release fires it. on_due callbacks call this.
  * wheel_advance skips the slot. */
@@ -55,6 +59,25 @@ uint32_t wheel_release(struct wheel *w, uint32_t budget, wheel_due_fn on_due, vo
 /* Prefetch the slots that will move to other cells when `slots` are removed from the wheel. */
 void wheel_fetch_last(const struct wheel *w, const uint32_t *slots, uint32_t count);
 enum { CHUNK_WORDS = 16 };        /* number of 32-bit words in a chunk; word 0 is `previous` */
+/* Take a free chunk. wheel_chunks guarantees that one is free. */
+static inline uint32_t wheel_chunk_take(struct wheel *w)
+{
+    PG_ASSERT(w->free_chunks[0] != 0, "wheel", "a free chunk is left");
+    return w->free_chunks[w->free_chunks[0]--];
+}
+static inline void wheel_chunk_give(struct wheel *w, uint32_t chunk)
+{
+    PG_ASSERT(w->free_chunks[0] < w->state->chunk_count, "wheel",
+              "no chunk is given back twice");
+    w->free_chunks[++w->free_chunks[0]] = chunk;
+}
+/* Cell of the member that moves when a linked slot is removed. */
+static inline uint32_t wheel_tail_of(const struct wheel *w, const struct pg_hot *h)
+{
+    if (UNLIKELY(h->bucket == PG_BACKLOG_BUCKET))
+        return h->topic < w->topics ? w->backlogs[h->topic].head : PG_NIL;
+    return w->buckets[h->bucket].tail;
+}
 /* Prefetch the cell of a linked slot. */
 static inline void wheel_fetch_cell(const struct wheel *w, const struct pg_hot *h)
 {
@@ -64,7 +87,7 @@ static inline void wheel_fetch_cell(const struct wheel *w, const struct pg_hot *
 static inline void wheel_fetch_cells(const struct wheel *w, const struct pg_hot *h)
 {
     wheel_fetch_cell(w, h);
-    fetch(&w->chunks[w->buckets[h->bucket].tail / CHUNK_WORDS]);
+    fetch(&w->chunks[wheel_tail_of(w, h) / CHUNK_WORDS]);
 }
 /* Number of timers that the wheel has moved to a finer level. */
 static inline uint64_t wheel_moved(const struct wheel *w) { return w->state->moved; }
