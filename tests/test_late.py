@@ -393,7 +393,7 @@ def test_a_full_replay_buffer_stops_a_catch_up_and_loses_nothing() -> None:
     while core.metrics.live:
         assert core.advance(SECOND_NS)
         parts, upto = core.notices()
-        found += [str(n.key, "ascii") for part in parts for n in part.notices]  # type: ignore[arg-type]
+        found += [str(n.key) for part in parts for n in part.notices]
         core.published(upto)
         core.check()
     assert found == [str(n) for n in range(40)]

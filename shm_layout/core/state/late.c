@@ -95,7 +95,7 @@ static void late_skip(struct pg_arena *a, uint32_t slot)
     a->metrics->skipped++;
 }
 
-static void late_coalesce(struct pg_arena *a, uint32_t slot)
+static void coalesced_end(struct pg_arena *a, uint32_t slot)
 {
     struct pg_topic *t = topic_at(a, slot_hot(a, slot)->topic);
     const uint64_t missed = t->missed + 1;
@@ -106,12 +106,25 @@ static void late_coalesce(struct pg_arena *a, uint32_t slot)
     a->metrics->coalesced++;
 }
 
-/* Return whether the next timer of the topic's backlog will be coalesced or fire in place of the
- * oldest one. */
-static bool has_successor(const struct pg_arena *a, uint32_t topic)
+/* Return whether slot x comes before slot y in the order in which COALESCE looks for the last
+ * timer. Tickets decide between equal deadlines, so that a recovery finds the same timer. */
+static bool comes_before(const struct pg_arena *a, uint32_t x, uint32_t y)
+{
+    const struct pg_hot *h = slot_hot(a, x), *other = slot_hot(a, y);
+    if (h->deadline_ns != other->deadline_ns)
+        return h->deadline_ns < other->deadline_ns;
+    return ctl_ticket(h->ctl) < ctl_ticket(other->ctl);
+}
+
+/* Coalesce the oldest timer of a topic's backlog with the next one: the earlier of the two ends.
+ * Return false if there is no next timer with this policy. */
+static bool late_coalesce(struct pg_arena *a, uint32_t topic, uint32_t oldest)
 {
     const uint32_t next = backlog_peek(&a->wheel, topic, 1);
-    return next != PG_NIL && policy_now(a, next) == PG_LATE_COALESCE;
+    if (next == PG_NIL || policy_now(a, next) != PG_LATE_COALESCE || !wall_is_reached(a, next))
+        return false;
+    coalesced_end(a, comes_before(a, oldest, next) ? oldest : next);
+    return true;
 }
 
 static int64_t interval_ns(const struct pg_namespace *n)
@@ -179,9 +192,7 @@ static bool oldest_end(struct catch_up *c, uint32_t topic, uint32_t slot)
     const unsigned policy = policy_now(a, slot);
     if (policy == PG_LATE_SKIP)
         late_skip(a, slot);
-    else if (policy == PG_LATE_COALESCE && has_successor(a, topic))
-        late_coalesce(a, slot);
-    else
+    else if (policy != PG_LATE_COALESCE || !late_coalesce(a, topic, slot))
         return oldest_fire(c, slot);
     return true;
 }
