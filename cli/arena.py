@@ -90,8 +90,9 @@ def info_text(info: Info, due_in_ns: int) -> str:
     from purgatoryd.shm_layout.layout import Status
 
     place = visible(f"{info.namespace}/{info.topic}")
-    due = units.format_duration(due_in_ns)
-    text = f"in {due:<9} {place:<24} {key_text(info.key):<36} {len(info.payload)} bytes"
+    due = units.format_duration(abs(due_in_ns))
+    when = f"in {due}" if due_in_ns > 0 else f"due {due} ago"
+    text = f"{when:<12} {place:<24} {key_text(info.key):<36} {len(info.payload)} bytes"
     if info.operation is not None:
         text += f", {condition_text(info.operation)}, owner {owner_text(info.operation)}"
     return text + (", parked" if info.status == Status.PARKED else "")
@@ -276,6 +277,10 @@ def topic_records(reader: Reader) -> Iterator[dict[str, Any]]:
             "live": topic.live,
             "sequence": topic.sequence,
             "within_ns": topic.slack_ns,
+            "late": topic.late_policy.name.lower(),
+            "grace_ns": topic.grace_ns,
+            "paused": topic.paused,
+            "backlog": topic.backlog,
         }
 
 
