@@ -4,6 +4,7 @@
  * queue have empty cells, so wheel_chunks can bound the number of chunks. */
 #include "core/base/backlog.h"
 #include "core/base/check.h"
+#include "core/base/chunks.h"
 #include "core/base/common.h"
 #include "core/base/slots.h"
 
@@ -28,7 +29,7 @@ void backlogs_init(struct wheel *w)
 /* Add a chunk at the tail. Return its first cell. */
 static uint32_t backlog_grow(struct wheel *w, struct pg_backlog *q)
 {
-    const uint32_t chunk = wheel_chunk_take(w);
+    const uint32_t chunk = chunk_take(w);
     w->chunks[chunk].previous = PG_NIL;
     if (q->count != 0)
         w->chunks[q->tail / CHUNK_WORDS].previous = chunk;
@@ -64,7 +65,7 @@ static uint32_t backlog_pop(struct wheel *w, struct pg_backlog *q)
     q->head = q->count != 0 ? w->chunks[chunk].previous * CHUNK_WORDS + 1 : PG_NIL;
     if (q->count == 0)
         q->tail = PG_NIL;
-    wheel_chunk_give(w, chunk);
+    chunk_give(w, chunk);
     return slot;
 }
 

@@ -2,8 +2,8 @@
 #ifndef PURGATORYD_BASE_BACKLOG_H
 #define PURGATORYD_BASE_BACKLOG_H
 
+#include "core/base/chunks.h"
 #include "core/base/common.h"
-#include "core/base/wheel.h"
 
 /* A backlog uses chunks of the wheel. A timer in it is linked: wheel_remove takes it out. The oldest
  * member then moves into its cell, so a cancel may change the order of one other timer. */
@@ -24,6 +24,17 @@ const uint32_t *backlog_soon(const struct wheel *w, uint32_t topic, uint32_t *co
 bool backlogs_check(const struct wheel *w, uint32_t *linked, uint32_t *chunks, uint64_t *chunk_sum,
                     struct pg_fault *fault);
 
+/* Number of members of a topic's backlog, and of all backlogs. */
+static inline uint32_t backlog_count(const struct wheel *w, uint32_t topic)
+{
+    return w->backlogs[topic].count;
+}
+/* Cell of the oldest member; PG_NIL = there is none. */
+static inline uint32_t backlog_head(const struct wheel *w, uint32_t topic)
+{
+    return w->backlogs[topic].head;
+}
+static inline uint32_t backlogs_count(const struct wheel *w) { return w->state->backlog; }
 static inline bool in_backlog(const struct pg_hot *h) { return h->bucket == PG_BACKLOG_BUCKET; }
 
 #endif

@@ -16,6 +16,7 @@
 #include "core/base/wheel.h"
 #include "core/base/backlog.h"
 #include "core/base/check.h"
+#include "core/base/chunks.h"
 #include "core/base/common.h"
 #include "core/base/slots.h"
 
@@ -259,7 +260,7 @@ static inline struct pg_bucket *bucket_row(const struct wheel *w, uint32_t bucke
 static uint32_t bucket_grow(struct wheel *w, uint32_t bucket)
 {
     struct pg_bucket *b = bucket_row(w, bucket);
-    const uint32_t chunk = wheel_chunk_take(w);
+    const uint32_t chunk = chunk_take(w);
     w->chunks[chunk].previous = b->tail;
     if (b->tail == PG_NIL)
         mark_occupied(w->state, bucket);
@@ -290,7 +291,7 @@ static inline uint32_t bucket_pop(struct wheel *w, uint32_t bucket)
         return slot;
     }
     b->tail = w->chunks[chunk].previous;
-    wheel_chunk_give(w, chunk);
+    chunk_give(w, chunk);
     if (b->tail == PG_NIL)
         mark_empty(w->state, bucket);
     return slot;

@@ -2,7 +2,8 @@
 #ifndef PURGATORYD_BASE_WHEEL_H
 #define PURGATORYD_BASE_WHEEL_H
 
-#include "core/base/check.h"
+#include "core/base/backlog.h"
+#include "core/base/chunks.h"
 #include "core/base/common.h"
 
 /* Called with a due slot, which is in no bucket at that moment. The callback frees or re-places the
@@ -12,18 +13,6 @@ typedef bool (*wheel_due_fn)(void *context, uint32_t slot);
 /* Called with up to PG_CHUNK_CELLS slots that are due next, so that the callback can prefetch their
  * data. */
 typedef void (*wheel_soon_fn)(void *context, const uint32_t *slots, uint32_t count);
-
-struct wheel {
-    struct pg_wheel *state;
-    struct pg_bucket *buckets;
-    struct pg_chunk *chunks;
-    uint32_t *free_chunks;        /* free_chunks[0] = number of free chunks */
-    /* The wheel reads deadline_ns and slack of each slot, and owns its `where` and `bucket`. */
-    struct pg_hot *hot;
-    uint32_t capacity;            /* slots */
-    uint32_t topics;              /* number of backlogs; 0 for a wheel outside of an arena */
-    struct pg_backlog *backlogs;  /* one per topic (backlog.h) */
-};
 
 struct wheel_shape {
     int64_t tick_ns;              /* 1000 .. 100000000 */
@@ -58,24 +47,11 @@ uint32_t wheel_release(struct wheel *w, uint32_t budget, wheel_due_fn on_due, vo
                        bool *more);
 /* Prefetch the slots that will move to other cells when `slots` are removed from the wheel. */
 void wheel_fetch_last(const struct wheel *w, const uint32_t *slots, uint32_t count);
-enum { CHUNK_WORDS = 16 };        /* number of 32-bit words in a chunk; word 0 is `previous` */
-/* Take a free chunk. wheel_chunks guarantees that one is free. */
-static inline uint32_t wheel_chunk_take(struct wheel *w)
-{
-    PG_ASSERT(w->free_chunks[0] != 0, "wheel", "a free chunk is left");
-    return w->free_chunks[w->free_chunks[0]--];
-}
-static inline void wheel_chunk_give(struct wheel *w, uint32_t chunk)
-{
-    PG_ASSERT(w->free_chunks[0] < w->state->chunk_count, "wheel",
-              "no chunk is given back twice");
-    w->free_chunks[++w->free_chunks[0]] = chunk;
-}
 /* Cell of the member that moves when a linked slot is removed. */
 static inline uint32_t wheel_tail_of(const struct wheel *w, const struct pg_hot *h)
 {
     if (UNLIKELY(h->bucket == PG_BACKLOG_BUCKET))
-        return h->topic < w->topics ? w->backlogs[h->topic].head : PG_NIL;
+        return h->topic < w->topics ? backlog_head(w, h->topic) : PG_NIL;
     return w->buckets[h->bucket].tail;
 }
 /* Prefetch the cell of a linked slot. */

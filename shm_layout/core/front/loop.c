@@ -4,10 +4,11 @@
 #include "core/base/wheel.h"
 #include "core/arena.h"
 #include "core/wal/wal_buffer.h"
+#include "core/state/catch_up.h"
 #include "core/state/compaction.h"
 #include "core/state/replay_buffer.h"
 #include "core/state/inbox.h"
-#include "core/state/late.h"
+#include "core/state/lateness.h"
 #include "core/state/operations.h"
 #include "core/state/prefetch.h"
 #include "core/state/timers.h"
@@ -55,7 +56,7 @@ uint32_t pg_advance(struct pg_arena *a, int64_t now_ns, int64_t wall_offset_ns,
                                                       expire, expire_soon, a, &left);
     if (UNLIKELY(a->state.catch_up_ns <= now_ns) && !left)
         done += late_catch_up(a, budget - done, &catching_up);
-    a->metrics->backlog = a->wheel.state->backlog;
+    a->metrics->backlog = backlogs_count(&a->wheel);
     wal_buffer_settle(a);
     const bool compacting = compaction_step(a);
     a->metrics->largest_free_bytes = (uint64_t)blobs_largest(&a->blobs) * PG_GRANULE;

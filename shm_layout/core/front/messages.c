@@ -9,7 +9,7 @@
 #include "core/state/bulk_loads.h"
 #include "core/state/inbox.h"
 #include "core/state/keys.h"
-#include "core/state/late.h"
+#include "core/state/lateness.h"
 #include "core/state/names.h"
 #include "core/state/operations.h"
 #include "core/state/prefetch.h"

@@ -12,7 +12,7 @@
 #include "core/arena.h"
 #include "core/wal/wal_buffer.h"
 #include "core/state/bulk_loads.h"
-#include "core/state/late.h"
+#include "core/state/catch_up.h"
 #include "core/state/operations.h"
 #include "core/state/quotas.h"
 #include "core/state/replay_buffer.h"

@@ -22,7 +22,7 @@
 #include "core/arena.h"
 #include "core/wal/wal_buffer.h"
 #include "core/state/bulk_loads.h"
-#include "core/state/late.h"
+#include "core/state/catch_up.h"
 #include "core/state/names.h"
 #include "core/state/operations.h"
 #include "core/state/prefetch.h"

@@ -18,7 +18,7 @@
 #include "core/state/bulk_loads.h"
 #include "core/state/compaction.h"
 #include "core/state/inbox.h"
-#include "core/state/late.h"
+#include "core/state/lateness.h"
 #include "core/state/operations.h"
 #include "core/state/quotas.h"
 #include "core/state/replay_buffer.h"

@@ -12,7 +12,7 @@
 #include "core/base/hash.h"
 #include "core/arena.h"
 #include "core/wal/wal_buffer.h"
-#include "core/state/late.h"
+#include "core/state/lateness.h"
 #include "core/state/quotas.h"
 #include "core/state/records.h"
 #include "core/state/replay_buffer.h"

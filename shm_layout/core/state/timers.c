@@ -19,7 +19,7 @@
 #include "core/wal/wal_buffer.h"
 #include "core/state/compaction.h"
 #include "core/state/keys.h"
-#include "core/state/late.h"
+#include "core/state/lateness.h"
 #include "core/state/quotas.h"
 #include "core/state/records.h"
 #include "core/state/replay_buffer.h"

@@ -1,21 +1,17 @@
-/* late.c - due timers that do not fire at once: pauses, late policies, and paced catch-up.
- *
- * A due timer goes to the backlog of its topic if the topic or its namespace is paused, if it came
- * due before the end of an outage, or if it is later than its policy allows. There it stays armed,
- * so a CANCEL is answered with CANCELLED. Timers that come due later do not wait behind the
- * backlog.
+/* catch_up.c - the end of timers that wait in backlogs (lateness.c).
  *
  * Each timer of a backlog ends once: its notice is committed (it fires), or its control word is
  * stored (it is skipped or coalesced). The count of coalesced timers is a second word. Therefore
  * pg_topic.coalescing names the timer until this count is stored, and a rebuild completes it. */
 
-#include "core/state/late.h"
+#include "core/state/catch_up.h"
 #include "core/base/backlog.h"
 #include "core/base/common.h"
 #include "core/base/index.h"
 #include "core/base/slots.h"
 #include "core/arena.h"
 #include "core/wal/wal_buffer.h"
+#include "core/state/lateness.h"
 #include "core/state/prefetch.h"
 #include "core/state/rows.h"
 #include "core/state/timers.h"
@@ -25,60 +21,6 @@
 #define SLICE_NS 1000000          /* shortest pause between two parts of a catch-up */
 #define MOST 256                  /* timers of the backlogs that one advance handles */
 #define QUANTUM 64                /* timers of one topic that one advance handles */
-
-bool late_sound(unsigned policy, int64_t grace_ns)
-{
-    if (policy == PG_LATE_FIRE)
-        return grace_ns == 0;
-    return policy < PG_LATE_POLICIES && grace_ns >= PG_LATE_GRACE_MIN_NS &&
-           grace_ns <= PG_LATE_GRACE_MAX_NS;
-}
-
-/* ---- which timers wait ----------------------------------------------------------------------- */
-
-static bool is_paused(const struct pg_arena *a, uint32_t topic)
-{
-    const struct pg_topic *t = topic_at(a, topic);
-    return (t->paused | namespace_at(a, t->namespace_row)->paused) != 0;
-}
-
-/* Return the policy that applies to a due timer: PG_LATE_FIRE if it is within its grace. */
-static unsigned policy_now(const struct pg_arena *a, uint32_t slot)
-{
-    const struct pg_hot *h = slot_hot(a, slot);
-    const uint64_t late = topic_at(a, h->topic)->late;
-    if (LIKELY(late == 0) || a->state.now_ns - slot_fires_ns(h) <= late_grace_ns(late))
-        return PG_LATE_FIRE;
-    return late_policy(late);
-}
-
-bool late_waits(const struct pg_arena *a, uint32_t slot)
-{
-    const struct pg_hot *h = slot_hot(a, slot);
-    return is_paused(a, h->topic) || slot_fires_ns(h) <= a->state.outage_end_ns ||
-           policy_now(a, slot) != PG_LATE_FIRE;
-}
-
-void late_hold(struct pg_arena *a, uint32_t slot)
-{
-    const uint32_t topic = slot_hot(a, slot)->topic;
-    backlog_push(&a->wheel, slot);
-    a->state.backlogs[topic / 64] |= 1ull << topic % 64;
-    if (!is_paused(a, topic))
-        a->state.catch_up_ns = a->state.now_ns;
-}
-
-void late_changed(struct pg_arena *a)
-{
-    a->state.catch_up_ns = a->wheel.state->backlog != 0 ? a->state.now_ns : INT64_MAX;
-}
-
-/* Under a virtual clock there are no outages, because virtual time waits for the daemon. */
-void late_outage(struct pg_arena *a, int64_t now_ns)
-{
-    if (a->header->clock_kind == PG_CLOCK_BOOT)
-        a->state.outage_end_ns = now_ns;
-}
 
 /* ---- the end of a late timer ----------------------------------------------------------------- */
 
@@ -121,7 +63,7 @@ static bool comes_before(const struct pg_arena *a, uint32_t x, uint32_t y)
 static bool late_coalesce(struct pg_arena *a, uint32_t topic, uint32_t oldest)
 {
     const uint32_t next = backlog_peek(&a->wheel, topic, 1);
-    if (next == PG_NIL || policy_now(a, next) != PG_LATE_COALESCE || !wall_is_reached(a, next))
+    if (next == PG_NIL || late_policy_now(a, next) != PG_LATE_COALESCE || !wall_is_reached(a, next))
         return false;
     coalesced_end(a, comes_before(a, oldest, next) ? oldest : next);
     return true;
@@ -189,7 +131,7 @@ static bool oldest_end(struct catch_up *c, uint32_t topic, uint32_t slot)
         wall_postpone(a, slot);
         return true;
     }
-    const unsigned policy = policy_now(a, slot);
+    const unsigned policy = late_policy_now(a, slot);
     if (policy == PG_LATE_SKIP)
         late_skip(a, slot);
     else if (policy != PG_LATE_COALESCE || !late_coalesce(a, topic, slot))
@@ -202,7 +144,7 @@ static bool topic_catch_up(struct catch_up *c, uint32_t topic)
 {
     struct pg_arena *a = c->a;
     uint32_t quantum = a->header->clock_kind == PG_CLOCK_BOOT ? QUANTUM : UINT32_MAX, soon = 0;
-    if (is_paused(a, topic))
+    if (late_paused(a, topic))
         return false;
     for (; quantum > 0 && c->left > 0; quantum--, c->left--) {
         const uint32_t slot = backlog_peek(&a->wheel, topic, 0);
@@ -269,8 +211,8 @@ uint64_t pg_paused_due(const struct pg_arena *a)
 {
     uint64_t due = 0;
     for (uint32_t topic = topic_from(a, 0); topic != PG_NIL; topic = topic_from(a, topic + 1))
-        if (is_paused(a, topic))
-            due += a->wheel.backlogs[topic].count;
+        if (late_paused(a, topic))
+            due += backlog_count(&a->wheel, topic);
     return due;
 }
 
