@@ -38,6 +38,8 @@ COMMANDS = {
     "placement": "placement",
     "namespace": "namespaces",
     "topic": "topics",
+    "pause": "topics",
+    "resume": "topics",
     "bulk-load": "bulk_loads",
     "session": "sessions",
     "keygen": "curve",

@@ -292,6 +292,10 @@ def topic_records(reader: Reader) -> Iterator[dict[str, Any]]:
             "live": topic.live,
             "sequence": topic.sequence,
             "within_ns": topic.slack_ns,
+            "late": topic.late_policy.name.lower(),
+            "grace_ns": topic.grace_ns,
+            "paused": topic.paused,
+            "backlog": topic.backlog,
         }
 
 

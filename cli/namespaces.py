@@ -48,6 +48,7 @@ def settings_record(namespace: str, settings: NamespaceSettings) -> dict[str, An
         **settings._asdict(),
         "owner_uid": None if owner == ANYBODY else owner,
         "durability": DURABILITY[settings.durability],
+        "paused": bool(settings.paused),
     }
 
 
@@ -75,6 +76,11 @@ def namespace_command() -> None:
     type=units.Duration(),
     help="Park timers that are due later than this duration from now; 0s = park no timers.",
 )
+@click.option(
+    "--late-per-second",
+    type=click.INT,
+    help="Late timers that fire per second after an outage or a pause; 0 = 100000.",
+)
 @timeout_option
 @json_option
 def set_command(
@@ -86,6 +92,7 @@ def set_command(
     quota_bytes: int | None,
     quota_ops: int | None,
     park_beyond: int | None,
+    late_per_second: int | None,
     timeout: float,
     as_json: bool,
 ) -> None:
@@ -106,6 +113,7 @@ def set_command(
             quota_bytes=quota_bytes,
             quota_ops=quota_ops,
             park_beyond_ns=park_beyond,
+            late_per_s=late_per_second,
         )
     record = settings_record(namespace, settings)
     lines = (

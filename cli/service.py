@@ -8,6 +8,7 @@ import socket
 import struct
 import sys
 import time
+from collections.abc import Iterable
 from contextlib import closing, suppress
 from dataclasses import replace
 from functools import partial
@@ -21,7 +22,7 @@ from purgatoryd.cli import settings
 from purgatoryd.cli.exits import ARGUMENTS, Command, Exit, frozen
 from purgatoryd.cli.options import emit, json_option, name_option, timeout_option
 from purgatoryd.cli.shards import table_of
-from purgatoryd.shm_layout.errors import InvalidSetting
+from purgatoryd.shm_layout.errors import InvalidSetting, PurgatorydError
 
 if TYPE_CHECKING:
     from purgatoryd.daemon.config import Config
@@ -202,6 +203,7 @@ def stop_command(
         if export is not None:
             try_export(paths, export)
         drained = drain_and_wait(paths, process, timeout) if drain else True
+        paused = not drained and waits_for_paused(names)
         if not drain or not drained:
             try:
                 stop_and_wait(paths.admin_endpoint, process, STOP_S if drain else timeout)
@@ -213,6 +215,8 @@ def stop_command(
         arena.close()
     left = f"{armed} armed" if armed is not None else "the arena file is missing"
     text = f"stopped {name}, process {pid}; {left}"
+    if paused:
+        text += "; the drain waited for due timers of paused topics"
     if export is not None:
         export_arena(paths, export)
     emit({"stopped": name, "pid": pid, "armed": armed}, text, as_json)
@@ -285,6 +289,19 @@ def export_arena(paths: Paths, file: Path) -> None:
 
     with name_lock(paths), closing(Reader.attach(paths)) as reader:
         save_export(reader, file.absolute())
+
+
+def waits_for_paused(names: Iterable[str]) -> bool:
+    """Return whether the drain of one of the daemons waits for timers of paused topics."""
+    from purgatoryd.cli.status import health_of
+    from purgatoryd.shm_layout.health import FROZEN_NS
+    from purgatoryd.shm_layout.layout import Degraded
+
+    for name in names:
+        with suppress(PurgatorydError):
+            if Degraded.PAUSED in health_of(name, FROZEN_NS).why:
+                return True
+    return False
 
 
 def drain_and_wait(paths: Paths, process: int, timeout_s: float) -> bool:

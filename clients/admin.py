@@ -22,13 +22,21 @@ from purgatoryd.clients.fork_guard import ForkGuard
 from purgatoryd.clients.jobs import Job
 from purgatoryd.clients.packing import Pending, is_refusal, refusal
 from purgatoryd.clients.poller import ChannelPoller
+from purgatoryd.clients.times import Late
 from purgatoryd.shm_layout import wire
-from purgatoryd.shm_layout.errors import DaemonUnreachable, InvalidSetting, Partitioned, WrongShard
+from purgatoryd.shm_layout.errors import (
+    DaemonUnreachable,
+    InvalidArgument,
+    InvalidSetting,
+    Partitioned,
+    WrongShard,
+)
 from purgatoryd.shm_layout.host import HOST
 from purgatoryd.shm_layout.layout import (
     ANYBODY,
     FLAG_DRAIN,
     FLAG_RESUME,
+    LATE_PER_S_MAX,
     QUOTA_MAX,
     QUOTA_OPS_MAX,
     TIME_MAX_NS,
@@ -37,7 +45,7 @@ from purgatoryd.shm_layout.layout import (
 )
 from purgatoryd.shm_layout.paths import check_name, client_paths, shut
 from purgatoryd.shm_layout.shards import ShardTable, read_table
-from purgatoryd.shm_layout.wire import Key, NamespaceSettings, Reply, SessionInfo
+from purgatoryd.shm_layout.wire import Key, NamespaceSettings, Reply, SessionInfo, TopicChanges
 
 RETRY_S = 0.01
 PARTITIONS_MAX = 2**32 - 1
@@ -53,6 +61,8 @@ MOST = {
     "quota_bytes": QUOTA_MAX,
     "quota_ops": QUOTA_OPS_MAX,
     "park_beyond_ns": TIME_MAX_NS,
+    "late_per_s": LATE_PER_S_MAX,
+    "paused": 1,
 }
 
 
@@ -139,6 +149,8 @@ class Admin(Closing):
         quota_bytes: int | None = None,
         quota_ops: int | None = None,
         park_beyond_ns: int | None = None,
+        late_per_s: int | None = None,
+        paused: bool | None = None,
         timeout: float | timedelta | None = None,
     ) -> NamespaceSettings:
         """Change the given settings of a namespace, and return all its settings.
@@ -147,6 +159,8 @@ class Admin(Closing):
         memory, 1 = durable, which needs a WAL. The quotas limit armed timers, their bytes, and
         operations per second; 0 = no limit. `park_beyond_ns`: the daemon parks an added timer whose
         deadline is more than this time away, which needs a WAL; 0 = it parks no timer.
+        `late_per_s`: late timers that fire per second after an outage or a pause; 0 = 100,000.
+        `paused`: while True, timers of all its topics fall due without firing, as in set_topic.
 
         A namespace that does not exist is created. If it has several partitions, the settings apply
         in each shard, each shard counts its own use of the quotas, and parking is refused. Raises
@@ -155,6 +169,7 @@ class Admin(Closing):
         given = {
             "owner_uid": owner_uid, "durability": durability, "quota_timers": quota_timers,
             "quota_bytes": quota_bytes, "quota_ops": quota_ops, "park_beyond_ns": park_beyond_ns,
+            "late_per_s": late_per_s, "paused": int(paused) if type(paused) is bool else paused,
         }  # fmt: skip
         changes = {field: value for field, value in given.items() if value is not None}
         for field, value in changes.items():
@@ -187,30 +202,51 @@ class Admin(Closing):
         return wire.decode_namespace_set(self._request(request, limit_s).body)
 
     def set_topic(
-        self, topic: str, *, within: float | timedelta, namespace: str = "default",
+        self, topic: str, *, within: float | timedelta | None = None,
+        late: Late | None = None, grace: float | timedelta | None = None,
+        paused: bool | None = None, namespace: str = "default",
         timeout: float | timedelta | None = None,
     ) -> None:  # fmt: skip
-        """Set the slack of the topic's new timers whose add() gives no `within`.
+        """Change the given settings of a topic.
 
-        `within`: seconds or a timedelta, as in Client.add; 0 = no slack. Armed timers keep theirs.
-        A topic that does not exist is created, and a topic with a slack keeps its row when it is
-        empty. If the namespace has several partitions, the slack applies in each shard. Raises
-        InvalidName, InvalidArgument, Refused (Full, Busy, WalStopped).
+        `within`: slack of new timers whose add() gives none, in seconds or a timedelta; 0 = no
+        slack. Armed timers keep theirs.
+
+        `late`: end of a timer that would fire more than `grace` (seconds or a timedelta, at least
+        1 ms) after its deadline, for example after an outage or a pause. "fire": it fires late.
+        "skip": it ends without a notice. "coalesce": of successive such timers of the topic only
+        the last fires, and `missed` of its notice counts the others. The policy applies to armed
+        timers as well.
+
+        `paused`: while True, timers fall due without firing. They stay armed and count in quotas.
+        Afterwards they fire as the late policy says, at the rate of the namespace (late_per_s).
+
+        A topic that does not exist is created, and a topic with a setting keeps its row when it is
+        empty. If the namespace has several partitions, the settings apply in each shard, and each
+        shard coalesces its own timers. Raises InvalidName, InvalidArgument, Refused (Full, Busy,
+        WalStopped).
         """
         names = wire.encode_namespace(namespace), wire.encode_topic(topic)
-        slack_ns = times.within_ns(within)
-        self._do(self._set_topics, namespace, names, slack_ns, self._limit_s(timeout))
+        if paused is not None and not isinstance(paused, bool):
+            raise InvalidArgument(f"paused {paused!r} must be True or False")
+        changes = wire.TopicChanges(
+            None if within is None else times.within_ns(within), times.late_policy(late, grace),
+            paused,
+        )  # fmt: skip
+        self._do(self._set_topics, namespace, names, changes, self._limit_s(timeout))
 
     def _set_topics(
-        self, namespace: str, names: tuple[bytes, bytes], slack_ns: int, limit_s: float
+        self, namespace: str, names: tuple[bytes, bytes], changes: TopicChanges, limit_s: float
     ) -> None:
         for holder in self._holders(namespace, limit_s):
             holder._set(names[0], {}, limit_s)
-            holder._set_topic(names, slack_ns, limit_s)
+            holder._set_topic(names, changes, limit_s)
 
-    def _set_topic(self, names: tuple[bytes, bytes], slack_ns: int, limit_s: float) -> None:
+    def _set_topic(
+        self, names: tuple[bytes, bytes], changes: TopicChanges, limit_s: float
+    ) -> None:
         self._sequence += 1
-        reply = self._request(wire.encode_topic_set(self._sequence, *names, slack_ns), limit_s)
+        reply = self._request(wire.encode_topic_set(self._sequence, *names, changes), limit_s)
         wire.check_results(reply.body, 1)
         ((word, figure),) = wire.decode_results(reply.body[: wire.RESULT.size])
         if is_refusal(word & 0xFF):

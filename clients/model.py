@@ -116,6 +116,8 @@ class Notice:
     received_boot_ns: int | None
     flags: int
     verdict: Verdict | None = None
+    missed: int = 0
+    """Late timers of the topic that ended without a notice before this one, by policy coalesce."""
 
     @property
     def fired_at(self) -> datetime:

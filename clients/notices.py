@@ -61,14 +61,14 @@ class Run:
         return objects[: stop - start]
 
     def _notice(self, number: int, raw: wire.RawNotice) -> Notice:
-        ticket, deadline_ns, fired_ns, cause, flags, key, payload = raw
+        ticket, deadline_ns, fired_ns, cause, flags, key, payload, missed = raw
         verdict = None
         if flags & NOTICE_OF_OPERATION:
             verdict, payload = wire.decode_verdict(payload)
         return Notice(
             key, payload, self.topic, self.namespace, self.head.first + number, ticket,
             _CAUSES.get(cause, Cause.EXPIRED), deadline_ns, fired_ns,
-            self.head.wall_offset_ns, self.received_ns, flags, verdict,
+            self.head.wall_offset_ns, self.received_ns, flags, verdict, missed,
         )  # fmt: skip
 
 

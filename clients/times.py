@@ -17,11 +17,21 @@ from __future__ import annotations
 import math
 import operator
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, Literal, get_args
 
 from purgatoryd.shm_layout.errors import InvalidArgument, InvalidTime
-from purgatoryd.shm_layout.layout import SLACK_MAX_NS, TIME_MAX_NS, ClockKind, TimeKind
+from purgatoryd.shm_layout.layout import (
+    LATE_GRACE_MAX_NS,
+    LATE_GRACE_MIN_NS,
+    SLACK_MAX_NS,
+    TIME_MAX_NS,
+    ClockKind,
+    LatePolicy,
+    TimeKind,
+)
 
+Late = Literal["fire", "skip", "coalesce"]
+"""End of a timer that is later than its grace."""
 BOOT, DELAY, WALL = int(TimeKind.BOOT), int(TimeKind.DELAY), int(TimeKind.WALL)
 FAR_S = 1e10  # above TIME_MAX_NS, but still finite in nanoseconds
 TOO_FAR = f"is too far: the largest deadline is {TIME_MAX_NS} ns on the daemon's clock"
@@ -76,6 +86,34 @@ def within_ns(within: float | timedelta) -> int:
         rule = f"a number of seconds or a timedelta from 0 to {most_s} s"
         raise InvalidArgument(f"within {within!r} must be {rule}")
     return min(seconds_ns(within), SLACK_MAX_NS)
+
+
+def late_policy(
+    late: Late | None, grace: float | timedelta | None
+) -> tuple[int, int] | None:
+    """Return a late policy as (enum pg_late_policy, grace in ns); None if `late` is None.
+
+    `grace`: seconds or a timedelta. Raises InvalidArgument.
+    """
+    if late is None and grace is None:
+        return None
+    if late not in get_args(Late):
+        names = ", ".join(map(repr, get_args(Late)))
+        raise InvalidArgument(f"late {late!r} must be one of {names}")
+    if (late == "fire") != (grace is None):
+        rule = "has no grace" if late == "fire" else "needs a grace"
+        raise InvalidArgument(f"late={late!r} {rule}; grace is {grace!r}")
+    return LatePolicy[late.upper()], 0 if grace is None else _grace_ns(grace)
+
+
+def _grace_ns(grace: float | timedelta) -> int:
+    real = isinstance(grace, int | float | timedelta) and not isinstance(grace, bool)
+    grace_ns = seconds_ns(grace) if real and grace == grace else 0
+    if not LATE_GRACE_MIN_NS <= grace_ns <= LATE_GRACE_MAX_NS:
+        least_s, most_s = LATE_GRACE_MIN_NS / 1e9, LATE_GRACE_MAX_NS / 1e9
+        rule = f"a number of seconds or a timedelta from {least_s} s to {most_s:.0f} s"
+        raise InvalidArgument(f"grace {grace!r} must be {rule}")
+    return grace_ns
 
 
 def seconds_ns(delay: Any) -> int:

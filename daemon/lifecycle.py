@@ -51,6 +51,7 @@ MEANING = {
     Degraded.PAYLOADS: "the payload memory is nearly full",
     Degraded.ARENA: "the arena files have lost their names; new timers are refused",
     Degraded.FRAGMENTED: "free payload memory is in small blocks; large payloads are refused",
+    Degraded.PAUSED: "the drain waits for due timers of paused topics",
 }
 
 LATE_NS = 1_000_000_000

@@ -28,7 +28,7 @@ from purgatoryd.shm_layout import wire
 from purgatoryd.shm_layout.arena import NONE_NS, Arena
 from purgatoryd.shm_layout.errors import PurgatorydError
 from purgatoryd.shm_layout.host import Host
-from purgatoryd.shm_layout.layout import ArenaState, Measured, WireError
+from purgatoryd.shm_layout.layout import ArenaState, Degraded, Measured, WireError
 
 TAIL_HEARTBEATS_FOR_NS = 30 * HEARTBEAT_NS
 """Time after a topic's last notice during which tail heartbeats are sent for the topic."""
@@ -280,6 +280,8 @@ class Reaper:
             self.arena, self._lifecycle.why, stopped=stopped, full=full, nameless=nameless,
             fragmented=self.arena.fragmented,
         )  # fmt: skip
+        if self._draining and self.arena.paused_due:
+            why |= Degraded.PAUSED
         self._lifecycle.settle(why, draining=self._draining)
 
     def _announce(self, key: str, payload: bytes) -> None:

@@ -12,6 +12,7 @@ from pyspark.sql import functions as F  # noqa: N812
 from purgatoryd.pipeline import gold, silver
 from purgatoryd.pipeline.lake import Lake
 from purgatoryd.pipeline.living import as_of, in_place, living, reached, stopped
+from purgatoryd.pipeline.schemas import FINAL_STATES
 from purgatoryd.shm_layout._core import lib
 
 if TYPE_CHECKING:
@@ -154,7 +155,7 @@ def live(flow: DataFrame, anchors: DataFrame) -> DataFrame:
     the later changes in `flow`. The record of a final state has no size; the average size of an add
     is used.
     """
-    final_states = sum((F.col(name) for name in gold.FINAL_STATES), F.lit(0))
+    final_states = sum((F.col(name) for name in FINAL_STATES), F.lit(0))
     of_daemon = Window.partitionBy("daemon")
     after = of_daemon.orderBy("window_start").rowsBetween(1, Window.unboundedFollowing)
     average = F.try_divide(F.sum("came").over(of_daemon), F.sum("added").over(of_daemon))

@@ -52,11 +52,14 @@ class Balance:
     satisfied: int
     failed: int
     open: int
+    skipped: int = 0
+    coalesced: int = 0
 
     @property
     def holds(self) -> bool:
         """True if nothing came or went unseen."""
         final_states = self.cancelled + self.replaced + self.expired + self.satisfied + self.failed
+        final_states += self.skipped + self.coalesced
         return self.carried_over + self.added == final_states + self.open
 
 
@@ -161,6 +164,7 @@ def balance(known: DataFrame, events: DataFrame) -> list[Balance]:
         F.sum("adds").alias("added"), sums["cancelled"].alias("cancelled"),
         sums["replaced"].alias("replaced"), (sums["fire"] + sums["expired"]).alias("expired"),
         sums["satisfied"].alias("satisfied"), sums["failed"].alias("failed"),
+        sums["skipped"].alias("skipped"), sums["coalesced"].alias("coalesced"),
         F.count_if(F.col("final_states") == 0).alias("open"),
     )  # fmt: skip
     names = events.where("namespace IS NOT NULL").select("namespace").distinct()

@@ -54,6 +54,8 @@ _WORDS: dict[str, Sequence[str]] = {
         "published",
         "acknowledged",
         "dropped",
+        "skipped",
+        "coalesced",
     ),
     "condition": ("all", "any", "sum", "client", "quorum"),
 }

@@ -11,14 +11,13 @@ from typing import TYPE_CHECKING
 from pyspark.sql import functions as F  # noqa: N812
 
 from purgatoryd.pipeline import silver, sketches
-from purgatoryd.pipeline.schemas import FLOW, TOPICS, WORKERS, Table
+from purgatoryd.pipeline.schemas import FINAL_STATES, FLOW, TOPICS, WORKERS, Table
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
 WINDOW_S = 300
 HOUR_S = 3600
-FINAL_STATES = ("expired", "cancelled", "replaced", "satisfied", "failed")
 LATENCIES = (*silver.SERVICE, "service", "lateness")
 _LATE = 2  # PG_E_LATE: was due before a restart of the daemon
 _FILE = ("daemon", "node", "epoch", "segment")

@@ -53,7 +53,7 @@ RELEASED = "cause IN ('acknowledged', 'dropped')"
 """An outcome has left its inbox: the owner acknowledged it, or the owner's session ended."""
 ENDED = f"kind IN ('fire', 'outcome', 'replaced') OR (kind = 'end' AND NOT {RELEASED})"
 FINAL_STATE_CODES = {"replaced": 1, "fire": 2, "end": 3, "satisfied": 4, "expired": 5, "failed": 6,
-             "cancelled": 7}  # fmt: skip
+             "cancelled": 7, "skipped": 8, "coalesced": 9}  # fmt: skip
 _LIFECYCLE = (
     "daemon", "run", "lsn", "kind", "cause", "ticket", "deadline_ns", "wall_deadline_ns", "at_ns",
     "armed_ns", "add_lsn", "unsure_lsn", "parked", "slack_ns",
@@ -72,7 +72,7 @@ def lifecycles(events: DataFrame, carried_over: DataFrame) -> DataFrame:
     return known.select(
         "*",
         _final_state_name(F.col("final_state_code")).alias("final_state"),
-        F.expr("CASE WHEN final_state_code > 3 THEN 'outcome' ELSE 'timer' END").alias(
+        F.expr("CASE WHEN final_state_code BETWEEN 4 AND 7 THEN 'outcome' ELSE 'timer' END").alias(
             "final_state_kind"
         ),
         F.expr("final_state_code IN (2, 5)").alias("fires"),
@@ -101,7 +101,8 @@ def _facts(rows: DataFrame) -> DataFrame:
 
 def _final_state_code() -> Column:
     return F.expr(
-        "CASE WHEN kind = 'fire' THEN 2 WHEN kind = 'end' AND cause = 'cancelled' THEN 3 "
+        "CASE WHEN kind = 'fire' THEN 2 WHEN kind = 'end' THEN CASE cause "
+        "WHEN 'cancelled' THEN 3 WHEN 'skipped' THEN 8 WHEN 'coalesced' THEN 9 END "
         "WHEN kind = 'outcome' THEN CASE cause WHEN 'satisfied' THEN 4 WHEN 'expired' THEN 5 "
         "WHEN 'failed' THEN 6 ELSE 7 END END"
     ).alias("final_state_code")

@@ -224,7 +224,8 @@ LIFECYCLES = Table(
         _CLOCK,
         Column(
             "final_state", "word", False,
-            about="`expired`, `cancelled`, `replaced`; of an operation also `satisfied`, `failed`",
+            about="`expired`, `cancelled`, `replaced`; of a timer also `skipped`, `coalesced`, by its"
+            " late policy; of an operation also `satisfied`, `failed`",
         ),
         *_SUBJECT,
         Column("add_lsn", "long", about="of the record that armed it"),
@@ -273,13 +274,17 @@ OPEN_TIMERS = Table(
 )
 """One row per timer or operation that has not ended; made when it is read."""
 
+FINAL_STATES = (
+    "expired", "cancelled", "replaced", "satisfied", "failed", "skipped", "coalesced",
+)  # fmt: skip
+
 # ---- gold ------------------------------------------------------------------------------------
 
 _COUNTS = (
     Column("ended", "long", False, about="lifecycles"),
     *(
         Column(name, "long", False, about="of them")
-        for name in ("expired", "cancelled", "replaced", "satisfied", "failed")
+        for name in FINAL_STATES
     ),
     Column(
         "overdue", "long", False, about="of the expired: due before a restart, not in `lateness`"
@@ -339,7 +344,7 @@ FLOW = Table(
         Column("bytes", "long", False, about="their keys and payloads"),
         *(
             Column(name, "long", False, about="final states")
-            for name in ("expired", "cancelled", "replaced", "satisfied", "failed")
+            for name in FINAL_STATES
         ),
         Column("extended", "long", False, about="deadlines moved"),
         Column("unknown", "long", False, about="records that cannot be parsed"),

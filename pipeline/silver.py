@@ -32,6 +32,9 @@ _TIMESTAMPS = (
 )  # fmt: skip
 
 
+UNFIRED = ("cancelled", "skipped", "coalesced")
+"""Causes of the end of a timer without a notice."""
+
 # ---- which rows are final states -------------------------------------------------------------
 
 
@@ -45,9 +48,9 @@ def is_fire() -> Column:
     return (F.col("kind") == "fire") & (F.col("cause") == "expired")
 
 
-def is_cancel() -> Column:
-    """A timer was cancelled; the acknowledgement of an outcome is no final state."""
-    return (F.col("kind") == "end") & (F.col("cause") == "cancelled")
+def is_unfired() -> Column:
+    """A timer ended without a notice; the acknowledgement of an outcome is no final state."""
+    return (F.col("kind") == "end") & F.col("cause").isin(*UNFIRED)
 
 
 def is_replacing() -> Column:
@@ -57,7 +60,7 @@ def is_replacing() -> Column:
 
 def is_end() -> Column:
     """A timer or an operation ended."""
-    return is_fire() | is_cancel() | is_replacing() | (F.col("kind") == "outcome")
+    return is_fire() | is_unfired() | is_replacing() | (F.col("kind") == "outcome")
 
 
 def ended_ticket() -> Column:

@@ -379,6 +379,8 @@ int pg_drained(const struct pg_arena *a);
 /* Return whether an eighth of the payload memory is free, but a large payload does not fit, because
  * compaction could not join the free blocks. */
 int pg_fragmented(const struct pg_arena *a);
+/* Return the number of due timers that do not fire because their topic or namespace is paused. */
+uint64_t pg_paused_due(const struct pg_arena *a);
 void pg_start_epoch(struct pg_arena *a, const uint8_t boot_id[16]);
 void pg_heartbeat(struct pg_arena *a, int64_t real_boot_ns, uint64_t iterations, uint64_t wakeups,
                   uint64_t sent, uint64_t log_dropped);
@@ -538,7 +540,8 @@ enum pg_int_column {
 };
 enum pg_bytes_column { PG_BC_KEY, PG_BC_PAYLOAD, PG_BC_MISSING, PG_BC_BULK_LOAD, PG_BC_NAME,
                        PG_BYTES_COLUMNS };  /* NAME: name of a namespace, topic or worker */
-enum pg_cause_column { PG_CAUSE_ACKNOWLEDGED = 6, PG_CAUSE_DROPPED };  /* values of the cause column
+enum pg_cause_column { PG_CAUSE_ACKNOWLEDGED = 6, PG_CAUSE_DROPPED, PG_CAUSE_SKIPPED,
+                       PG_CAUSE_COALESCED };  /* values of the cause column
                                                                           for END records; they
                                                                           follow the values of enum
                                                                           pg_cause */

@@ -33,6 +33,7 @@ from purgatoryd.shm_layout.layout import (
     BulkLoadState,
     DaemonState,
     Degraded,
+    LatePolicy,
     Measured,
     PlacementMode,
     PlacementPart,
@@ -98,6 +99,14 @@ class Topic:
     live: int
     slack_ns: int
     """Slack of new timers that are added without one."""
+    late_policy: LatePolicy
+    """End of timers that are later than `grace_ns`."""
+    grace_ns: int
+    """Grace of the late policy; 0 if it is FIRE."""
+    paused: bool
+    """True if the topic itself is paused; its namespace may be paused as well."""
+    backlog: int
+    """Due timers that have not fired: they are paused, or the daemon catches up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -295,7 +304,10 @@ class Handle:
         if not (length := t.name_len):
             return None
         birth, name = t.incarnation, bytes(ffi.buffer(t.name, length - 1))
-        topic = (t.namespace_row, birth, t.sequence, t.live, t.slack_ns)
+        late = LatePolicy(t.late % (1 << lib.PG_LATE_SHIFT)), t.late >> lib.PG_LATE_SHIFT
+        backlog = self.rows(lib.PG_R_BACKLOGS, "pg_backlog")[row].count
+        topic = (t.namespace_row, birth, t.sequence, t.live, t.slack_ns, *late, bool(t.paused),
+                 backlog)  # fmt: skip
         same = (t.name_len, t.incarnation) == (length, birth)
         return Topic(name.decode(), *topic) if same else None
 
@@ -313,6 +325,7 @@ class Handle:
                 NamespaceSettings(
                     rows[i].owner_uid, rows[i].durability, rows[i].quota_timers,
                     rows[i].quota_bytes, rows[i].quota_ops, rows[i].park_beyond_ns,
+                    rows[i].late_per_s, rows[i].paused,
                 ),
                 rows[i].created_uid,
             )
@@ -644,6 +657,11 @@ class Arena(_Owned):
         """Start or stop draining. While the daemon drains, it refuses adds and watches with status
         STOPPING."""
         lib.pg_drain(self._a, draining)
+
+    @property
+    def paused_due(self) -> int:
+        """Number of due timers that do not fire because their topic or namespace is paused."""
+        return int(lib.pg_paused_due(self._a))
 
     def confine(self) -> None:
         """Let only set_namespace() create namespaces. Messages for an unknown namespace are then

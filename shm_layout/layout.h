@@ -58,6 +58,10 @@
 #define PG_SLACK_MAX_NS 70368744177664   /* largest slack of a timer: 2^46 ns, 19.5 hours */
 #define PG_QUOTA_MAX 281474976710655u    /* largest quota of timers or bytes: 2^48 - 1 */
 #define PG_QUOTA_OPS_MAX 1000000000u     /* largest quota of operations per second */
+#define PG_LATE_GRACE_MIN_NS 1000000     /* shortest grace of a late policy: 1 ms */
+#define PG_LATE_GRACE_MAX_NS 2305843009213693951 /* longest grace of a late policy: 2^61 - 1 ns */
+#define PG_LATE_PER_S_MAX 1000000000u    /* largest rate of a catch-up, in timers per second */
+#define PG_LATE_PER_S 100000u            /* rate of a catch-up if the namespace sets none */
 #define PG_BULK_LOAD_ROW_MAX 9223372036854775807u /* highest row number in a bulk load */
 #define PG_WATCH_KEYS_MAX 1024           /* maximum number of watch keys of an operation */
 #define PG_WATERMARK_MAX 9223372036854775807u /* largest watermark: 2^63 - 1 */
@@ -77,6 +81,7 @@ enum pg_region_id {
     PG_R_TIMESTAMPS,              /* has length 0 in an arena without a WAL */
     PG_R_BULK_LOADS, PG_R_BULK_LOAD_BLOCKS, PG_R_BULK_LOAD_BITS, PG_R_BULK_LOAD_INDEX,
     PG_R_HISTOGRAMS,
+    PG_R_BACKLOGS,
     PG_R_CONSUMER_GROUPS,         /* for consumer groups: members, budgets, retry policy */
     PG_R_JOBS,                    /* for consumer groups: lease, attempt and holder of each job */
     PG_R_SCHEDULES,               /* for schedules: spec, template, next occurrence, revision */
@@ -111,8 +116,9 @@ enum pg_degraded {
     PG_WHY_TIMERS = 8,            /* nearly all timer slots are in use */
     PG_WHY_PAYLOADS = 16,         /* the payload memory is nearly full */
     PG_WHY_ARENA = 32,            /* the arena files were unlinked; nothing can be armed */
-    PG_WHY_FRAGMENTED = 64        /* enough payload memory is free, but only in small blocks that
+    PG_WHY_FRAGMENTED = 64,       /* enough payload memory is free, but only in small blocks that
                                      compaction could not join */
+    PG_WHY_PAUSED = 128           /* the drain waits for due timers of paused topics */
 };
 
 struct pg_region {
@@ -309,6 +315,11 @@ struct pg_metrics {
                                      free block, which is at most 3 % longer */
     uint64_t compactions;         /* passes that moved blobs to join free blocks */
     uint64_t compacted_bytes;     /* bytes of moved blobs, whole granules */
+    uint64_t backlog;             /* derived: due timers that have not fired, because they are
+                                     paused or because the daemon catches up */
+    uint64_t skipped;             /* late timers that ended without a notice, by policy SKIP */
+    uint64_t coalesced;           /* late timers that ended without a notice of their own, by policy
+                                     COALESCE */
 };
 
 /* ---- histograms ----------------------------------------------------------------- */
@@ -449,11 +460,12 @@ struct pg_ext {
 
 #define PG_WHEEL_LEVELS 64
 #define PG_DUE_BUCKETS 3         /* number of buckets for due timers; they follow all rings */
+#define PG_BACKLOG_BUCKET 65535u /* pg_hot.bucket of a timer in the backlog of its topic */
 #define PG_CHUNK_CELLS 15
 
 struct pg_chunk {                 /* one cache line; a bucket is a chain of chunks */
-    uint32_t previous;            /* chunk that was the bucket's tail before this chunk; PG_NIL =
-                                     none */
+    uint32_t previous;            /* cell of the bucket's tail before this chunk; PG_NIL = none. In
+                                     a backlog: the next chunk */
     uint32_t slots[15];
 };
 
@@ -461,6 +473,16 @@ struct pg_bucket {
     uint32_t tail;                /* cell of the newest member, chunk * 16 + 1..15; PG_NIL = empty
                                      bucket */
     uint32_t count;               /* members */
+};
+
+/* The backlog of a topic: due timers that wait in the order in which they came due, because the
+ * topic is paused or because the daemon catches up. A chain of chunks from the oldest to the newest
+ * member. Derived. 16 bytes. */
+struct pg_backlog {
+    uint32_t head;                /* cell of the oldest member; PG_NIL = empty */
+    uint32_t tail;                /* cell of the newest member */
+    uint32_t count;               /* members */
+    uint32_t pad;
 };
 
 /* A ring of 2 x fanout buckets, each `width` ticks wide. One half is the block of buckets that
@@ -498,7 +520,7 @@ struct pg_wheel {
     uint32_t closing;             /* 1 = of the buckets for due timers 0 and 1, the one that is not
                                      `open` belongs to the current tick and may have members */
     uint32_t chunk_count;
-    uint32_t pad;
+    uint32_t backlog;             /* members of all backlogs */
     struct pg_level levels[64];
 };
 
@@ -681,11 +703,26 @@ struct pg_namespace {
     struct pg_tokens tokens;
     uint64_t park_beyond_ns;      /* timers with a longer delay than this are parked; 0 = no timer
                                      is parked */
+    uint64_t late_per_s;          /* maximum number of late timers that fire per second while the
+                                     daemon catches up; 0 = PG_LATE_PER_S */
+    int64_t  caught_up_ns;        /* derived: time by which the late timers fired so far would have
+                                     fired at this rate; on the arena's clock */
+    uint32_t paused;              /* 1 = its timers fall due without firing */
+    uint32_t pad;
     uint32_t created_uid;         /* uid whose record or message created it; PG_NIL = unknown */
     uint32_t wake;                /* moving, store-release: futex; low half of `visible` when
                                      notices of the namespace last became visible */
     char     name[64];
 };
+
+enum pg_late_policy {             /* end of a timer that would fire later than its grace allows */
+    PG_LATE_FIRE,                 /* it fires late */
+    PG_LATE_SKIP,                 /* it ends without a notice */
+    PG_LATE_COALESCE,             /* of successive such timers of a topic, only the last fires */
+    PG_LATE_POLICIES
+};
+#define PG_LATE_SHIFT 2           /* pg_topic.late: grace in ns << PG_LATE_SHIFT | enum
+                                     pg_late_policy; 0 = PG_LATE_FIRE */
 
 /* A topic. Authoritative. `sequence` counts the topic's notices. It is stored after `commit` of the
  * newest replay buffer entry. `commit` alone decides whether the notice exists; a rebuild sets
@@ -703,6 +740,15 @@ struct pg_topic {
                                      operations */
     int64_t  slack_ns;            /* slack of new timers whose PUT gives none, ns; the row of a
                                      topic with a slack is not reused */
+    uint64_t late;                /* late policy and its grace, see PG_LATE_SHIFT; the row of a
+                                     topic with another policy than FIRE is not reused */
+    uint64_t missed;              /* timers that were coalesced since the topic's last timer
+                                     fired */
+    uint64_t coalescing;          /* timer that is being coalesced: ticket << 8 | low byte of the
+                                     value that `missed` will have; 0 = none */
+    uint32_t paused;              /* 1 = its timers fall due without firing; the row of a paused
+                                     topic is not reused */
+    uint32_t pad;
     uint32_t created_uid;         /* as in pg_namespace */
     uint32_t wake;                /* moving, store-release: futex; changes when notices of the
                                      topic become visible, and when another topic gets the row */
@@ -794,8 +840,9 @@ struct pg_entry {
     int64_t  deadline_ns;         /* deadline on the arena's clock */
     int64_t  fired_ns;            /* time of firing, on the arena's clock */
     uint64_t sequence;            /* sequence number of the notice in its topic */
-    uint64_t previous;            /* 1 + replay buffer position of the topic's previous notice; 0 =
-                                     none */
+    uint32_t back;                /* distance to the replay buffer position of the topic's previous
+                                     notice; 0 = none, or too far away to be in the buffer */
+    uint32_t missed;              /* timers of the topic that ended as coalesced before this one */
     uint32_t blob;                /* first granule of the blob: the key, then the payload */
     uint32_t payload_len;         /* length of the payload in bytes */
     uint32_t hash;                /* keyed hash of namespace, key type and key */
@@ -966,6 +1013,9 @@ struct pg_wal_namespace {
     uint64_t quota_bytes;
     uint64_t quota_ops;
     uint64_t park_beyond_ns;
+    uint64_t late_per_s;
+    uint32_t paused;
+    uint32_t pad;
     uint32_t created_uid;         /* as in pg_namespace */
     uint32_t name_len;
 };
@@ -975,6 +1025,10 @@ struct pg_wal_topic {
     uint64_t sequence;            /* 0 for a new topic */
     uint64_t last_position;       /* 0 for a new topic */
     int64_t  slack_ns;            /* as in pg_topic */
+    uint64_t late;                /* as in pg_topic */
+    uint64_t missed;              /* as in pg_topic */
+    uint32_t paused;              /* as in pg_topic */
+    uint32_t pad;
     uint32_t row;
     uint32_t namespace_row;
     uint32_t created_uid;         /* as in pg_topic */
@@ -1052,8 +1106,10 @@ struct pg_asked {
     uint32_t pad;
 };
 
-/* Reason for freeing a slot. DROPPED: the slot held an outcome whose owner's session had ended. */
-enum pg_end_cause { PG_END_CANCELLED = 1, PG_END_ACKNOWLEDGED, PG_END_DROPPED };
+/* Reason for freeing a slot. DROPPED: the slot held an outcome whose owner's session had ended.
+ * SKIPPED and COALESCED: the late policy ended the timer without a notice. */
+enum pg_end_cause { PG_END_CANCELLED = 1, PG_END_ACKNOWLEDGED, PG_END_DROPPED, PG_END_SKIPPED,
+                    PG_END_COALESCED };
 struct pg_wal_end {
     uint64_t ticket;
     int64_t  at_ns;
@@ -1063,6 +1119,7 @@ struct pg_wal_end {
     uint32_t topic;
     int64_t  ended_boot_ns;       /* real clock: time at which the timer ended or the outcome was
                                      released */
+    uint64_t missed;              /* COALESCED: pg_topic.missed afterwards; otherwise 0 */
 };
 
 struct pg_wal_fire {
@@ -1079,6 +1136,8 @@ struct pg_wal_fire {
     uint16_t slack_log2;          /* as in pg_wal_arm */
     uint32_t bulk_loaded;         /* 1 = the timer was put as a row of a bulk load */
     int64_t  ended_boot_ns;       /* real clock: time at which the timer fired */
+    uint32_t missed;              /* as in pg_entry */
+    uint32_t pad;
 };
 
 struct pg_wal_sent {
@@ -1226,7 +1285,7 @@ struct pg_wal_entry {
     int64_t  deadline_ns;
     int64_t  fired_ns;
     uint64_t sequence;
-    uint64_t previous;
+    uint64_t previous;            /* as in pg_wal_fire */
     uint32_t topic;
     uint32_t payload_len;
     uint8_t  key_len;
@@ -1234,6 +1293,8 @@ struct pg_wal_entry {
     uint8_t  pad[2];
     uint32_t uid;                 /* uid that published the notice; PG_NIL in snapshots */
     int64_t  ended_boot_ns;       /* real clock: time of publication; 0 in snapshots */
+    uint32_t missed;              /* as in pg_entry */
+    uint32_t pad1;
 };
 
 struct pg_wal_last {
@@ -1748,7 +1809,9 @@ enum pg_namespace_field {
     PG_N_BYTES = 8,               /* set quota_bytes */
     PG_N_OPS = 16,                /* set quota_ops */
     PG_N_PARK = 32,               /* set park_beyond_ns */
-    PG_N_FIELDS = 64
+    PG_N_LATE = 64,               /* set late_per_s */
+    PG_N_PAUSED = 128,            /* set paused */
+    PG_N_FIELDS = 256
 };
 struct pg_namespace_set {
     uint32_t fields;              /* sum of constants of enum pg_namespace_field */
@@ -1760,17 +1823,32 @@ struct pg_namespace_set {
     uint64_t quota_ops;           /* maximum number of operations per second; 0 = no quota */
     uint64_t park_beyond_ns;      /* timers with a longer delay than this are parked; 0 = no timer
                                      is parked; needs a WAL */
+    uint64_t late_per_s;          /* late timers that fire per second while the daemon catches up, at
+                                     most PG_LATE_PER_S_MAX; 0 = PG_LATE_PER_S */
+    uint64_t paused;              /* 1 = timers fall due without firing, 0 = they fire */
 };
 
 /* TOPIC request: frame, struct pg_topic_set, the bytes of the names of namespace and topic. The
- * request creates the topic if it does not exist. Reply: frame, struct pg_result. Its status is
- * DONE, or the reason why nothing was changed. */
+ * request changes the settings that its `fields` selects, and creates the topic if it does not
+ * exist. Reply: frame, struct pg_result. Its status is DONE, or the reason why nothing was
+ * changed. */
+enum pg_topic_field {
+    PG_TF_SLACK = 1,              /* set slack_ns */
+    PG_TF_LATE = 2,               /* set policy and grace_ns */
+    PG_TF_PAUSED = 4,             /* set paused */
+    PG_TF_FIELDS = 8
+};
 struct pg_topic_set {
     int64_t  slack_ns;            /* slack of new timers of the topic whose PUT gives none, 0 to
                                      PG_SLACK_MAX_NS; armed timers stay as they are */
+    int64_t  grace_ns;            /* timers that are later than this follow the policy. SKIP,
+                                     COALESCE: PG_LATE_GRACE_MIN_NS to PG_LATE_GRACE_MAX_NS; FIRE:
+                                     0 */
+    uint32_t fields;              /* sum of constants of enum pg_topic_field */
+    uint8_t  policy;              /* enum pg_late_policy, also of timers that are armed */
+    uint8_t  paused;              /* 1 = timers fall due without firing, 0 = they fire */
     uint8_t  namespace_len;       /* length of the namespace's name in bytes, 1..63 */
     uint8_t  topic_len;           /* length of the topic's name in bytes, 0..127 */
-    uint8_t  pad[6];
 };
 
 /* PLACE request: frame (count = number of partitions, 1 on the command socket), the bytes of the
@@ -1939,7 +2017,7 @@ struct pg_notices {
     uint32_t pad1;
 };
 
-struct pg_notice {                /* 32 bytes */
+struct pg_notice {                /* 40 bytes */
     uint64_t ticket;              /* ticket of the timer or operation */
     int64_t  deadline_ns;         /* deadline on the arena's clock */
     int64_t  fired_ns;            /* time at which the timer was taken from the wheel, on the
@@ -1949,6 +2027,9 @@ struct pg_notice {                /* 32 bytes */
     uint8_t  key_type;            /* enum pg_key_type */
     uint8_t  cause;               /* enum pg_cause */
     uint8_t  flags;               /* enum pg_entry_flag */
+    uint32_t missed;              /* timers of the topic that ended without a notice before this
+                                     one, by the late policy COALESCE */
+    uint8_t  pad[4];
 };
 
 /* ---- rings: the messages of the command socket, through memory ------------------------------ */

@@ -52,6 +52,9 @@ TICKET_SHARD: int = lib.PG_TICKET_SHARD
 """The tickets of a shard start at shard number * TICKET_SHARD + 1."""
 QUOTA_MAX: int = lib.PG_QUOTA_MAX
 QUOTA_OPS_MAX: int = lib.PG_QUOTA_OPS_MAX
+LATE_PER_S_MAX: int = lib.PG_LATE_PER_S_MAX
+LATE_GRACE_MIN_NS: int = lib.PG_LATE_GRACE_MIN_NS
+LATE_GRACE_MAX_NS: int = lib.PG_LATE_GRACE_MAX_NS
 TICKET_MAX: int = lib.PG_TICKET_MAX
 BULK_LOAD_ROW_MAX: int = lib.PG_BULK_LOAD_ROW_MAX
 BULK_LOAD_BLOCK_ROWS: int = lib.PG_BULK_LOAD_BLOCK_ROWS
@@ -210,6 +213,24 @@ class NamespaceField(enum.IntFlag):
     BYTES = lib.PG_N_BYTES
     OPS = lib.PG_N_OPS
     PARK = lib.PG_N_PARK
+    LATE = lib.PG_N_LATE
+    PAUSED = lib.PG_N_PAUSED
+
+
+class TopicField(enum.IntFlag):
+    """enum pg_topic_field: the settings that a TOPIC message changes."""
+
+    SLACK = lib.PG_TF_SLACK
+    LATE = lib.PG_TF_LATE
+    PAUSED = lib.PG_TF_PAUSED
+
+
+class LatePolicy(enum.IntEnum):
+    """enum pg_late_policy: the end of a timer that is later than its grace."""
+
+    FIRE = lib.PG_LATE_FIRE
+    SKIP = lib.PG_LATE_SKIP
+    COALESCE = lib.PG_LATE_COALESCE
 
 
 class WireError(enum.IntEnum):
@@ -340,6 +361,7 @@ class Degraded(enum.IntFlag):
     PAYLOADS = lib.PG_WHY_PAYLOADS
     ARENA = lib.PG_WHY_ARENA
     FRAGMENTED = lib.PG_WHY_FRAGMENTED
+    PAUSED = lib.PG_WHY_PAUSED
 
     @property
     def names(self) -> list[str]:

@@ -68,6 +68,8 @@ COUNTERS: dict[str, str] = {
     "log_dropped": "log messages dropped, because messages of one kind were too frequent or "
     "because the reader of the log was slow, full or gone",
     "records_redone": "WAL records redone when the arena was recovered",
+    "skipped": "late timers that ended without a notice, by the late policy skip",
+    "coalesced": "late timers that ended without a notice of their own, by the late policy coalesce",
     "compactions": "passes that moved keys and payloads to join free memory",
     "compacted_bytes": "bytes of keys and payloads that these passes moved",
     "refused_full": "no free slot",
@@ -100,6 +102,7 @@ GAUGES: dict[str, str] = {
     "live": "armed timers and operations",
     "live_wall": "armed or parked timers with a deadline on the wall clock",
     "parked": "parked timers: only the WAL has their payload",
+    "backlog": "due timers that have not fired, because they are paused or the daemon catches up",
     "operations": "armed operations",
     "outcomes": "unacknowledged outcomes",
     "bulk_loads": "bulk loads that the daemon remembers",

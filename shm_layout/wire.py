@@ -30,6 +30,7 @@ from purgatoryd.shm_layout.layout import (
     KeyType,
     Message,
     NamespaceField,
+    TopicField,
     WireError,
     struct_format,
 )
@@ -252,6 +253,10 @@ class NamespaceSettings(NamedTuple):
     """Limit in operations per second."""
     park_beyond_ns: int = 0
     """Timers with a longer delay are parked; 0 = no timer is parked."""
+    late_per_s: int = 0
+    """Late timers that fire per second while the daemon catches up; 0 = the default rate."""
+    paused: int = 0
+    """1 = timers fall due without firing."""
 
 
 _SET_FIELDS = {
@@ -261,6 +266,8 @@ _SET_FIELDS = {
     "quota_bytes": NamespaceField.BYTES,
     "quota_ops": NamespaceField.OPS,
     "park_beyond_ns": NamespaceField.PARK,
+    "late_per_s": NamespaceField.LATE,
+    "paused": NamespaceField.PAUSED,
 }
 
 
@@ -288,9 +295,27 @@ def decode_namespace_set(body: bytes) -> NamespaceSettings:
     return NamespaceSettings(owner, durability, *quotas)
 
 
-def encode_topic_set(sequence: int, namespace: bytes, topic: bytes, slack_ns: int) -> bytes:
-    """Return a TOPIC message, which sets the slack of a topic's new timers."""
-    body = TOPIC_SET.pack(slack_ns, len(namespace), len(topic))
+class TopicChanges(NamedTuple):
+    """New settings of a topic; None = unchanged."""
+
+    slack_ns: int | None = None
+    """Slack of new timers."""
+    late: tuple[int, int] | None = None
+    """Late policy (enum pg_late_policy) and its grace in ns."""
+    paused: bool | None = None
+
+
+def encode_topic_set(
+    sequence: int, namespace: bytes, topic: bytes, changes: TopicChanges
+) -> bytes:
+    """Return a TOPIC message, which changes the settings in `changes`."""
+    given = zip(TopicField, changes, strict=True)
+    fields = TopicField(sum(field for field, value in given if value is not None))
+    policy, grace_ns = changes.late or (0, 0)
+    body = TOPIC_SET.pack(
+        changes.slack_ns or 0, grace_ns, fields, policy, bool(changes.paused),
+        len(namespace), len(topic),
+    )  # fmt: skip
     return encode_frame(Message.TOPIC, 0, sequence) + body + namespace + topic
 
 
@@ -736,6 +761,8 @@ class RawNotice(NamedTuple):
     flags: int
     key: Key
     payload: bytes
+    missed: int
+    """Timers of the topic that were coalesced before this one."""
 
 
 class Verdict(NamedTuple):
@@ -810,14 +837,15 @@ def decode_some_notices(data: bytes, start: int, stop: int, at: int) -> tuple[li
     notices = []
     records = data[NOTICES.size + start * NOTICE.size : NOTICES.size + stop * NOTICE.size]
     for record in NOTICE.iter_unpack(records):
-        ticket, deadline_ns, fired_ns, payload_len, key_len, key_type, cause, flags = record
+        (ticket, deadline_ns, fired_ns, payload_len, key_len, key_type, cause, flags,
+         missed) = record  # fmt: skip
         middle, end = at + key_len, at + key_len + payload_len
         key = data[at:middle]
         notices.append(
             RawNotice(
                 ticket, deadline_ns, fired_ns, cause, flags,
                 key.decode() if key_type == _STR and key.isascii() else decode_key(key_type, key),
-                data[middle:end],
+                data[middle:end], missed,
             )
         )  # fmt: skip
         at = end

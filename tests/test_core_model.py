@@ -611,7 +611,7 @@ class CoreMachine(RuleBasedStateMachine):
         for found, n in zip(raw, expected, strict=True):
             assert found == (
                 n.ticket, n.deadline_ns, n.fired_ns, Cause.EXPIRED, n.flags, n.key[1],
-                n.timer.payload,
+                n.timer.payload, 0,
             )  # fmt: skip
 
     @rule(parts_max=st.sampled_from([1, 2, 64]), out_bytes=st.sampled_from([1 << 17, 1 << 20]))

@@ -82,7 +82,7 @@ def test_settings_are_set_one_by_one(core: Purgatory) -> None:
     core.rebuild(core.now_ns)
     assert core.set_namespace(b"n") == expected
     assert core.migrated(namespaces=2).set_namespace(b"n") == expected
-    assert core.set_namespace(b"n", owner_uid=ANYBODY, quota_timers=0) == (ANYBODY, 0, 0, 0, 7, 0)
+    assert core.set_namespace(b"n", owner_uid=ANYBODY, quota_timers=0) == (ANYBODY, 0, 0, 0, 7, 0, 0, 0)
 
 
 SET = wire.NAMESPACE_SET
@@ -92,21 +92,23 @@ SET = wire.NAMESPACE_SET
     ("body", "error"),
     [
         (b"", WireError.MALFORMED),
-        (SET.pack(0, 0, 0, 1, 0, 0, 0, 0)[:-1], WireError.MALFORMED),
-        (SET.pack(0, 0, 0, 1, 0, 0, 0, 0), WireError.MALFORMED),
-        (SET.pack(0, 0, 0, 0, 0, 0, 0, 0), WireError.MALFORMED),
-        (SET.pack(0, 0, 0, 2**32 - 64, 0, 0, 0, 0), WireError.MALFORMED),
-        (SET.pack(0, 0, 0, 64, 0, 0, 0, 0) + b"n" * 64, WireError.MALFORMED),
-        (SET.pack(0, 0, 0, 1, 0, 0, 0, 0) + b"nn", WireError.MALFORMED),
-        (SET.pack(0, 0, 0, 1, 0, 0, 0, 0) + b"\0", WireError.MALFORMED),
-        (SET.pack(0, 0, 0, 1, 0, 0, 0, 0) + b"\xff", WireError.MALFORMED),
-        (SET.pack(64, 0, 0, 1, 0, 0, 0, 0) + b"n", WireError.MALFORMED),
-        (SET.pack(32, 0, 0, 1, 0, 0, 0, 5) + b"n", WireError.NO_WAL),
-        (SET.pack(2, 0, 2, 1, 0, 0, 0, 0) + b"n", WireError.MALFORMED),
-        (SET.pack(2, 0, 1, 1, 0, 0, 0, 0) + b"n", WireError.NO_WAL),
-        (SET.pack(4, 0, 0, 1, QUOTA_MAX + 1, 0, 0, 0) + b"n", WireError.TOO_LARGE),
-        (SET.pack(8, 0, 0, 1, 0, QUOTA_MAX + 1, 0, 0) + b"n", WireError.TOO_LARGE),
-        (SET.pack(16, 0, 0, 1, 0, 0, 10**9 + 1, 0) + b"n", WireError.TOO_LARGE),
+        (SET.pack(0, 0, 0, 1, 0, 0, 0, 0, 0, 0)[:-1], WireError.MALFORMED),
+        (SET.pack(0, 0, 0, 1, 0, 0, 0, 0, 0, 0), WireError.MALFORMED),
+        (SET.pack(0, 0, 0, 0, 0, 0, 0, 0, 0, 0), WireError.MALFORMED),
+        (SET.pack(0, 0, 0, 2**32 - 64, 0, 0, 0, 0, 0, 0), WireError.MALFORMED),
+        (SET.pack(0, 0, 0, 64, 0, 0, 0, 0, 0, 0) + b"n" * 64, WireError.MALFORMED),
+        (SET.pack(0, 0, 0, 1, 0, 0, 0, 0, 0, 0) + b"nn", WireError.MALFORMED),
+        (SET.pack(0, 0, 0, 1, 0, 0, 0, 0, 0, 0) + b"\0", WireError.MALFORMED),
+        (SET.pack(0, 0, 0, 1, 0, 0, 0, 0, 0, 0) + b"\xff", WireError.MALFORMED),
+        (SET.pack(256, 0, 0, 1, 0, 0, 0, 0, 0, 0) + b"n", WireError.MALFORMED),
+        (SET.pack(64, 0, 0, 1, 0, 0, 0, 0, 10**9 + 1, 0) + b"n", WireError.TOO_LARGE),
+        (SET.pack(128, 0, 0, 1, 0, 0, 0, 0, 0, 2) + b"n", WireError.MALFORMED),
+        (SET.pack(32, 0, 0, 1, 0, 0, 0, 5, 0, 0) + b"n", WireError.NO_WAL),
+        (SET.pack(2, 0, 2, 1, 0, 0, 0, 0, 0, 0) + b"n", WireError.MALFORMED),
+        (SET.pack(2, 0, 1, 1, 0, 0, 0, 0, 0, 0) + b"n", WireError.NO_WAL),
+        (SET.pack(4, 0, 0, 1, QUOTA_MAX + 1, 0, 0, 0, 0, 0) + b"n", WireError.TOO_LARGE),
+        (SET.pack(8, 0, 0, 1, 0, QUOTA_MAX + 1, 0, 0, 0, 0) + b"n", WireError.TOO_LARGE),
+        (SET.pack(16, 0, 0, 1, 0, 0, 10**9 + 1, 0, 0, 0) + b"n", WireError.TOO_LARGE),
     ],
 )
 def test_bad_settings_change_nothing(core: Purgatory, body: bytes, error: WireError) -> None:
@@ -119,7 +121,7 @@ def test_bad_settings_change_nothing(core: Purgatory, body: bytes, error: WireEr
 def test_settings_of_a_namespace_that_has_no_free_slot(core: Purgatory) -> None:
     for name in (b"a", b"b", b"c", b"d"):
         core.set_namespace(name)
-    body = SET.pack(0, 0, 0, 1, 0, 0, 0, 0) + b"e"
+    body = SET.pack(0, 0, 0, 1, 0, 0, 0, 0, 0, 0) + b"e"
     error, detail, _ = core.set_namespace_raw(body)
     assert (error, detail) == (WireError.NAMESPACES_FULL, (4, 0))
 

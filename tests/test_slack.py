@@ -147,7 +147,7 @@ def test_a_slack_at_the_end_of_time_is_not_early() -> None:
 
 
 def set_topic(core: Core, slack_ns: int, topic: bytes = b"t") -> Status:
-    message = wire.encode_topic_set(1, b"n", topic, slack_ns)
+    message = wire.encode_topic_set(1, b"n", topic, wire.TopicChanges(slack_ns))
     error, answer = core.set_topic(message[wire.FRAME.size :])
     assert error == 0
     return answer.status
@@ -175,7 +175,8 @@ def test_a_topic_with_a_slack_keeps_its_row() -> None:
 @pytest.mark.parametrize("slack_ns", [-1, SLACK_MAX_NS + 1])
 def test_a_topic_refuses_a_slack_out_of_bounds(slack_ns: int) -> None:
     core = Core()
-    body = wire.encode_topic_set(1, b"n", b"t", slack_ns)[wire.FRAME.size :]
+    changes = wire.TopicChanges(slack_ns)
+    body = wire.encode_topic_set(1, b"n", b"t", changes)[wire.FRAME.size :]
     assert core.set_topic(body)[0] == lib.PG_ERR_TOO_LARGE
     assert core.set_topic(body[:-1])[0] == lib.PG_ERR_MALFORMED
     assert not core.topic_rows()

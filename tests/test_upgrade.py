@@ -711,7 +711,7 @@ def message(
     last = first + len(keys) - 1 if tail is None else tail
     head = wire.NOTICES.pack(NOTICE_MAGIC, WIRE_VERSION, stream_id, 3, first, last, 0, 0, len(keys))
     records = b"".join(
-        wire.NOTICE.pack(1, 0, 0, 0, len(k), KeyType.BYTES, Cause.EXPIRED, 0) for k in keys
+        wire.NOTICE.pack(1, 0, 0, 0, len(k), KeyType.BYTES, Cause.EXPIRED, 0, 0) for k in keys
     )
     return [b"n\0t\0", head + records + b"".join(keys)]
 

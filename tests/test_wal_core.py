@@ -19,7 +19,7 @@ from purgatoryd.shm_layout import wal, wire
 from purgatoryd.shm_layout._core import ffi, lib
 from purgatoryd.shm_layout.arena import Reader
 from purgatoryd.shm_layout.errors import MessageRefused
-from purgatoryd.shm_layout.layout import BulkLoadAction, PutMode, Status, TimeKind
+from purgatoryd.shm_layout.layout import BulkLoadAction, LatePolicy, PutMode, Status, TimeKind
 from purgatoryd.shm_layout.shm import ArenaFile
 from purgatoryd.shm_layout.wal import Buffer, Walk, contents, write_snapshot
 
@@ -167,15 +167,22 @@ class Work:
         """Set the owner, the quotas and the durability of a namespace."""
         durability = self.rng.randrange(2) if self.wal.wal_buffer else 0
         changes = {"durability": durability, "quota_timers": self.rng.choice([0, 40])}
+        changes |= {"paused": int(self.rng.random() < 0.2), "late_per_s": self.rng.choice([0, 90])}
         message = wire.encode_namespace_set(1, self.rng.choice(NAMESPACES), changes)
         body = message[wire.FRAME.size :]
         now, detail = ffi.new("struct pg_namespace_set *"), ffi.new("uint64_t[2]")
         assert lib.pg_set_namespace(self.core.a, body, len(body), 0, now, detail) == 0
 
+    def topic_changes(self) -> wire.TopicChanges:
+        """Draw a slack, a late policy or a pause."""
+        late = self.rng.choice([(LatePolicy.FIRE, 0), *((p, 5 * MS) for p in LatePolicy if p)])
+        changes = wire.TopicChanges(self.rng.choice([0, MS, 40 * MS]), late)
+        return changes._replace(paused=self.rng.random() < 0.3)
+
     def configure_topic(self) -> None:
-        """Set the slack of a topic."""
+        """Set the slack, the late policy and the pause of a topic."""
         names = self.rng.choice(NAMESPACES), self.rng.choice(TOPICS)
-        message = wire.encode_topic_set(1, *names, self.rng.choice([0, MS, 40 * MS]))
+        message = wire.encode_topic_set(1, *names, self.topic_changes())
         error, result = self.core.set_topic(message[wire.FRAME.size :])
         assert error == 0
         assert result.status in (Status.DONE, Status.FULL_TOPICS)

@@ -240,7 +240,7 @@ def notices(records: list[tuple[bytes, int, bytes]]) -> bytes:
         layout.NOTICE_MAGIC, 1, 7, 3, 10, 10 + len(records), 5, 6, len(records)
     )
     packed = b"".join(
-        wire.NOTICE.pack(i, 100 + i, 200 + i, len(payload), len(key), kind, 1, 2)
+        wire.NOTICE.pack(i, 100 + i, 200 + i, len(payload), len(key), kind, 1, 2, i)
         for i, (key, kind, payload) in enumerate(records)
     )
     return head + packed + b"".join(key + payload for key, _, payload in records)

@@ -15,7 +15,7 @@ struct timers {
 static struct timers *create(uint32_t capacity, int64_t tick_ns)
 {
     struct timers *t = memory(sizeof *t);
-    t->shape = (struct wheel_shape){tick_ns, FANOUT, capacity};
+    t->shape = (struct wheel_shape){tick_ns, FANOUT, capacity, 0};
     t->slots.capacity = capacity;
     t->slots.hot = memory((size_t)capacity * sizeof *t->slots.hot);
     t->slots.free = memory(((size_t)capacity + 1) * sizeof *t->slots.free);

@@ -115,6 +115,10 @@ struct arena_state {
     uint64_t woken;               /* sleepers were woken for all entries below this position */
     uint64_t first_number;        /* first ticket number after the last rebuild */
     uint64_t wal_buffer_end;      /* position after the frame being written */
+    int64_t outage_end_ns;        /* timers due until this time fire at the rate of a catch-up */
+    int64_t catch_up_ns;          /* time at which timers of the backlogs may end; INT64_MAX = no
+                                     backlog has timers that may */
+    uint32_t backlog_cursor;      /* topic whose backlog is looked at next */
     int64_t wall_placed_by_ns;    /* wall offset that the last placement of wall timers used */
     /* Next slot to place after a step of the wall clock; PG_NIL = no step is being applied. */
     uint32_t wall_cursor;
@@ -133,6 +137,7 @@ struct arena_state {
     uint32_t topics_refused_uid, topics_refused_held;
     struct rebuild rebuild;
     struct compaction compaction;
+    uint64_t backlogs[1024];      /* bit t: topic t may have a backlog */
     uint32_t news_count, news_seen;
     uint32_t news[PG_NEWS];       /* slots that most recently entered an inbox, for prefetching */
 };

@@ -3,8 +3,10 @@
 #define PURGATORYD_CORE_H
 
 #include "core/base/answer.h"
+#include "core/base/backlog.h"
 #include "core/base/blobs.h"
 #include "core/base/check.h"
+#include "core/base/chunks.h"
 #include "core/base/common.h"
 #include "core/base/crc32c.h"
 #include "core/base/hash.h"
@@ -19,8 +21,10 @@
 #include "core/wal/frames.h"
 #include "core/wal/wal_buffer.h"
 #include "core/state/bulk_loads.h"
+#include "core/state/catch_up.h"
 #include "core/state/inbox.h"
 #include "core/state/keys.h"
+#include "core/state/lateness.h"
 #include "core/state/names.h"
 #include "core/state/operation_bytes.h"
 #include "core/state/operations.h"

@@ -114,8 +114,19 @@ static void cell_outside(struct pg_arena *a)
 static void bucket_outside(struct pg_arena *a)
 {
     wheel_place(&a->wheel, 0);
-    slot_hot(a, 0)->bucket = UINT16_MAX;
+    slot_hot(a, 0)->bucket = UINT16_MAX - 1;
     wheel_remove(&a->wheel, 0);
+}
+static void slot_in_an_empty_backlog(struct pg_arena *a)
+{
+    backlog_push(&a->wheel, 0);
+    a->wheel.backlogs[slot_hot(a, 0)->topic].count = 0;
+    wheel_remove(&a->wheel, 0);
+}
+static void backlog_of_no_topic(struct pg_arena *a)
+{
+    slot_hot(a, 0)->topic = (uint16_t)a->wheel.topics;
+    backlog_push(&a->wheel, 0);
 }
 static void blob_of_no_pool(struct pg_arena *a) { blob_at(&a->blobs, a->blobs.granules + 1); }
 static void entry_of_a_slot(struct pg_arena *a) { replay_supersede(a, 0); }
@@ -264,6 +275,8 @@ static const struct {
     {slot_outside_the_wheel, "wheel: a slot is inside the table"},
     {cell_outside, "wheel: a cell is inside the chunks"},
     {bucket_outside, "wheel: a bucket is inside the wheel"},
+    {slot_in_an_empty_backlog, "wheel: a backlog that a slot leaves has members"},
+    {backlog_of_no_topic, "wheel: a backlog belongs to a topic"},
     {blob_of_no_pool, "blobs: a blob begins inside the pool"},
     {entry_of_a_slot, "replay buffer: an id names an entry"},
     {reply_of_no_session, "sessions: a reply belongs to a session"},

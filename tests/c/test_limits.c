@@ -586,7 +586,7 @@ static void a_topic_begins_anew_in_the_row_of_another(void)
     CHECK_EQUAL(a->topics[0].name[0], 'v');
     CHECK_EQUAL(a->topics[0].sequence, 1);
     CHECK_EQUAL(replay_at(a, tail)->sequence, 1);
-    CHECK_EQUAL(replay_at(a, tail)->previous, 0);
+    CHECK_EQUAL(replay_at(a, tail)->back, 0);
     arena_close();
 }
 

@@ -5,7 +5,7 @@
 #define MS 1000000LL
 #define NEVER UINT64_MAX
 
-enum { UNLIMITED = UINT32_MAX };
+enum { UNLIMITED = UINT32_MAX, TOPICS = 3 };
 
 /* Model of one slot. */
 struct expectation {
@@ -32,12 +32,14 @@ static struct world *world_new(int64_t tick_ns, uint32_t fanout, uint32_t capaci
 {
     struct world *x = calloc(1, sizeof *x);
     CHECK(x);
-    x->shape = (struct wheel_shape){tick_ns, fanout, capacity};
+    x->shape = (struct wheel_shape){tick_ns, fanout, capacity, TOPICS};
     x->slots.capacity = capacity;
     x->slots.hot = malloc(capacity * sizeof *x->slots.hot);
     x->slots.free = malloc((capacity + 1) * sizeof *x->slots.free);
     x->wheel.hot = x->slots.hot;
     x->wheel.capacity = capacity;
+    x->wheel.topics = TOPICS;
+    x->wheel.backlogs = malloc(TOPICS * sizeof *x->wheel.backlogs);
     x->wheel.state = malloc(sizeof *x->wheel.state);
     x->wheel.buckets = malloc(wheel_buckets(&x->shape) * sizeof *x->wheel.buckets);
     x->wheel.chunks = malloc(wheel_chunks(&x->shape) * sizeof *x->wheel.chunks);
@@ -55,6 +57,7 @@ static struct world *world_new(int64_t tick_ns, uint32_t fanout, uint32_t capaci
 
 static void world_free(struct world *x)
 {
+    free(x->wheel.backlogs);
     free(x->slots.hot);
     free(x->slots.free);
     free(x->wheel.state);
@@ -589,6 +592,78 @@ static void test_check_names_the_fault(void)
     world_free(x);
 }
 
+/* ---- backlogs ------------------------------------------------------------------------- */
+
+struct queue {                           /* model of a backlog */
+    uint32_t slots[300], count;
+};
+
+static void queue_remove(struct queue *q, uint32_t n)
+{
+    if (n != 0)
+        q->slots[n] = q->slots[0];       /* the oldest member moves into the hole */
+    q->count--;
+    for (uint32_t i = 0; i < q->count; i++)
+        q->slots[i] = q->slots[i + 1];
+}
+
+static void hold(struct world *x, struct queue *q, uint32_t topic)
+{
+    const uint32_t slot = slots_take(&x->slots);
+    if (slot == PG_NIL)
+        return;
+    expect(x, slot, 0);
+    x->slots.hot[slot].topic = (uint16_t)topic;
+    backlog_push(&x->wheel, slot);
+    q->slots[q->count++] = slot;
+}
+
+static void test_a_backlog_is_a_queue(void)
+{
+    struct world *x = world_new(MS, 20, 300, 0);
+    static struct queue queues[TOPICS];
+    memset(queues, 0, sizeof queues);
+    for (int i = 0; i < 20000; i++) {
+        const uint32_t topic = (uint32_t)rng_below(&x->rng, TOPICS);
+        struct queue *q = &queues[topic];
+        const uint64_t grows = i / 2000 % 2 ? 1 : 5;
+        if (rng_below(&x->rng, 6) < grows) {
+            hold(x, q, topic);
+        } else if (q->count != 0) {
+            const uint32_t n = rng_below(&x->rng, 2) ? 0 : (uint32_t)rng_below(&x->rng, q->count);
+            disarm(x, q->slots[n]);
+            queue_remove(q, n);
+        }
+        CHECK_EQUAL(backlog_peek(&x->wheel, topic, 0), q->count > 0 ? q->slots[0] : PG_NIL);
+        CHECK_EQUAL(backlog_peek(&x->wheel, topic, 1), q->count > 1 ? q->slots[1] : PG_NIL);
+        if (i % 16 == 0)
+            verify(x);
+    }
+    CHECK_EQUAL(x->wheel.state->backlog, queues[0].count + queues[1].count + queues[2].count);
+    world_free(x);
+}
+
+static void test_check_names_the_fault_of_a_backlog(void)
+{
+    struct world *x = world_new(MS, 20, 300, 0);
+    struct wheel *w = &x->wheel;
+    struct queue q = {.count = 0};
+    for (int i = 0; i < 40; i++)
+        hold(x, &q, 1);
+    struct pg_hot *h = &w->hot[q.slots[0]];
+    struct pg_backlog *backlog = &w->backlogs[1];
+    verify(x);
+    BREAK(x, h->where, 2, "slot's cell in a backlog");
+    BREAK(x, h->bucket, 1, "slot's cell in a backlog");
+    BREAK(x, h->topic, 2, "slot's cell in a backlog");
+    BREAK(x, h->ctl, ctl_of(1, PG_S_PARKED), "state of a linked slot");
+    BREAK(x, backlog->tail, backlog->tail - 1, "tail of a backlog");
+    BREAK(x, backlog->head, w->state->chunk_count * 16 + 1, "a cell lies outside the chunks");
+    BREAK(x, w->chunks[h->where / 16].slots[0], 300, "a cell holds an id out of bounds");
+    BREAK(x, w->state->backlog, 41, "members of all backlogs");
+    world_free(x);
+}
+
 static void test_rebuild(void)
 {
     struct world *x = world_new(MS, 64, 200, 0);
@@ -618,6 +693,8 @@ int main(void)
     RUN(test_idle_wheel_sleeps);
     RUN(test_gradual_drain_spreads_the_work);
     RUN(test_check_names_the_fault);
+    RUN(test_a_backlog_is_a_queue);
+    RUN(test_check_names_the_fault_of_a_backlog);
     RUN(test_rebuild);
     RUN(test_random_histories);
     return 0;

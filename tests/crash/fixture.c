@@ -516,6 +516,14 @@ static void settings_run(struct fixture *fx, const struct call *call)
     CHECK_EQUAL(pg_set_namespace(fx->a, call->message, call->bytes, call->uid, &now, detail), PG_ERR_NONE);
 }
 
+static void topic_run(struct fixture *fx, const struct call *call)
+{
+    struct pg_result result;
+    uint64_t detail[2];
+    CHECK_EQUAL(pg_set_topic(fx->a, call->message, call->bytes, call->uid, &result, detail),
+                PG_ERR_NONE);
+}
+
 /* Publish once. A publisher that does not know whether its publish succeeded looks into the replay
  * buffer before it publishes again. */
 static void publish_run(struct fixture *fx, const struct call *call)
@@ -550,6 +558,7 @@ bool call_run(struct fixture *fx, const struct call *call, struct reply *reply)
         break;
     case BY_INBOX_AGAIN: pg_inbox_again(fx->a, call->real_ns); break;
     case BY_SETTINGS: settings_run(fx, call); break;
+    case BY_TOPIC: topic_run(fx, call); break;
     case BY_MIGRATE: migrate_run(fx); break;
     case BY_COMPACTION: compaction_run(fx); break;
     }
@@ -863,6 +872,72 @@ static void settings_make(struct fixture *fx, struct call *call, unsigned unused
     call_append(call, below(fx, 2) ? "n" : "m", 1);
 }
 
+static struct pg_topic_set topic_drawn(struct fixture *fx)
+{
+    const uint8_t policy = (uint8_t)below(fx, PG_LATE_POLICIES);
+    return (struct pg_topic_set){.fields = PG_TF_LATE | (below(fx, 2) ? PG_TF_PAUSED : 0) |
+                                           (below(fx, 4) == 0 ? PG_TF_SLACK : 0),
+                                 .policy = policy,
+                                 .grace_ns = policy == PG_LATE_FIRE ? 0 : PG_LATE_GRACE_MIN_NS,
+                                 .paused = below(fx, 3) == 0,
+                                 .slack_ns = below(fx, 3) * TICK_NS,
+                                 .namespace_len = 1, .topic_len = 1};
+}
+
+static void topic_make(struct fixture *fx, struct call *call, unsigned unused)
+{
+    const struct pg_topic_set s = topic_drawn(fx);
+    (void)unused;
+    call->kind = BY_TOPIC;
+    call->uid = fx->clients[0].uid;
+    call_append(call, &s, sizeof s);
+    call_append(call, below(fx, 2) ? "n" : "m", 1);
+    call_append(call, "t", 1);
+}
+
+/* Arm a timer of the first name, which is due after a few ticks. */
+static void soon_put(struct fixture *fx)
+{
+    struct call call = {.real_ns = fx->real_ns};
+    struct reply reply;
+    struct draft d = {.count = 0};
+    struct client *c = &fx->clients[below(fx, CLIENTS)];
+    fixture_commit(fx);
+    put_draft(fx, &d, PG_MODE_REPLACE);
+    d.records[0].name = 0;
+    d.records[0].time_kind = PG_T_BOOT;
+    d.records[0].time_ns = fx->now_ns + below(fx, 4) * TICK_NS;
+    batch_write(&call, c, &d, PG_M_BATCH);
+    call_run(fx, &call, &reply);
+    c->sequence++;
+}
+
+/* Pause all topics until their timers are late, resume them with a late policy, and catch up. */
+static void late_make(struct fixture *fx, struct call *call, unsigned policy)
+{
+    struct pg_topic_set s = {.fields = PG_TF_PAUSED, .paused = 1};
+    struct call past = {.kind = BY_ADVANCE};
+    struct reply reply;
+    for (int n = 0; n < 2 * KEYS; n++)
+        soon_put(fx);
+    for (int resume = 0; resume < 2; resume++) {
+        for (uint32_t i = 0; i < fx->a->topic_rows; i++)
+            if (topic_at(fx->a, i)->name_len != 0)
+                topic_configure(fx->a, i, &s);
+        s = (struct pg_topic_set){.fields = PG_TF_LATE | PG_TF_PAUSED, .policy = (uint8_t)policy,
+                                  .grace_ns = PG_LATE_GRACE_MIN_NS};
+        if (resume)
+            break;
+        advance_make(fx, &past, 2);
+        past.now_ns = fx->now_ns;
+        past.offset_ns = fx->offset_ns;
+        past.real_ns = fx->real_ns;
+        call_run(fx, &past, &reply);
+    }
+    call->kind = BY_ADVANCE;
+    fx->now_ns += 2 * PG_LATE_GRACE_MIN_NS;
+}
+
 static void sweep_make(struct fixture *fx, struct call *call, unsigned unused)
 {
     (void)unused;
@@ -916,6 +991,9 @@ static const struct operation {
     {"cancel", cancel_make, 0},
     {"get", get_make, 0},
     {"settings", settings_make, 0},
+    {"topic settings", topic_make, 0},
+    {"skip", late_make, PG_LATE_SKIP},
+    {"coalesce", late_make, PG_LATE_COALESCE},
     {"watch all", watch_make, PG_C_ALL},
     {"watch any", watch_make, PG_C_ANY},
     {"watch sum", watch_make, PG_C_SUM},
@@ -1014,6 +1092,9 @@ static void past_settings(struct fixture *fx)
     struct call call = {.bytes = 0};
     settings_make(fx, &call, 0);
     settings_run(fx, &call);
+    call.bytes = 0;
+    topic_make(fx, &call, 0);
+    topic_run(fx, &call);
 }
 
 /* Run calls of all kinds, so that the arena holds timers, operations and notices of different

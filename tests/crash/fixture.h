@@ -44,7 +44,7 @@ struct authoritative {
 };
 
 enum call_kind { BY_MESSAGE, BY_ADVANCE, BY_PUBLISHED, BY_PUBLISH, BY_SWEEP, BY_SWEEP_BULK_LOADS,
-                 BY_INBOX, BY_INBOX_AGAIN, BY_SETTINGS, BY_MIGRATE,
+                 BY_INBOX, BY_INBOX_AGAIN, BY_SETTINGS, BY_TOPIC, BY_MIGRATE,
                  BY_COMPACTION };
 
 #define RECORDS_MAX 12

@@ -162,7 +162,7 @@ static uint64_t entry_hash(const struct pg_arena *a, const struct pg_entry *e)
     const uint8_t *blob = blob_at(&a->blobs, e->blob);
     const uint32_t skip = entry_flags(e) & PG_E_OPERATION ? sizeof(int64_t) : 0;
     uint64_t hash = ledger_mix(e->ticket & 0xff, entry_key_type(e));
-    hash = ledger_mix(hash, topic_hash(a, e->topic));
+    hash = ledger_mix(ledger_mix(hash, topic_hash(a, e->topic)), e->missed);
     if ((e->ticket & 0xff) != PG_CAUSE_PUBLISHED)
         hash = ledger_mix(hash, (uint64_t)e->deadline_ns);
     hash = ledger_bytes(hash, blob, e->key_len);
@@ -238,10 +238,20 @@ static void watermarks_note(struct ledger *l, const struct pg_arena *a)
 static void settings_note(struct ledger *l, const struct pg_namespace *n)
 {
     const uint64_t settings[] = {(uint32_t)(n->owner_uid + 1), n->durability, n->quota_timers,
-                                 n->quota_bytes, n->quota_ops, n->park_beyond_ns, n->shard};
+                                 n->quota_bytes, n->quota_ops, n->park_beyond_ns, n->shard,
+                                 n->late_per_s, n->paused};
     for (uint32_t i = 0; i < sizeof settings / sizeof settings[0]; i++)
         if (settings[i] != 0)
             note(l, OF_NAME, ledger_bytes(i, n->name, n->name_len), ledger_mix(1, settings[i]));
+}
+
+static void topic_settings_note(struct ledger *l, const struct pg_arena *a, uint32_t row)
+{
+    const struct pg_topic *t = &a->topics[row];
+    const uint64_t settings[] = {(uint64_t)t->slack_ns, t->late, t->paused};
+    for (uint32_t i = 0; i < sizeof settings / sizeof settings[0]; i++)
+        if (settings[i] != 0)
+            note(l, OF_NAME, ledger_mix(topic_hash(a, row), i + 1), ledger_mix(1, settings[i]));
 }
 
 /* Record names and settings. Include a topic only if its row is also in use in the arena `rows`. */
@@ -255,6 +265,7 @@ static void names_note(struct ledger *l, const struct pg_arena *a, const struct 
             continue;
         l->sequences[i] = a->topics[i].sequence;
         note(l, OF_NAME, topic_hash(a, i), a->topics[i].created_uid + 1ull);
+        topic_settings_note(l, a, i);
     }
 }
 
@@ -306,6 +317,9 @@ void ledger_take_durable(struct ledger *l, const struct pg_arena *a, const struc
     watermarks_note(l, a);
     l->forgotten = 0;
     names_note(l, a, live);
+    for (uint32_t i = 0; i < a->topic_rows; i++)
+        if (a->topics[i].name_len != 0 && a->topics[i].missed != 0)
+            note(l, OF_NAME, ledger_mix(topic_hash(a, i), 0), a->topics[i].missed);
     bulk_loads_note(l, a);
 }
 

@@ -64,11 +64,12 @@ static bool timestamps_known(const struct pg_frame_head *f)
            (replaced == NULL || replaced->add_lsn - 1 < f->lsn);
 }
 
-/* Return true if an END frame has the uid that requested the end. A dropped outcome has no
- * requester. */
+/* Return true if an END frame has the uid that requested the end. The end of a dropped outcome or a
+ * late timer has no requester. */
 static bool end_uid_recorded(const struct pg_wal_end *j, uint32_t uid)
 {
-    return j->uid == (j->cause == PG_END_DROPPED ? PG_NIL : uid);
+    const bool asked = j->cause == PG_END_CANCELLED || j->cause == PG_END_ACKNOWLEDGED;
+    return j->uid == (asked ? uid : PG_NIL);
 }
 
 static bool uid_recorded(const struct pg_frame_head *f, uint32_t uid)

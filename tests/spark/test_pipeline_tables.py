@@ -66,6 +66,7 @@ from purgatoryd.pipeline.progress import progress
 from purgatoryd.pipeline.promote import bulk_load_of, promote
 from purgatoryd.pipeline.reach import reaches
 from purgatoryd.pipeline.schemas import (
+    FINAL_STATES,
     FLOW,
     FORMAT,
     LIFECYCLES,
@@ -147,7 +148,7 @@ def counts_hold(oracle: Oracle, flow: DataFrame, topics: DataFrame, workers: Dat
         count(*) FILTER (kind = 'move') AS extended, count(*) FILTER (kind = 'unknown') AS unknown
         FROM bronze GROUP BY ALL"""
     assert oracle.differing("flow", added) == []
-    counts = ", ".join(f"count(*) FILTER (final_state = '{o}') AS {o}" for o in gold.FINAL_STATES)
+    counts = ", ".join(f"count(*) FILTER (final_state = '{o}') AS {o}" for o in FINAL_STATES)
     window = WINDOW_SQL.format("ended_at")
     by_window = f"SELECT daemon, segment, clock, {window}::TIMESTAMPTZ AS window_start, {counts}"
     ended = """count(*) AS ended,
@@ -157,12 +158,12 @@ def counts_hold(oracle: Oracle, flow: DataFrame, topics: DataFrame, workers: Dat
     hour = window.replace("5 minutes", "1 hour")
     by_worker = f"{by_window}, worker, {ended}".replace(window, hour)
     assert oracle.differing("workers", by_worker) == []
-    sums = ", ".join(f"sum({o})::BIGINT AS {o}" for o in gold.FINAL_STATES)
+    sums = ", ".join(f"sum({o})::BIGINT AS {o}" for o in FINAL_STATES)
     flowed = (
         f"SELECT daemon, segment, clock, window_start, {sums} FROM flow WHERE namespace IS NOT NULL"
     )
     again = f"{by_window} FROM lifecycles GROUP BY ALL"
-    both = f"SELECT * FROM ({flowed} GROUP BY ALL) WHERE {'+'.join(gold.FINAL_STATES)} > 0"
+    both = f"SELECT * FROM ({flowed} GROUP BY ALL) WHERE {'+'.join(FINAL_STATES)} > 0"
     assert sorted(oracle.rows(both)) == sorted(oracle.rows(again))
 
 
@@ -228,7 +229,7 @@ def test_wals_of_all_versions_become_tables(
     oracle.take("ours", table(spark, lake, LIFECYCLES))
     assert oracle.differing("ours", "SELECT * FROM lifecycles") == []
     causes = oracle.rows("SELECT DISTINCT final_state FROM ours ORDER BY 1")
-    assert [cause for (cause,) in causes] == sorted(gold.FINAL_STATES)
+    assert [cause for (cause,) in causes] == sorted(FINAL_STATES)
 
 
 def test_lateness_begins_after_the_slack(spark: SparkSession) -> None:
@@ -888,7 +889,7 @@ def test_capacity_tells_when_the_slots_are_used_up(spark: SparkSession) -> None:
     flow = spark.createDataFrame(
         windows,
         "daemon string, window_start timestamp, added long, expired long, bytes long, segment long",
-    ).withColumns({name: F.lit(0) for name in gold.FINAL_STATES if name != "expired"})
+    ).withColumns({name: F.lit(0) for name in FINAL_STATES if name != "expired"})
     sizes = spark.createDataFrame(
         [
             (name, "host", begin + timedelta(hours=2), *known, name == "stopped")

@@ -42,6 +42,7 @@ DERIVED = (
     lib.PG_R_FREE_SLOTS, lib.PG_R_WHEEL, lib.PG_R_BUCKETS, lib.PG_R_CHUNKS,
     lib.PG_R_FREE_CHUNKS, lib.PG_R_INDEX, lib.PG_R_BLOB_HEAP, lib.PG_R_BLOB_MAP,
     lib.PG_R_NAME_INDEX, lib.PG_R_WATERMARK_INDEX, lib.PG_R_BULK_LOAD_INDEX,
+    lib.PG_R_BACKLOGS,
 )  # fmt: skip
 
 
@@ -370,8 +371,8 @@ class Core:
         row = self.topic_row(e.topic)
         return Entry(
             position, e.ticket >> 8, e.ticket & 0xFF, e.deadline_ns, e.fired_ns, e.sequence,
-            e.previous, row.namespace, row.topic, e.meta & 15, bytes(blob[: e.key_len]),
-            bytes(blob[e.key_len : e.key_len + e.payload_len]),
+            position + 1 - e.back if e.back else 0, row.namespace, row.topic, e.meta & 15,
+            bytes(blob[: e.key_len]), bytes(blob[e.key_len : e.key_len + e.payload_len]),
             bool(e.meta >> 4 & lib.PG_E_SUPERSEDED),
         )  # fmt: skip
 

@@ -156,7 +156,7 @@ class Ledger:
                 partitioned = len(shards.placements[part.namespace.encode()]) > 1
                 assert partitioned or part.head.first == before + 1
                 self.sent[part.namespace, part.topic] = part.head.first + part.head.records - 1
-                for ticket, _, _, _, flags, key, payload in part.notices:
+                for ticket, _, _, _, flags, key, payload, _ in part.notices:
                     if not flags & lib.PG_E_OPERATION:
                         due = self.expected.pop(ticket)
                         assert due == (part.namespace.encode(), key, payload)

@@ -174,7 +174,7 @@ def authoritative_state(core: Purgatory) -> dict[str, Any]:
         "namespaces": dict(_namespaces(core)),
         "topics": {row: t._replace(live=0) for row, t in core.topic_rows().items()},
         "slots": dict(_slots(core)),
-        "topic_uids": dict(_topic_uids(core)),
+        "topic_settings": dict(_topic_settings(core)),
         "watermarks": dict(_watermarks(core)),
         "bulk_loads": core.bulk_loads(),
         "timestamps": dict(_timestamps(core)),
@@ -192,14 +192,16 @@ def _namespaces(core: Purgatory) -> Iterator[tuple[int, Any]]:
             quotas = (rows[i].quota_timers, rows[i].quota_bytes, rows[i].quota_ops)
             name = bytes(ffi.buffer(rows[i].name, n))
             owners = (rows[i].owner_uid, rows[i].created_uid)
-            yield i, (name, rows[i].shard, owners, rows[i].durability, quotas)
+            late = (rows[i].late_per_s, rows[i].paused)
+            yield i, (name, rows[i].shard, owners, rows[i].durability, quotas, late)
 
 
-def _topic_uids(core: Purgatory) -> Iterator[tuple[int, int]]:
+def _topic_settings(core: Purgatory) -> Iterator[tuple[int, Any]]:
     rows = core.rows(lib.PG_R_TOPICS, "pg_topic")
     for i in range(core.header.regions[lib.PG_R_TOPICS].count):
         if rows[i].name_len:
-            yield i, rows[i].created_uid
+            t = rows[i]
+            yield i, (t.created_uid, t.slack_ns, t.late, t.missed, t.coalescing, t.paused)
 
 
 def _uid(core: Purgatory, account: int) -> int | None:

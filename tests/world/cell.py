@@ -583,7 +583,7 @@ class Cell:
         head = wire.decode_notice_head(body)
         wall_ns = self.world.machine.wall_ns(self.world.schedule.now_ns)
         for index, raw in enumerate(wire.decode_notices(body, head.records)):
-            ticket, deadline_ns, fired_ns, cause, _, key, payload = raw
+            ticket, deadline_ns, fired_ns, cause, _, key, payload, _ = raw
             if str(key).startswith("o"):
                 _, payload = wire.decode_verdict(payload)
             elif not self.virtual:

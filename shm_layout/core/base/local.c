@@ -32,7 +32,7 @@ static uint64_t carve(struct pg_local *l, uint8_t *memory, const struct wheel_sh
                                   (struct pg_bucket *)(memory + at[2]),
                                   (struct pg_chunk *)(memory + at[3]),
                                   (uint32_t *)(memory + at[4]), (struct pg_hot *)(memory + at[5]),
-                                  shape->capacity};
+                                  shape->capacity, 0, NULL};
         l->slots = (struct slots){l->wheel.hot, NULL, (uint32_t *)(memory + at[6]),
                                   shape->capacity};
     }
@@ -41,13 +41,13 @@ static uint64_t carve(struct pg_local *l, uint8_t *memory, const struct wheel_sh
 
 uint64_t pg_local_bytes(uint32_t capacity, int64_t tick_ns, uint32_t fanout)
 {
-    return carve(NULL, NULL, &(struct wheel_shape){tick_ns, fanout, capacity});
+    return carve(NULL, NULL, &(struct wheel_shape){tick_ns, fanout, capacity, 0});
 }
 
 struct pg_local *pg_local_create(void *memory, uint32_t capacity, int64_t tick_ns,
                                  uint32_t fanout, int64_t now_ns)
 {
-    const struct wheel_shape shape = {tick_ns, fanout, capacity};
+    const struct wheel_shape shape = {tick_ns, fanout, capacity, 0};
     struct pg_local *l = memory;
     carve(l, memory, &shape);
     slots_init(&l->slots);

@@ -14,7 +14,9 @@
  * can continue without any saved position.
  */
 #include "core/base/wheel.h"
+#include "core/base/backlog.h"
 #include "core/base/check.h"
+#include "core/base/chunks.h"
 #include "core/base/common.h"
 #include "core/base/slots.h"
 
@@ -86,10 +88,10 @@ uint32_t wheel_buckets(const struct wheel_shape *shape)
 }
 
 /* Number of chunks for the worst distribution of members: no chunk is empty, and only the last
- * chunk of a bucket may have empty cells. */
+ * chunk of a bucket, and the first and the last of a backlog, may have empty cells. */
 uint32_t wheel_chunks(const struct wheel_shape *shape)
 {
-    uint32_t spread = shape->capacity / PG_CHUNK_CELLS + wheel_buckets(shape);
+    uint32_t spread = shape->capacity / PG_CHUNK_CELLS + wheel_buckets(shape) + 2 * shape->topics;
     return spread < shape->capacity ? spread : shape->capacity;
 }
 
@@ -150,6 +152,7 @@ void wheel_init(struct wheel *w, const struct wheel_shape *shape, int64_t now_ns
         level_enter(s, &s->levels[l], s->clock);
     for (uint32_t i = 0; i < wheel_buckets(shape); i++)
         w->buckets[i] = (struct pg_bucket){PG_NIL, 0};
+    backlogs_init(w);
     touch(w->chunks, (uint64_t)s->chunk_count * sizeof *w->chunks);
     touch(w->free_chunks, (uint64_t)s->chunk_count * sizeof *w->free_chunks);
     w->free_chunks[0] = s->chunk_count;
@@ -253,12 +256,11 @@ static inline struct pg_bucket *bucket_row(const struct wheel *w, uint32_t bucke
     return &w->buckets[bucket];
 }
 
-/* Start a chunk for one more member. wheel_chunks guarantees that one is free. */
+/* Start a chunk for one more member. */
 static uint32_t bucket_grow(struct wheel *w, uint32_t bucket)
 {
     struct pg_bucket *b = bucket_row(w, bucket);
-    PG_ASSERT(w->free_chunks[0] != 0, "wheel", "a free chunk is left");
-    uint32_t chunk = w->free_chunks[w->free_chunks[0]--];
+    const uint32_t chunk = chunk_take(w);
     w->chunks[chunk].previous = b->tail;
     if (b->tail == PG_NIL)
         mark_occupied(w->state, bucket);
@@ -289,9 +291,7 @@ static inline uint32_t bucket_pop(struct wheel *w, uint32_t bucket)
         return slot;
     }
     b->tail = w->chunks[chunk].previous;
-    PG_ASSERT(w->free_chunks[0] < w->state->chunk_count, "wheel",
-              "no chunk is given back twice");
-    w->free_chunks[++w->free_chunks[0]] = chunk;
+    chunk_give(w, chunk);
     if (b->tail == PG_NIL)
         mark_empty(w->state, bucket);
     return slot;
@@ -354,6 +354,10 @@ void wheel_remove(struct wheel *w, uint32_t slot)
 {
     const uint32_t hole = hot_at(w, slot)->where;
     PG_ASSERT_IN_TESTS(*cell_at(w, hole) == slot, "wheel", "a slot is in the cell that it names");
+    if (UNLIKELY(in_backlog(hot_at(w, slot)))) {
+        backlog_remove(w, slot);
+        return;
+    }
     const uint32_t last = bucket_pop(w, hot_at(w, slot)->bucket);
     *cell_at(w, hole) = last;
     hot_at(w, last)->where = hole;
@@ -362,7 +366,7 @@ void wheel_remove(struct wheel *w, uint32_t slot)
 void wheel_fetch_last(const struct wheel *w, const uint32_t *slots, uint32_t count)
 {
     for (uint32_t i = 0; i < count; i++) {
-        const uint32_t tail = w->buckets[hot_at(w, slots[i])->bucket].tail;
+        const uint32_t tail = wheel_tail_of(w, hot_at(w, slots[i]));
         if (tail != PG_NIL)
             __builtin_prefetch(&w->hot[*cell_at(w, tail)], 1);
     }
@@ -733,6 +737,8 @@ bool wheel_check(const struct wheel *w, uint32_t armed_count, struct pg_fault *f
     for (uint32_t bucket = 0; bucket < w->state->due + PG_DUE_BUCKETS; bucket++)
         if (!check_chain(&a, bucket))
             return false;
+    if (!backlogs_check(w, &a.linked, &a.chunks, &a.chunk_sum, fault))
+        return false;
     for (uint32_t slot = 0; slot < w->capacity; slot++)
         armed += ctl_state(w->hot[slot].ctl) == PG_S_ARMED;
     if (armed != armed_count || a.linked != armed)

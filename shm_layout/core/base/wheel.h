@@ -2,6 +2,8 @@
 #ifndef PURGATORYD_BASE_WHEEL_H
 #define PURGATORYD_BASE_WHEEL_H
 
+#include "core/base/backlog.h"
+#include "core/base/chunks.h"
 #include "core/base/common.h"
 
 /* Called with a due slot, which is in no bucket at that moment. The callback frees or re-places the
@@ -12,20 +14,11 @@ typedef bool (*wheel_due_fn)(void *context, uint32_t slot);
  * data. */
 typedef void (*wheel_soon_fn)(void *context, const uint32_t *slots, uint32_t count);
 
-struct wheel {
-    struct pg_wheel *state;
-    struct pg_bucket *buckets;
-    struct pg_chunk *chunks;
-    uint32_t *free_chunks;        /* free_chunks[0] = number of free chunks */
-    /* The wheel reads deadline_ns and slack of each slot, and owns its `where` and `bucket`. */
-    struct pg_hot *hot;
-    uint32_t capacity;            /* slots */
-};
-
 struct wheel_shape {
     int64_t tick_ns;              /* 1000 .. 100000000 */
     uint32_t fanout;              /* 2 .. 256 */
     uint32_t capacity;            /* slots */
+    uint32_t topics;              /* backlogs */
 };
 
 /* Number of levels of the wheel that cover all 63-bit times. */
@@ -41,7 +34,7 @@ void wheel_init(struct wheel *w, const struct wheel_shape *shape, int64_t now_ns
 void wheel_place(struct wheel *w, uint32_t slot);
 /* Link a slot that is due immediately, even if its tick has not ended. */
 void wheel_place_due(struct wheel *w, uint32_t slot);
-/* Unlink a slot. It must be linked. */
+/* Unlink a slot. It must be linked, in a bucket or in the backlog of its topic. */
 void wheel_remove(struct wheel *w, uint32_t slot);
 /* Link a due slot that has to wait until wheel_release fires it. on_due callbacks call this.
  * wheel_advance skips the slot. */
@@ -54,7 +47,13 @@ uint32_t wheel_release(struct wheel *w, uint32_t budget, wheel_due_fn on_due, vo
                        bool *more);
 /* Prefetch the slots that will move to other cells when `slots` are removed from the wheel. */
 void wheel_fetch_last(const struct wheel *w, const uint32_t *slots, uint32_t count);
-enum { CHUNK_WORDS = 16 };        /* number of 32-bit words in a chunk; word 0 is `previous` */
+/* Cell of the member that moves when a linked slot is removed. */
+static inline uint32_t wheel_tail_of(const struct wheel *w, const struct pg_hot *h)
+{
+    if (UNLIKELY(h->bucket == PG_BACKLOG_BUCKET))
+        return h->topic < w->topics ? backlog_head(w, h->topic) : PG_NIL;
+    return w->buckets[h->bucket].tail;
+}
 /* Prefetch the cell of a linked slot. */
 static inline void wheel_fetch_cell(const struct wheel *w, const struct pg_hot *h)
 {
@@ -64,7 +63,7 @@ static inline void wheel_fetch_cell(const struct wheel *w, const struct pg_hot *
 static inline void wheel_fetch_cells(const struct wheel *w, const struct pg_hot *h)
 {
     wheel_fetch_cell(w, h);
-    fetch(&w->chunks[w->buckets[h->bucket].tail / CHUNK_WORDS]);
+    fetch(&w->chunks[wheel_tail_of(w, h) / CHUNK_WORDS]);
 }
 /* Number of timers that the wheel has moved to a finer level. */
 static inline uint64_t wheel_moved(const struct wheel *w) { return w->state->moved; }

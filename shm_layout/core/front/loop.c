@@ -4,12 +4,17 @@
 #include "core/base/wheel.h"
 #include "core/arena.h"
 #include "core/wal/wal_buffer.h"
+#include "core/state/catch_up.h"
 #include "core/state/compaction.h"
 #include "core/state/replay_buffer.h"
 #include "core/state/inbox.h"
+#include "core/state/lateness.h"
 #include "core/state/operations.h"
 #include "core/state/prefetch.h"
 #include "core/state/timers.h"
+
+#define OUTAGE_NS 2500000000      /* the loop advances at least once a second, unless it is stopped
+                                     or the host is suspended */
 
 static bool expire(void *context, uint32_t slot)
 {
@@ -34,6 +39,8 @@ uint32_t pg_advance(struct pg_arena *a, int64_t now_ns, int64_t wall_offset_ns,
     bool left = false;
     if (now_ns < a->header->now_ns)
         now_ns = a->header->now_ns;
+    if (now_ns - a->state.now_ns > OUTAGE_NS)
+        late_outage(a, now_ns);
     time_set(a, now_ns, real_boot_ns);
     STORE_RELAXED(&a->header->now_ns, now_ns);
     a->call.visits_left = budget;
@@ -41,12 +48,15 @@ uint32_t pg_advance(struct pg_arena *a, int64_t now_ns, int64_t wall_offset_ns,
         wall_note(a, wall_offset_ns);
     const bool stepping = wall_iteration(a, budget), freeing = orphans_free(a);
     uint32_t released = 0;
-    bool waiting = false;
+    bool waiting = false, catching_up = false;
     if (UNLIKELY(wheel_holds(&a->wheel)) && !a->state.holding)
         released = wheel_release(&a->wheel, budget, expire, a, &waiting);
     const uint64_t moved = wheel_moved(&a->wheel);
-    const uint32_t done = released + wheel_advance_prefetch(&a->wheel, now_ns, budget - released,
-                                                            expire, expire_soon, a, &left);
+    uint32_t done = released + wheel_advance_prefetch(&a->wheel, now_ns, budget - released,
+                                                      expire, expire_soon, a, &left);
+    if (UNLIKELY(a->state.catch_up_ns <= now_ns) && !left)
+        done += late_catch_up(a, budget - done, &catching_up);
+    a->metrics->backlog = backlogs_count(&a->wheel);
     wal_buffer_settle(a);
     const bool compacting = compaction_step(a);
     a->metrics->largest_free_bytes = (uint64_t)blobs_largest(&a->blobs) * PG_GRANULE;
@@ -55,7 +65,7 @@ uint32_t pg_advance(struct pg_arena *a, int64_t now_ns, int64_t wall_offset_ns,
     a->metrics->iterations_full += done == budget;
     a->metrics->iteration_work += done;
     a->metrics->iteration_budget += done != 0 ? budget : 0;
-    *more = left || stepping || freeing || waiting || compacting;
+    *more = left || stepping || freeing || waiting || compacting || catching_up;
     a->header->next_deadline_ns = wheel_next_deadline_ns(&a->wheel);
     replay_show(a);
     return done;
@@ -81,5 +91,6 @@ int64_t pg_next_ns(const struct pg_arena *a)
 {
     const bool at_once = a->state.wall_cursor != PG_NIL || a->state.orphans != PG_NIL ||
                          compaction_due(a) || (!a->state.holding && wheel_holds(&a->wheel));
-    return at_once ? a->state.now_ns : wheel_next_ns(&a->wheel);
+    const int64_t next_ns = at_once ? a->state.now_ns : wheel_next_ns(&a->wheel);
+    return next_ns < a->state.catch_up_ns ? next_ns : a->state.catch_up_ns;
 }

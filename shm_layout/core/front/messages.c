@@ -9,6 +9,7 @@
 #include "core/state/bulk_loads.h"
 #include "core/state/inbox.h"
 #include "core/state/keys.h"
+#include "core/state/lateness.h"
 #include "core/state/names.h"
 #include "core/state/operations.h"
 #include "core/state/prefetch.h"
@@ -543,6 +544,10 @@ static bool settings_sound(const struct pg_namespace_set *s, uint64_t bytes, str
     if (s->quota_timers > PG_QUOTA_MAX || s->quota_bytes > PG_QUOTA_MAX)
         return refused(why, PG_ERR_TOO_LARGE, PG_QUOTA_MAX,
                        s->quota_timers > PG_QUOTA_MAX ? s->quota_timers : s->quota_bytes);
+    if (s->late_per_s > PG_LATE_PER_S_MAX)
+        return refused(why, PG_ERR_TOO_LARGE, PG_LATE_PER_S_MAX, s->late_per_s);
+    if (s->paused > 1)
+        return refused(why, PG_ERR_MALFORMED, offsetof(struct pg_namespace_set, paused), s->paused);
     return s->quota_ops <= PG_QUOTA_OPS_MAX ||
            refused(why, PG_ERR_TOO_LARGE, PG_QUOTA_OPS_MAX, s->quota_ops);
 }
@@ -566,7 +571,7 @@ static bool settings_apply(struct pg_arena *a, const uint8_t *body, uint64_t byt
     const struct pg_namespace *n = namespace_at(a, row);
     *s = (struct pg_namespace_set){PG_N_FIELDS - 1, n->owner_uid, n->durability, n->name_len,
                                    n->quota_timers, n->quota_bytes, n->quota_ops,
-                                   n->park_beyond_ns};
+                                   n->park_beyond_ns, n->late_per_s, n->paused};
     return true;
 }
 
@@ -596,14 +601,18 @@ static bool topic_set_sound(const struct pg_topic_set *s, const char *names, uin
         s->namespace_len > PG_NAMESPACE_MAX || s->topic_len > PG_TOPIC_MAX)
         return refused(why, PG_ERR_MALFORMED, bytes,
                        sizeof *s + s->namespace_len + s->topic_len);
+    if (s->fields >= PG_TF_FIELDS || s->paused > 1)
+        return refused(why, PG_ERR_MALFORMED, offsetof(struct pg_topic_set, fields), s->fields);
     if (s->slack_ns < 0 || s->slack_ns > PG_SLACK_MAX_NS)
         return refused(why, PG_ERR_TOO_LARGE, PG_SLACK_MAX_NS, (uint64_t)s->slack_ns);
+    if (!late_sound(s->policy, s->grace_ns))
+        return refused(why, PG_ERR_TOO_LARGE, PG_LATE_GRACE_MAX_NS, (uint64_t)s->grace_ns);
     return (name_sound((struct name){names, s->namespace_len}) &&
             name_sound((struct name){names + s->namespace_len, s->topic_len})) ||
            refused(why, PG_ERR_MALFORMED, sizeof *s, bytes - sizeof *s);
 }
 
-/* Set the slack of the topic, or answer with the reason why nothing was changed. */
+/* Change settings of the topic, or answer with the reason why nothing was changed. */
 static void topic_set(struct pg_arena *a, const struct pg_topic_set *s, const char *names,
                       struct pg_result *r)
 {
@@ -617,7 +626,7 @@ static void topic_set(struct pg_arena *a, const struct pg_topic_set *s, const ch
         const uint32_t row = names_topic(a, ns, topic, r);
         if (row == PG_NIL)
             return;
-        topic_configure(a, row, s->slack_ns);
+        topic_configure(a, row, s);
         answer(r, 0, PG_ST_DONE, 0);
     }
 }

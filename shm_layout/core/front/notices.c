@@ -31,7 +31,8 @@ struct pg_notice notice_of(const struct pg_entry *e)
 {
     return (struct pg_notice){e->ticket >> 8, e->deadline_ns, e->fired_ns, e->payload_len,
                               e->key_len, (uint8_t)entry_key_type(e),
-                              (uint8_t)(e->ticket & 0xff), (uint8_t)entry_flags(e)};
+                              (uint8_t)(e->ticket & 0xff), (uint8_t)entry_flags(e), e->missed,
+                              {0}};
 }
 
 /* Write frame 1: namespace 0x00 topic 0x00. The zero bytes make a prefix subscription match
@@ -55,7 +56,7 @@ static void sleepers_wake(struct pg_arena *a)
     const uint64_t from = a->state.woken, visible = a->header->visible;
     for (uint64_t p = from; p < visible; p++) {
         const struct pg_entry *e = replay_at(a, p);
-        if (e->previous <= from)
+        if (entry_previous(e, p) <= from)
             names_wake(a, e->topic, (uint32_t)visible);
     }
     a->state.woken = visible;

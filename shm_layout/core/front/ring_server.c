@@ -167,12 +167,26 @@ static bool choose(struct pg_ring_server *s)
     return socket || s->unseen != 0;
 }
 
+#define SLICE_NS 200000           /* time for messages, after which due timers are looked at */
+
+/* Return whether the messages of this call have used up their time. Timers that come due meanwhile
+ * then wait for one message more, not for all that a flood has sent. */
+static bool slice_used(const struct pg_ring_server *s, int64_t *begun_ns)
+{
+    if (s->applied == 0)
+        return false;
+    if (s->applied == 1)
+        *begun_ns = s->received_boot_ns;
+    return s->handed_boot_ns - *begun_ns >= SLICE_NS;
+}
+
 uint32_t pg_rings_serve(struct pg_arena *a, struct pg_ring_server *s,
                         struct pg_time_shares *shares, uint32_t most)
 {
+    int64_t begun_ns = 0;
     s->applied = 0;
     while (choose(s)) {
-        if (s->applied == most)
+        if (s->applied == most || slice_used(s, &begun_ns))
             return PG_RE_ENOUGH;
         const uint32_t event = s->from_router ? visit_router(a, s, shares)
                                               : visit_next_ring(a, s, shares);

@@ -172,9 +172,7 @@ static uint64_t chain_walk(const struct pg_arena *a, uint32_t topic, uint64_t fi
     while (at != 0 && replay_copy(a, at - 1, &e) && e.topic == topic && e.sequence >= first) {
         if (e.sequence <= last && found <= last - first)
             positions[found++] = at - 1;
-        if (e.previous >= at)
-            break;
-        at = e.previous;
+        at = entry_previous(&e, at - 1);
     }
     return found;
 }

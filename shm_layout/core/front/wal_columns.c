@@ -279,6 +279,17 @@ static void move_row(const struct row *r, const void *body)
     put_bulk_load(r, j + 1, j->in_bulk_load);
 }
 
+static uint32_t cause_of_end(uint32_t cause)
+{
+    switch (cause) {
+    case PG_END_CANCELLED: return PG_CAUSE_CANCELLED;
+    case PG_END_ACKNOWLEDGED: return PG_CAUSE_ACKNOWLEDGED;
+    case PG_END_SKIPPED: return PG_CAUSE_SKIPPED;
+    case PG_END_COALESCED: return PG_CAUSE_COALESCED;
+    default: return PG_CAUSE_DROPPED;
+    }
+}
+
 static void end_row(const struct row *r, const void *body)
 {
     const struct pg_wal_end *j = body;
@@ -288,10 +299,7 @@ static void end_row(const struct row *r, const void *body)
     put_asked(r, PG_LC_DEADLINE_NS, PG_IC_BULK_LOADED);
     put_topic(r, j->topic);
     put_uid(r, j->uid);
-    put_int(r, PG_IC_CAUSE,
-            j->cause == PG_END_CANCELLED      ? (uint32_t)PG_CAUSE_CANCELLED
-            : j->cause == PG_END_ACKNOWLEDGED ? PG_CAUSE_ACKNOWLEDGED
-                                              : PG_CAUSE_DROPPED);
+    put_int(r, PG_IC_CAUSE, cause_of_end(j->cause));
 }
 
 static void fire_row(const struct row *r, const void *body)

@@ -32,7 +32,7 @@ static uint64_t round_up(uint64_t value, uint64_t to) { return (value + to - 1) 
 
 static struct wheel_shape shape_of(const struct pg_config *c)
 {
-    return (struct wheel_shape){c->tick_ns, c->fanout, c->capacity + 1};
+    return (struct wheel_shape){c->tick_ns, c->fanout, c->capacity + 1, c->topics};
 }
 
 static uint32_t payload_granules(const struct pg_config *c)
@@ -119,6 +119,7 @@ static void plan_make(struct plan *p, const struct pg_config *c)
     plan_add(p, PG_R_WHEEL, sizeof(struct pg_wheel), 1);
     plan_add(p, PG_R_BUCKETS, sizeof(struct pg_bucket), wheel_buckets(&shape));
     plan_add(p, PG_R_CHUNKS, sizeof(struct pg_chunk), wheel_chunks(&shape));
+    plan_add(p, PG_R_BACKLOGS, sizeof(struct pg_backlog), c->topics);
     plan_add(p, PG_R_FREE_CHUNKS, sizeof(uint32_t), (uint64_t)wheel_chunks(&shape) + 1);
     plan_add(p, PG_R_INDEX, sizeof(struct pg_index_bucket), index_buckets(ids_of(c)));
     plan_add(p, PG_R_BLOB_HEAP, sizeof(struct pg_blob_heap), 1);
@@ -247,7 +248,8 @@ static void handle_open_derived(struct pg_arena *a)
     a->name_cells = region_count(a, PG_R_NAME_INDEX);
     a->wheel = (struct wheel){region(a, PG_R_WHEEL), region(a, PG_R_BUCKETS),
                               region(a, PG_R_CHUNKS), region(a, PG_R_FREE_CHUNKS),
-                              region(a, PG_R_HOT), a->slots.capacity};
+                              region(a, PG_R_HOT), a->slots.capacity, a->topic_rows,
+                              region(a, PG_R_BACKLOGS)};
     a->index = (struct key_index){region(a, PG_R_INDEX), region_count(a, PG_R_INDEX),
                                   index_id_bits((uint64_t)a->slots.capacity +
                                                 a->header->replay_capacity)};
@@ -284,6 +286,8 @@ static void handle_open(struct pg_arena *a, void *arena, void *secret)
     handle_point(a, arena, secret);
     a->call.uid = PG_NIL;
     a->state.wall_cursor = a->state.orphans = PG_NIL;
+    a->state.catch_up_ns = INT64_MAX;
+    a->state.outage_end_ns = INT64_MIN;
     a->state.free_bulk_load_block = a->state.bulk_load_block = a->call.bulk_load = PG_NIL;
     a->state.wall_placed_by_ns = a->header->wall_offset_ns;
     a->state.topics_stuck_at = a->state.topics_refused_at = UINT64_MAX;
@@ -320,7 +324,7 @@ static void header_fill(struct pg_header *h, const struct pg_config *c, const st
     h->replay_bytes_max = c->replay_bytes_max;
     h->tick_ns = (uint64_t)c->tick_ns;
     h->fanout = c->fanout;
-    h->levels = wheel_levels(&(struct wheel_shape){c->tick_ns, c->fanout, c->capacity + 1});
+    h->levels = wheel_levels(&(struct wheel_shape){c->tick_ns, c->fanout, c->capacity + 1, 0});
     h->created_wall_ns = c->created_wall_ns;
     h->wall_origin_ns = c->wall_origin_ns;
     h->now_ns = c->now_ns;
@@ -611,7 +615,7 @@ static bool live_entry_sound(const struct pg_arena *a, uint64_t position, struct
     atomic_thread_fence(memory_order_acquire);
     if (commit != position + 1 || LOAD_ACQUIRE(&e->commit) != commit)
         return true;
-    if (copy.topic >= a->topic_rows || copy.previous > position ||
+    if (copy.topic >= a->topic_rows || copy.back > position ||
         (uint64_t)copy.blob + entry_granules(&copy) > a->blobs.granules)
         return fault_set(fault, "replay buffer",
                          "an entry's topic, key or payload is invalid",

@@ -8,6 +8,7 @@
 #include "core/arena.h"
 #include "core/wal/wal_buffer.h"
 #include "core/state/bulk_loads.h"
+#include "core/state/names.h"
 #include "core/state/operations.h"
 #include "core/state/records.h"
 #include "core/state/replay_buffer.h"
@@ -44,7 +45,8 @@ static bool topic_visible(const struct pg_arena *a, const void *body)
     const struct pg_wal_topic *j = body;
     return j->row < a->topic_rows && topic_at(a, j->row)->name_len != 0 &&
            topic_at(a, j->row)->incarnation == j->incarnation &&
-           topic_at(a, j->row)->slack_ns == j->slack_ns;
+           topic_at(a, j->row)->slack_ns == j->slack_ns &&
+           topic_at(a, j->row)->late == j->late && topic_at(a, j->row)->paused == j->paused;
 }
 
 static bool arm_visible(const struct pg_arena *a, const void *body)
@@ -181,6 +183,13 @@ static void settings_finish(struct pg_arena *a, const struct pg_wal_namespace *j
     namespace_settings_store(namespace_at(a, j->row), j);
 }
 
+static void topic_settings_finish(struct pg_arena *a, const struct pg_wal_topic *j)
+{
+    if (j->row < a->topic_rows && topic_at(a, j->row)->name_len != 0 &&
+        topic_at(a, j->row)->incarnation == j->incarnation)
+        topic_settings_store(topic_at(a, j->row), j);
+}
+
 bool in_doubt_settle(struct pg_arena *a, struct pg_fault *why)
 {
     const struct pg_frame_head *f;
@@ -192,21 +201,13 @@ bool in_doubt_settle(struct pg_arena *a, struct pg_fault *why)
         return true;
     if (f->type == PG_WAL_NAMESPACE)
         settings_finish(a, (const void *)(f + 1));
+    if (f->type == PG_WAL_TOPIC)
+        topic_settings_finish(a, (const void *)(f + 1));
     wal_buffer_decide(a, f, visible[f->type](a, f + 1));
     return true;
 }
 
 /* ---- interrupted records ------------------------------------------------------------------ */
-
-/* Return the slot that has this ticket, in any state except FREE; PG_NIL = none. */
-static uint32_t slot_of_ticket(const struct pg_arena *a, uint64_t ticket)
-{
-    for (uint32_t slot = 0; slot < a->slots.capacity; slot++)
-        if (ctl_ticket(slot_hot(a, slot)->ctl) == ticket &&
-            ctl_state(slot_hot(a, slot)->ctl) != PG_S_FREE)
-            return slot;
-    return PG_NIL;
-}
 
 /* True if the effect that a stored answer reports is visible. An answer is stored before its
  * effect. If an answer reports no effect, return false: applying the record again gives the same

@@ -12,6 +12,7 @@
 #include "core/arena.h"
 #include "core/wal/wal_buffer.h"
 #include "core/state/bulk_loads.h"
+#include "core/state/catch_up.h"
 #include "core/state/operations.h"
 #include "core/state/quotas.h"
 #include "core/state/replay_buffer.h"
@@ -128,13 +129,17 @@ static uint32_t topic_merge(struct merge *g, uint32_t i)
     const uint32_t ns = g->source->namespaces[t->namespace_row];
     const bool fresh_topics = g->source->routes[t->namespace_row].fresh_topics != 0;
     uint32_t row = fresh_topics ? pg_find_topic(g->to, ns, t->name, t->name_len - 1) : PG_NIL;
-    if (row != PG_NIL)
+    if (row != PG_NIL) {
+        topic_at(g->to, row)->missed += late_missed(g->from, t);
         return row;
+    }
     row = g->topics++;
     if (row >= g->to->topic_rows)
         return row;
     struct pg_topic *n = topic_at(g->to, row);
     *n = *t;
+    n->missed = late_missed(g->from, t);
+    n->coalescing = 0;
     n->namespace_row = ns;
     n->last_position = t->sequence == 0 || fresh_topics ? 0 : FIRST_POSITION;
     if (fresh_topics) {
@@ -579,7 +584,7 @@ static bool entry_merge(struct merge *g, const struct pg_entry *e)
                        e->key_len);
     if (g->source->routes[topic_at(g->from, e->topic)->namespace_row].fresh_topics)
         n->sequence = ++t->sequence;
-    n->previous = n->sequence == 1 ? 0 : t->last_position;
+    n->back = entry_back(h->replay_tail, n->sequence == 1 ? 0 : t->last_position);
     n->commit = t->last_position = ++h->replay_tail;
     return true;
 }

@@ -392,14 +392,17 @@ static bool private_convert(struct pg_arena *to, const struct pg_arena *from,
            fault_set(why, "convert", "bytes of a session", 0, t->session_bytes, f->session_bytes);
 }
 
-/* Copy the namespaces back: when the frame in doubt was settled, the settings of a namespace may
- * have been completed. */
-static void namespaces_finish(const struct pg_arena *to, struct pg_arena *from)
+/* Copy the namespaces and topics back: when the frame in doubt was settled, the settings of one of
+ * them may have been completed. */
+static void names_finish(const struct pg_arena *to, struct pg_arena *from)
 {
-    const struct pg_region *f = &from->header->regions[PG_R_NAMESPACES];
-    for (uint32_t i = 0; i < f->count; i++)
-        memcpy((uint8_t *)from->header + f->offset + (uint64_t)i * f->stride, namespace_at(to, i),
-               f->stride);
+    const struct pg_region *n = &from->header->regions[PG_R_NAMESPACES];
+    const struct pg_region *t = &from->header->regions[PG_R_TOPICS];
+    uint8_t *base = (uint8_t *)from->header;
+    for (uint32_t i = 0; i < n->count; i++)
+        memcpy(base + n->offset + (uint64_t)i * n->stride, namespace_at(to, i), n->stride);
+    for (uint32_t i = 0; i < t->count; i++)
+        memcpy(base + t->offset + (uint64_t)i * t->stride, topic_at(to, i), t->stride);
 }
 
 /* Decide the frame in doubt in `to`, where its effect can be checked. Record the decision in
@@ -412,7 +415,7 @@ static bool wal_buffer_convert(struct pg_arena *to, struct pg_arena *from, struc
         !in_doubt_settle(to, why))
         return false;
     if (wal_buffer_doubts(from)) {
-        namespaces_finish(to, from);
+        names_finish(to, from);
         wal_buffer_decide_as(from, to);
     }
     wal_buffer_init(to);

@@ -22,6 +22,7 @@
 #include "core/arena.h"
 #include "core/wal/wal_buffer.h"
 #include "core/state/bulk_loads.h"
+#include "core/state/catch_up.h"
 #include "core/state/items.h"
 #include "core/state/names.h"
 #include "core/state/operations.h"
@@ -206,7 +207,7 @@ static int64_t slots_scan(struct pg_arena *a)
 static void wheel_rebuild(struct pg_arena *a, int64_t earliest_ns)
 {
     const struct wheel_shape shape = {(int64_t)a->header->tick_ns, a->header->fanout,
-                                      a->slots.capacity};
+                                      a->slots.capacity, a->topic_rows};
     wheel_init(&a->wheel, &shape,
                earliest_ns <= a->state.now_ns ? earliest_ns - 1 : a->state.now_ns);
     a->state.wall_placed_by_ns = a->header->wall_offset_ns;
@@ -291,6 +292,7 @@ int rebuild_begin(struct pg_arena *a, int64_t now_ns, struct pg_fault *why)
     if (!names_sound(a, why) || !in_doubt_settle(a, why))
         return 0;
     names_rebuild(a);
+    late_rebuild(a);
     blobs_rebuild_begin(&a->blobs);
     if (!replay_settle(a, why) || !names_check(a, why) || !watermarks_rebuild(a, why) ||
         !bulk_loads_rebuild(a, why) || !sessions_rebuild(a, why))

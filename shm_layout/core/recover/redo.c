@@ -19,6 +19,7 @@
 #include "core/state/compaction.h"
 #include "core/state/inbox.h"
 #include "core/state/items.h"
+#include "core/state/lateness.h"
 #include "core/state/operations.h"
 #include "core/state/quotas.h"
 #include "core/state/replay_buffer.h"
@@ -322,6 +323,11 @@ static bool redo_end(const struct redo *r)
     const struct pg_wal_end *j = r->body;
     if (!slot_named(r, j->slot, j->ticket))
         return false;
+    if (j->cause == PG_END_COALESCED) {
+        if (!below(r, "a topic that does not exist", r->a->topic_rows, j->topic))
+            return false;
+        topic_at(r->a, j->topic)->missed = j->missed;
+    }
     slot_ended(r->a, j->slot, j->ticket);
     return true;
 }
@@ -391,7 +397,7 @@ static void entry_put(struct pg_arena *a, uint64_t position, const struct pg_ent
     struct pg_entry *at = replay_at(a, position);
     *at = *e;
     at->sequence = sequence;
-    at->previous = previous;
+    at->back = entry_back(position, previous);
     at->commit = position + 1;
 }
 
@@ -405,7 +411,8 @@ static void timer_fire(struct pg_arena *a, const struct pg_wal_fire *j)
                                .blob = c->blob + c->ext_len / PG_GRANULE,
                                .payload_len = c->payload_len, .topic = (uint16_t)j->topic,
                                .key_len = c->key_len,
-                               .meta = (uint8_t)(c->key_type | j->flags << 4)};
+                               .meta = (uint8_t)(c->key_type | j->flags << 4),
+                               .missed = j->missed};
     if (c->ext_len != 0)
         blobs_give(&a->blobs, c->blob, c->ext_len / PG_GRANULE);
     slot_count(a, j->slot, -1);
@@ -421,6 +428,7 @@ static bool redo_fire(const struct redo *r)
         !slack_sound(r, j->slack_log2) ||
         !notice_seen(r, j->topic, j->position, j->sequence, &wanted))
         return false;
+    topic_at(r->a, j->topic)->missed = 0;
     if (!slot_holds(r->a, j->slot, j->ticket) || !wanted) {
         slot_ended(r->a, j->slot, j->ticket);
         return true;
@@ -437,7 +445,7 @@ static bool redo_entry(const struct redo *r)
     const struct pg_entry e = {.ticket = j->ticket, .deadline_ns = j->deadline_ns,
                                .fired_ns = j->fired_ns, .payload_len = j->payload_len,
                                .topic = (uint16_t)j->topic, .key_len = j->key_len,
-                               .meta = j->meta};
+                               .meta = j->meta, .missed = j->missed};
     bool wanted;
     if (!ticket_seen(r, j->ticket >> 8) ||
         !notice_seen(r, j->topic, j->position, j->sequence, &wanted))
@@ -601,9 +609,16 @@ static bool redo_namespace(const struct redo *r)
                                .owner_uid = j->owner_uid, .durability = j->durability,
                                .quota_timers = j->quota_timers, .quota_bytes = j->quota_bytes,
                                .quota_ops = j->quota_ops, .park_beyond_ns = j->park_beyond_ns,
+                               .late_per_s = j->late_per_s, .paused = j->paused,
                                .created_uid = j->created_uid};
     memcpy(n->name, j + 1, j->name_len);
     return true;
+}
+
+static bool late_setting_sound(const struct redo *r, uint64_t late)
+{
+    return late_sound(late_policy(late), late_grace_ns(late)) ||
+           refuse(r, "late policy of a topic", PG_LATE_POLICIES, late);
 }
 
 static bool redo_topic(const struct redo *r)
@@ -613,6 +628,7 @@ static bool redo_topic(const struct redo *r)
         !below(r, "a namespace that does not exist", r->a->namespace_rows, j->namespace_row) ||
         !below(r, "length of a topic's name", PG_TOPIC_MAX + 1, j->name_len) ||
         !below(r, "slack of a topic", PG_SLACK_MAX_NS + 1ull, (uint64_t)j->slack_ns) ||
+        !late_setting_sound(r, j->late) ||
         !below(r, "an incarnation out of bounds", UINT64_MAX - 1, j->incarnation - 1))
         return false;
     struct pg_topic *t = topic_at(r->a, j->row);
@@ -623,6 +639,7 @@ static bool redo_topic(const struct redo *r)
     *t = (struct pg_topic){.name_len = j->name_len + 1, .namespace_row = j->namespace_row,
                            .incarnation = j->incarnation, .sequence = j->sequence,
                            .last_position = j->last_position, .slack_ns = j->slack_ns,
+                           .late = j->late, .missed = j->missed, .paused = j->paused,
                            .created_uid = j->created_uid};
     memcpy(t->name, j + 1, j->name_len);
     return true;

@@ -12,6 +12,7 @@
 #include "core/base/hash.h"
 #include "core/arena.h"
 #include "core/wal/wal_buffer.h"
+#include "core/state/lateness.h"
 #include "core/state/quotas.h"
 #include "core/state/records.h"
 #include "core/state/replay_buffer.h"
@@ -153,7 +154,8 @@ static uint32_t namespace_born(struct pg_arena *a, struct name name, uint32_t ce
 
 static bool topic_reusable(const struct pg_arena *a, const struct pg_topic *t)
 {
-    return t->live == 0 && t->slack_ns == 0 && t->last_position <= a->header->replay_head;
+    return t->live == 0 && t->slack_ns == 0 && t->late == 0 && t->paused == 0 && t->missed == 0 &&
+           t->last_position <= a->header->replay_head;
 }
 
 /* Return a sum that rises whenever a topic may have become reusable. */
@@ -281,6 +283,8 @@ void namespace_settings_store(struct pg_namespace *to, const struct pg_wal_names
     STORE_RELAXED(&to->quota_bytes, from->quota_bytes);
     STORE_RELAXED(&to->quota_ops, from->quota_ops);
     STORE_RELAXED(&to->park_beyond_ns, from->park_beyond_ns);
+    STORE_RELAXED(&to->late_per_s, from->late_per_s);
+    STORE_RELAXED(&to->paused, from->paused);
 }
 
 void names_configure(struct pg_arena *a, uint32_t row, const struct pg_namespace_set *set)
@@ -298,21 +302,40 @@ void names_configure(struct pg_arena *a, uint32_t row, const struct pg_namespace
         n.quota_ops = set->quota_ops;
     if (set->fields & PG_N_PARK)
         n.park_beyond_ns = set->park_beyond_ns;
+    if (set->fields & PG_N_LATE)
+        n.late_per_s = set->late_per_s;
+    if (set->fields & PG_N_PAUSED)
+        n.paused = set->paused != 0;
     if (has_wal(a))
         wal_append_namespace(a, row, &n, namespace_name(a, row));
     const struct pg_wal_namespace settings = wal_namespace_of(row, &n, n.name_len);
     namespace_settings_store(namespace_at(a, row), &settings);
     restrictions_note(a);
+    late_changed(a);
     wal_buffer_settle(a);
 }
 
-void topic_configure(struct pg_arena *a, uint32_t row, int64_t slack_ns)
+void topic_settings_store(struct pg_topic *to, const struct pg_wal_topic *from)
+{
+    STORE_RELAXED(&to->slack_ns, from->slack_ns);
+    STORE_RELAXED(&to->late, from->late);
+    STORE_RELAXED(&to->paused, from->paused);
+}
+
+void topic_configure(struct pg_arena *a, uint32_t row, const struct pg_topic_set *set)
 {
     struct pg_topic t = *topic_at(a, row);
-    t.slack_ns = slack_ns;
+    if (set->fields & PG_TF_SLACK)
+        t.slack_ns = set->slack_ns;
+    if (set->fields & PG_TF_LATE)
+        t.late = late_setting(set->policy, set->grace_ns);
+    if (set->fields & PG_TF_PAUSED)
+        t.paused = set->paused;
     if (has_wal(a))
         wal_append_topic(a, row, &t, topic_name(a, row));
-    STORE_RELAXED(&topic_at(a, row)->slack_ns, slack_ns);
+    const struct pg_wal_topic settings = wal_topic_of(row, &t, 0);
+    topic_settings_store(topic_at(a, row), &settings);
+    late_changed(a);
     a->state.topics_stuck_at = a->state.topics_refused_at = UINT64_MAX;   /* the row may be free */
     wal_buffer_settle(a);
 }

@@ -29,7 +29,9 @@ void names_wake(struct pg_arena *a, uint32_t topic, uint32_t visible);
 /* Set those settings of a namespace that set->fields selects. */
 void names_configure(struct pg_arena *a, uint32_t row, const struct pg_namespace_set *set);
 /* Set the slack of new timers of a topic. */
-void topic_configure(struct pg_arena *a, uint32_t row, int64_t slack_ns);
+void topic_configure(struct pg_arena *a, uint32_t row, const struct pg_topic_set *set);
+/* Store the settings of a topic from its WAL record. */
+void topic_settings_store(struct pg_topic *to, const struct pg_wal_topic *from);
 /* Store all settings that the frame contains, each with one store, because other processes may read
  * them at the same time. */
 void namespace_settings_store(struct pg_namespace *to, const struct pg_wal_namespace *from);

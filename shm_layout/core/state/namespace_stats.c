@@ -138,7 +138,7 @@ static void notices_stats(const struct pg_arena *a, struct pg_namespace_stats *r
         struct pg_namespace_stats *row = &rows[topic_at(a, e->topic)->namespace_row];
         const uint64_t bytes = (uint64_t)e->key_len + e->payload_len;
         const uint64_t about[] = {mark(KEY, e->meta, e->key_len, blob_at(&a->blobs, e->blob), bytes),
-                                  topic_mark(a, e->topic), (uint64_t)e->fired_ns};
+                                  topic_mark(a, e->topic), (uint64_t)e->fired_ns, e->missed};
         row->notices++;
         row->digest += mark(NOTICE, e->ticket, (uint64_t)e->deadline_ns, about, sizeof about);
     }
@@ -172,7 +172,7 @@ static void names_stats(const struct pg_arena *a, struct pg_namespace_stats *row
     for (uint32_t i = 0; i < a->namespace_rows; i++) {
         const struct pg_namespace *n = namespace_at(a, i);
         const uint64_t about[] = {n->owner_uid, n->durability, n->quota_timers, n->quota_bytes,
-                                  n->quota_ops, n->park_beyond_ns};
+                                  n->quota_ops, n->park_beyond_ns, n->late_per_s, n->paused};
         rows[i].settings = mark(SETTINGS, 0, 0, about, sizeof about);
     }
     for (uint32_t i = 0; i < a->topic_rows; i++) {

@@ -25,6 +25,7 @@ struct pg_wal_namespace wal_namespace_of(uint32_t row, const struct pg_namespace
                                      .durability = n->durability, .quota_timers = n->quota_timers,
                                      .quota_bytes = n->quota_bytes, .quota_ops = n->quota_ops,
                                      .park_beyond_ns = n->park_beyond_ns,
+                                     .late_per_s = n->late_per_s, .paused = n->paused,
                                      .created_uid = n->created_uid, .name_len = name_len};
 }
 
@@ -32,6 +33,7 @@ struct pg_wal_topic wal_topic_of(uint32_t row, const struct pg_topic *t, uint32_
 {
     return (struct pg_wal_topic){.incarnation = t->incarnation, .sequence = t->sequence,
                                  .last_position = t->last_position, .slack_ns = t->slack_ns,
+                                 .late = t->late, .missed = t->missed, .paused = t->paused,
                                  .row = row,
                                  .namespace_row = t->namespace_row,
                                  .created_uid = t->created_uid, .name_len = name_len};
@@ -82,8 +84,8 @@ struct pg_wal_entry wal_entry_of(uint64_t position, const struct pg_entry *e)
 {
     return (struct pg_wal_entry){.position = position, .ticket = e->ticket,
                                  .deadline_ns = e->deadline_ns, .fired_ns = e->fired_ns,
-                                 .sequence = e->sequence, .previous = e->previous,
-                                 .topic = e->topic, .payload_len = e->payload_len,
+                                 .sequence = e->sequence, .missed = e->missed,
+                                 .previous = entry_previous(e, position), .topic = e->topic, .payload_len = e->payload_len,
                                  .key_len = e->key_len, .meta = e->meta, .uid = PG_NIL};
 }
 
@@ -273,12 +275,14 @@ void wal_append_end(struct pg_arena *a, uint32_t slot, enum pg_end_cause cause)
 {
     const struct pg_hot *h = slot_hot(a, slot);
     /* An END record with cause DROPPED may be written after a restart, so it contains no sender. */
-    const bool asked = cause != PG_END_DROPPED;
+    const bool asked = cause == PG_END_CANCELLED || cause == PG_END_ACKNOWLEDGED;
     struct pg_wal_end *body = wal_frame_begin_with(a, PG_WAL_END, 0, ENDED);
     *body = (struct pg_wal_end){.ticket = ctl_ticket(h->ctl), .at_ns = a->call.moment_ns,
                                 .slot = slot, .cause = cause,
                                 .uid = asked ? a->call.uid : PG_NIL, .topic = h->topic,
                                 .ended_boot_ns = a->call.real_boot_ns};
+    if (cause == PG_END_COALESCED)
+        body->missed = topic_at(a, h->topic)->missed + 1;
     timestamps_write(a, slot, body);
     asked_write(a, slot, body, 1, asked);
     wal_frame_end(a);
@@ -294,7 +298,7 @@ void wal_append_fire(struct pg_arena *a, uint32_t slot, const struct pg_entry *e
                                  .slot = slot, .topic = e->topic, .flags = entry_flags(e),
                                  .slack_log2 = slot_hot(a, slot)->flags >> PG_SLACK_SHIFT,
                                  .bulk_loaded = is_bulk_loaded(slot_hot(a, slot)),
-                                 .ended_boot_ns = a->call.real_boot_ns};
+                                 .ended_boot_ns = a->call.real_boot_ns, .missed = e->missed};
     timestamps_write(a, slot, body);
     wal_frame_end(a);
 }

@@ -69,6 +69,8 @@ static void entry_settle(struct pg_arena *a, uint64_t position)
     struct pg_topic *t = topic_at(a, e->topic);
     STORE_RELEASE(&t->last_position, position + 1);  /* readers use it to find the entry */
     STORE_RELEASE(&t->sequence, e->sequence);
+    if (UNLIKELY(e->missed != 0))
+        STORE_RELEASE(&t->missed, 0ull);
     STORE_RELEASE(&a->header->replay_tail, position + 1);
 }
 
@@ -87,7 +89,7 @@ uint64_t replay_append(struct pg_arena *a, const struct pg_entry *fields)
     t->changed_boot_ns = a->call.real_boot_ns;
     *e = *fields;
     e->sequence = t->sequence + 1;
-    e->previous = t->last_position;
+    e->back = entry_back(position, t->last_position);
     STORE_RELEASE(&e->commit, position + 1);
     entry_settle(a, position);
     a->header->replay_bytes += (uint64_t)entry_granules(e) * PG_GRANULE;
@@ -153,9 +155,9 @@ static bool newest_below(const struct pg_arena *a, uint32_t topic, uint64_t upto
     *sequence = LOAD_ACQUIRE(&t->sequence);
     uint64_t at = LOAD_ACQUIRE(&t->last_position);
     struct pg_entry e;
-    while (at > upto && replay_copy(a, at - 1, &e) && e.topic == topic && e.previous < at) {
+    while (at > upto && replay_copy(a, at - 1, &e) && e.topic == topic) {
         *sequence = e.sequence - 1;
-        at = e.previous;
+        at = entry_previous(&e, at - 1);
     }
     return at <= upto;
 }
@@ -220,13 +222,15 @@ static bool entry_check(const struct pg_arena *a, uint64_t p, struct pg_fault *f
         return fault_set(fault, "replay buffer",
                          "an entry's topic, key or payload is invalid",
                          p, 0, e->topic);
-    if (e->previous > p || (e->previous == 0) != (e->sequence == 1))
+    const uint64_t previous = entry_previous(e, p);
+    if (e->back > p || (e->back == 0 && e->sequence != 1 && p < UINT32_MAX) ||
+        (e->back != 0 && e->sequence == 1))
         return fault_set(fault, "replay buffer", "an entry's link to its predecessor is wrong", p,
-                         e->sequence, e->previous);
-    if (e->previous > a->header->replay_head &&
-        replay_at(a, e->previous - 1)->sequence + 1 != e->sequence)
+                         e->sequence, e->back);
+    if (previous > a->header->replay_head &&
+        replay_at(a, previous - 1)->sequence + 1 != e->sequence)
         return fault_set(fault, "replay buffer", "a topic's sequence has a gap", p, e->sequence,
-                         replay_at(a, e->previous - 1)->sequence);
+                         replay_at(a, previous - 1)->sequence);
     if ((e->ticket & 0xff) == PG_CAUSE_EXPIRED && e->fired_ns < e->deadline_ns)
         return fault_set(fault, "replay buffer", "an entry fired early", p,
                          (uint64_t)e->deadline_ns, (uint64_t)e->fired_ns);

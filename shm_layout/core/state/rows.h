@@ -60,6 +60,18 @@ static inline uint32_t slot_namespace(const struct pg_arena *a, uint32_t slot)
 {
     return topic_at(a, slot_hot(a, slot)->topic)->namespace_row;
 }
+/* 1 + position of the topic's previous notice; 0 = none, or no longer in the buffer. `position` is
+ * that of the entry. */
+static inline uint64_t entry_previous(const struct pg_entry *e, uint64_t position)
+{
+    return e->back == 0 || e->back > position ? 0 : position + 1 - e->back;
+}
+/* Value of pg_entry.back for an entry at `position`. */
+static inline uint32_t entry_back(uint64_t position, uint64_t previous)
+{
+    const uint64_t back = position + 1 - previous;
+    return previous == 0 || back > UINT32_MAX ? 0 : (uint32_t)back;
+}
 static inline unsigned entry_flags(const struct pg_entry *e) { return e->meta >> 4; }
 static inline unsigned entry_key_type(const struct pg_entry *e) { return e->meta & 15; }
 static inline uint32_t row_of_session(uint64_t id) { return (uint32_t)(id & 0xffff); }

@@ -20,6 +20,7 @@
 #include "core/state/compaction.h"
 #include "core/state/items.h"
 #include "core/state/keys.h"
+#include "core/state/lateness.h"
 #include "core/state/quotas.h"
 #include "core/state/records.h"
 #include "core/state/replay_buffer.h"
@@ -67,6 +68,15 @@ uint32_t timers_find(const struct pg_arena *a, const struct key *k)
     struct probe at;
     const uint32_t id = key_find(a, k, &at);
     return id < a->slots.capacity ? id : PG_NIL;
+}
+
+uint32_t slot_of_ticket(const struct pg_arena *a, uint64_t ticket)
+{
+    for (uint32_t slot = 0; slot < a->slots.capacity; slot++)
+        if (ctl_ticket(slot_hot(a, slot)->ctl) == ticket &&
+            ctl_state(slot_hot(a, slot)->ctl) != PG_S_FREE)
+            return slot;
+    return PG_NIL;
 }
 
 static struct key key_of_slot(const struct pg_arena *a, uint32_t slot)
@@ -498,27 +508,39 @@ void cancel_fired(struct pg_arena *a, uint32_t id, uint64_t ticket, struct pg_re
     answer(r, e->ticket >> 8, PG_ST_FIRED, e->deadline_ns);
 }
 
-void cancel_timer(struct pg_arena *a, uint32_t slot, const struct probe *at)
+void timer_end(struct pg_arena *a, uint32_t slot, const struct probe *at, enum pg_end_cause cause)
 {
     index_erase(&a->index, at);
     slot_unplace(a, slot);
     if (has_wal(a))
-        wal_append_end(a, slot, PG_END_CANCELLED);
+        wal_append_end(a, slot, cause);
     slot_end(a, slot, 0);
+}
+
+void cancel_timer(struct pg_arena *a, uint32_t slot, const struct probe *at)
+{
+    timer_end(a, slot, at, PG_END_CANCELLED);
     a->metrics->cancels++;
 }
 
 /* ---- expire ------------------------------------------------------------------------------- */
 
-/* Return whether a wall timer is due by the wall clock. If not, put it back into the wheel. */
-static bool wall_reached(struct pg_arena *a, uint32_t slot)
+bool wall_is_reached(const struct pg_arena *a, uint32_t slot)
 {
-    const int64_t deadline_ns = timers_deadline_ns(a, slot);
-    if (deadline_ns <= a->state.now_ns)
-        return true;
-    deadline_move(a, slot, deadline_ns);
+    return LIKELY(!(slot_hot(a, slot)->flags & PG_F_WALL)) ||
+           timers_deadline_ns(a, slot) <= a->state.now_ns;
+}
+
+void wall_postpone(struct pg_arena *a, uint32_t slot)
+{
+    deadline_move(a, slot, timers_deadline_ns(a, slot));
     wheel_place(&a->wheel, slot);
-    return false;
+}
+
+static uint32_t missed_before(const struct pg_arena *a, uint32_t topic)
+{
+    const uint64_t missed = topic_at(a, topic)->missed;
+    return LIKELY(missed < UINT32_MAX) ? (uint32_t)missed : UINT32_MAX;
 }
 
 static struct pg_entry entry_of(const struct pg_arena *a, uint32_t slot)
@@ -528,6 +550,7 @@ static struct pg_entry entry_of(const struct pg_arena *a, uint32_t slot)
     return (struct pg_entry){.ticket = ctl_ticket(h->ctl) << 8 | PG_CAUSE_EXPIRED,
                              .deadline_ns = h->deadline_ns,
                              .fired_ns = a->state.now_ns,
+                             .missed = missed_before(a, h->topic),
                              .blob = c->blob + c->ext_len / PG_GRANULE,
                              .payload_len = c->payload_len,
                              .hash = h->hash,
@@ -538,9 +561,18 @@ static struct pg_entry entry_of(const struct pg_arena *a, uint32_t slot)
 
 bool timer_expire(struct pg_arena *a, uint32_t slot)
 {
+    if (UNLIKELY(!wall_is_reached(a, slot)))
+        wall_postpone(a, slot);
+    else if (UNLIKELY(late_waits(a, slot)))
+        late_hold(a, slot);
+    else
+        return timer_fire_due(a, slot);
+    return true;
+}
+
+bool timer_fire_due(struct pg_arena *a, uint32_t slot)
+{
     struct probe at;
-    if ((slot_hot(a, slot)->flags & PG_F_WALL) && !wall_reached(a, slot))
-        return true;
     const struct pg_entry e = entry_of(a, slot);
     const uint32_t granules = entry_granules(&e);
     if (wal_buffer_full(a) || !replay_make_space(a, (uint64_t)granules * PG_GRANULE))
@@ -559,6 +591,7 @@ bool timer_expire(struct pg_arena *a, uint32_t slot)
 /* ---- steps of the wall clock --------------------------------------------------------------- */
 
 #define STEP_NS 1000000           /* a smaller step counts as drift, checked when a timer is due */
+#define LONG_STEP_NS 1000000000   /* after a longer step, timers may be late as after an outage */
 
 static void wall_replace(struct pg_arena *a, uint32_t slot)
 {
@@ -592,6 +625,8 @@ void wall_note(struct pg_arena *a, int64_t offset_ns)
     a->state.wall_placed_by_ns = offset_ns;
     if (a->metrics->live_wall != 0)
         a->state.wall_cursor = 0;
+    if (step > LONG_STEP_NS)
+        late_outage(a, a->state.now_ns);
 }
 
 /* ---- linking, for a rebuild ---------------------------------------------------------------- */

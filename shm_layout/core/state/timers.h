@@ -34,9 +34,17 @@ void cancel_fired(struct pg_arena *a, uint32_t id, uint64_t ticket, struct pg_re
 void cancel_timer(struct pg_arena *a, uint32_t slot, const struct probe *at);
 /* Answer with the ticket and the deadline of a slot. */
 void answer_slot(const struct pg_arena *a, struct pg_result *r, uint32_t slot, unsigned status);
-/* Fire a due timer. If the replay buffer or the WAL buffer is full, change nothing and return
- * false; the timer then stays in the wheel. */
+/* End the linked timer in a slot without a notice. `at` is the slot's place in the index. */
+void timer_end(struct pg_arena *a, uint32_t slot, const struct probe *at, enum pg_end_cause cause);
+/* Fire a due timer, or let it wait in the backlog of its topic. If the replay buffer or the WAL
+ * buffer is full, change nothing and return false; the timer then stays in the wheel. */
 bool timer_expire(struct pg_arena *a, uint32_t slot);
+/* Fire a timer, which is due, in the same way. The caller unlinks it. */
+bool timer_fire_due(struct pg_arena *a, uint32_t slot);
+/* Return whether a due timer is due by the wall clock, if it is a wall timer. */
+bool wall_is_reached(const struct pg_arena *a, uint32_t slot);
+/* Link a wall timer by its deadline on the current wall clock. */
+void wall_postpone(struct pg_arena *a, uint32_t slot);
 /* Record that the wall clock is offset_ns ahead of the arena's clock. */
 void wall_note(struct pg_arena *a, int64_t offset_ns);
 /* After a step of the wall clock, place the wall timers again, in at most `budget` slots per call.
@@ -47,6 +55,9 @@ bool wall_iteration(struct pg_arena *a, uint32_t budget);
 uint32_t key_find(const struct pg_arena *a, const struct key *key, struct probe *at);
 /* Return the armed slot of a key; PG_NIL = none. */
 uint32_t timers_find(const struct pg_arena *a, const struct key *key);
+/* Return the slot that has this ticket, in any state except FREE; PG_NIL = none. This visits all
+ * slots. */
+uint32_t slot_of_ticket(const struct pg_arena *a, uint64_t ticket);
 /* Return the deadline of an armed slot by the current wall clock. This uses only authoritative
  * state. */
 int64_t timers_deadline_ns(const struct pg_arena *a, uint32_t slot);
