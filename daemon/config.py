@@ -35,6 +35,8 @@ BOUNDS = {
     "budget": (1, 2**20),
     "ring_bytes": (0, 2**40),
     "accounts": (1, 65_535),
+    "groups": (0, 4_096),
+    "jobs": (0, _ENTRIES_MAX),
     "bulk_loads": (0, 32_767),
     "bulk_load_rows": (0, 2**38),
     "bulk_load_ttl_ns": (10**9, 10**9 * 86_400 * 3650),
@@ -114,6 +116,11 @@ class Config:
     requests."""
     accounts: int = 1_024
     """Number of uids that may have sessions, timers or watch keys at once. Each costs 64 bytes."""
+    groups: int = 64
+    """Number of consumer groups. Each costs 1.4 KiB. 0 = none."""
+    jobs: int = 32_768
+    """Total of the budgets of all consumer groups: their pending timers, jobs and dead letters. Each
+    costs 190 bytes. Raise it if `create_group` gets `GroupRefused` for "jobs"."""
     bulk_loads: int = 256
     """Number of bulk loads that the daemon remembers at once."""
     bulk_load_rows: int = 2**22

@@ -63,8 +63,8 @@
 #define PG_GROUP_NAME_MAX 63             /* maximum length of a consumer group's name in bytes */
 #define PG_GROUP_TOPICS_MAX 64           /* maximum number of topics of a consumer group */
 #define PG_GROUPS_MAX 4096               /* maximum number of consumer groups of an arena */
-#define PG_ATTEMPTS_MAX 1000000u         /* largest max_attempts of a consumer group */
-#define PG_CREDITS_MAX 65536u            /* largest number of jobs that a member may hold */
+#define PG_ATTEMPTS_MAX 65535u           /* largest max_attempts of a consumer group */
+#define PG_CREDITS_MAX 16384u            /* largest number of jobs that a member may hold */
 #define PG_PRIORITY_MAX 9                /* the most urgent priority of a job */
 #define PG_JOB_ERROR_MAX 1024            /* maximum length of a job's error text in bytes */
 #define PG_GROUP_TIME_MAX_NS 31536000000000000 /* longest lease, delay and retention: 365 days */
@@ -860,11 +860,13 @@ struct pg_consumer_group {
                                      store-release */
     uint32_t namespace_row;
     uint64_t incarnation;         /* identity of the group, different for all groups that ever used
-                                     this row */
+                                     this row; 0 = the group is being deleted */
     struct pg_group_settings settings;
     uint32_t created_uid;         /* uid whose message created it; PG_NIL = unknown */
     uint32_t pad;
     int64_t  created_ns;          /* time of its creation, on the arena's clock */
+    uint64_t pending;             /* derived: pending timers and operations of its topics */
+    uint64_t pending_bytes;       /* derived: blob bytes of what `pending` counts */
     uint64_t jobs;                /* derived: number of jobs, dead letters included */
     uint64_t bytes;               /* derived: blob bytes of its jobs */
     uint64_t waiting;             /* derived: jobs that could be leased, or wait behind a job with
@@ -902,7 +904,7 @@ struct pg_member {
     uint32_t first, last;         /* jobs that it holds, oldest lease first; PG_NIL = none */
     uint32_t unsent;              /* first of these jobs that was not sent; PG_NIL = none */
     uint32_t next;                /* next member of the group; unused row: next unused row */
-    uint32_t next_of_session;     /* next member of the same session; PG_NIL = none */
+    uint32_t pad;
     int64_t  lease_ns;            /* length of its leases */
 };
 
@@ -921,15 +923,16 @@ enum pg_job_reason {              /* the reason why a job became a dead letter *
     PG_JR_TOO_OLD                 /* it waited longer than the retention of its group */
 };
 #define PG_JOB_REASON_SHIFT 8            /* pg_job.control: enum pg_job_reason in bits 8-15 */
-#define PG_JOB_ATTEMPT_SHIFT 32          /* pg_job.control: number of attempts that began, in bits
-                                            32-63 */
+#define PG_JOB_FAILURES_SHIFT 16         /* pg_job.control: number of failed attempts, in bits
+                                            16-31 */
+#define PG_JOB_LEASES_SHIFT 32           /* pg_job.control: number of leases, in bits 32-63 */
 
 /* A job of one consumer group. All jobs with the same ticket use one blob, which their entry in the
  * replay buffer uses as well. Authoritative except for the fields marked "derived". `control` is
  * stored last, with release order, and decides. A job whose notice is not committed does not exist.
- * 136 bytes. */
+ * 144 bytes. */
 struct pg_job {
-    uint64_t control;             /* enum pg_job_state in bits 0-7, reason, attempt */
+    uint64_t control;             /* enum pg_job_state in bits 0-7, reason, failures, leases */
     uint64_t ticket;              /* ticket << 8 | enum pg_cause */
     uint64_t position;            /* 1 + replay buffer position of its notice; 0 = the notice was in
                                      another arena */
@@ -942,14 +945,15 @@ struct pg_job {
     int64_t  last_failed_ns;      /* time of the newest failed attempt */
     uint64_t session;             /* session that holds the job */
     uint64_t order;               /* hash of its order key */
+    uint64_t error;               /* error text of the newest failed attempt: its length in bytes in
+                                     the upper half, its blob in the lower half; 0 = none */
     uint32_t blob;                /* first granule: the key, then the payload */
     uint32_t payload_len;
-    uint32_t error_blob;          /* blob of the error text of the newest failed attempt; PG_NIL =
-                                     none */
-    uint32_t error_len;           /* length of the error text in bytes */
     uint32_t hash;                /* keyed hash of namespace, key type and key */
     uint32_t next, previous;      /* derived: neighbours in the list of its state */
     uint32_t member;              /* derived, LEASED: row of the member */
+    uint32_t order_next;          /* derived: next job with the same order key; PG_NIL = none */
+    uint32_t order_last;          /* derived, first job of an order key: its last job */
     uint16_t group;               /* row of the group */
     uint16_t topic;               /* row of the topic */
     uint8_t  key_len;
@@ -957,7 +961,8 @@ struct pg_job {
     uint8_t  priority;
     uint8_t  behind;              /* derived, WAITING: 1 = it waits behind a job with its order
                                      key */
-    uint8_t  pad[4];
+    uint8_t  in_order;            /* derived: 1 = the order index leads to it */
+    uint8_t  pad[3];
 };
 
 /* ---- the WAL ------------------------------------------------------------------ */
@@ -1402,7 +1407,7 @@ struct pg_wal_entry {
     uint32_t uid;                 /* uid that published the notice; PG_NIL in snapshots */
     int64_t  ended_boot_ns;       /* real clock: time of publication; 0 in snapshots */
     uint32_t jobs;                /* as in pg_wal_fire; they precede the key; 0 in snapshots */
-    uint32_t pad;
+    uint32_t pad1;
 };
 
 struct pg_wal_last {
@@ -1472,6 +1477,7 @@ struct pg_wal_consumer_group {
 struct pg_wal_job {
     uint64_t control;             /* state FREE = the job has ended */
     uint64_t ticket;
+    uint64_t position;
     int64_t  at_ns;               /* time of the change, on the arena's clock */
     int64_t  deadline_ns;
     int64_t  fired_ns;
@@ -1766,7 +1772,8 @@ struct pg_record {                /* 32 bytes */
                                      PG_T_DELAY */
     uint8_t  flags;               /* WATCH: 1 = write a notice to the topic as well. PUT: 1 + n =
                                      the timer has a slack of 2^n ns, n at most 46; 0 = it has the
-                                     topic's slack. Otherwise 0 */
+                                     topic's slack. CANCEL: 1 = if the timer has fired, end its jobs
+                                     that no member holds. Otherwise 0 */
     uint32_t payload_len;         /* PUT, WATCH, UNPARK: length of the payload in bytes, 0..65536 */
     uint32_t ext_len;             /* WATCH: length of its watch keys in bytes. PUT, for tag:
                                      length of its struct pg_ext items in bytes. Otherwise 0 */
@@ -1786,7 +1793,7 @@ struct pg_record {                /* 32 bytes */
 struct pg_lease {                 /* 16 bytes */
     uint64_t ticket;              /* ticket of the job, without the cause */
     uint32_t row;                 /* row of the job */
-    uint32_t attempt;             /* number of the attempt, which is the fencing token */
+    uint32_t lease;               /* number of the job's lease, which is the fencing token */
 };
 
 enum pg_watch_key_flag { PG_WK_OWN = 1 };   /* the key is forgotten when the operation ends */
@@ -2107,7 +2114,7 @@ struct pg_group_info {
 
 /* JOBS: frame, `count` structs, then for each struct: topic, key, payload. Each job is leased to the
  * session. The daemon sends the jobs that a session holds again when the session joins again. */
-struct pg_job_info {              /* 72 bytes */
+struct pg_job_info {              /* 80 bytes */
     uint64_t ticket;              /* ticket << 8 | enum pg_cause */
     int64_t  deadline_ns;         /* deadline on the arena's clock */
     int64_t  fired_ns;            /* time of firing, on the arena's clock */
@@ -2115,7 +2122,8 @@ struct pg_job_info {              /* 72 bytes */
     int64_t  now_ns;              /* time of sending, on the arena's clock */
     int64_t  wall_offset_ns;      /* wall time = the arena's clock + this offset */
     uint32_t row;                 /* row of the job, for struct pg_lease */
-    uint32_t attempt;             /* number of this attempt; the first one has 1 */
+    uint32_t lease;               /* number of this lease, for struct pg_lease */
+    uint32_t attempt;             /* 1 + number of failed attempts */
     uint32_t group;               /* row of the group, as in the answer to JOIN */
     uint32_t payload_len;
     uint8_t  key_len;
@@ -2123,7 +2131,7 @@ struct pg_job_info {              /* 72 bytes */
     uint8_t  flags;               /* enum pg_entry_flag */
     uint8_t  topic_len;
     uint8_t  priority;
-    uint8_t  pad[3];
+    uint8_t  pad[7];
 };
 
 /* DEAD request: frame, struct pg_dead_ask, the bytes of the names of namespace and group. Reply:

@@ -5,6 +5,8 @@
 #include "core/arena.h"
 #include "core/wal/wal_buffer.h"
 #include "core/state/compaction.h"
+#include "core/state/delivery.h"
+#include "core/state/jobs.h"
 #include "core/state/replay_buffer.h"
 #include "core/state/inbox.h"
 #include "core/state/operations.h"
@@ -14,6 +16,8 @@
 static bool expire(void *context, uint32_t slot)
 {
     struct pg_arena *a = context;
+    if (UNLIKELY(slot >= a->slots.capacity))
+        return job_due(a, slot - a->slots.capacity);
     if (!is_operation(a, slot))
         return timer_expire(a, slot);
     if (UNLIKELY(a->state.holding) && operation_waits(a, slot)) {
@@ -47,6 +51,7 @@ uint32_t pg_advance(struct pg_arena *a, int64_t now_ns, int64_t wall_offset_ns,
     const uint64_t moved = wheel_moved(&a->wheel);
     const uint32_t done = released + wheel_advance_prefetch(&a->wheel, now_ns, budget - released,
                                                             expire, expire_soon, a, &left);
+    const bool serving = members_serve(a, budget);
     wal_buffer_settle(a);
     const bool compacting = compaction_step(a);
     a->metrics->largest_free_bytes = (uint64_t)blobs_largest(&a->blobs) * PG_GRANULE;
@@ -55,7 +60,7 @@ uint32_t pg_advance(struct pg_arena *a, int64_t now_ns, int64_t wall_offset_ns,
     a->metrics->iterations_full += done == budget;
     a->metrics->iteration_work += done;
     a->metrics->iteration_budget += done != 0 ? budget : 0;
-    *more = left || stepping || freeing || waiting || compacting;
+    *more = left || stepping || freeing || waiting || compacting || serving;
     a->header->next_deadline_ns = wheel_next_deadline_ns(&a->wheel);
     replay_show(a);
     return done;
@@ -80,6 +85,7 @@ void pg_release_operations(struct pg_arena *a) { a->state.holding = false; }
 int64_t pg_next_ns(const struct pg_arena *a)
 {
     const bool at_once = a->state.wall_cursor != PG_NIL || a->state.orphans != PG_NIL ||
-                         compaction_due(a) || (!a->state.holding && wheel_holds(&a->wheel));
-    return at_once ? a->state.now_ns : wheel_next_ns(&a->wheel);
+                         compaction_due(a) || a->state.jobs_wait || (!a->state.holding && wheel_holds(&a->wheel));
+    const int64_t next_ns = wheel_next_ns(&a->wheel), again_ns = a->state.jobs_again_ns;
+    return at_once ? a->state.now_ns : again_ns < next_ns ? again_ns : next_ns;
 }
