@@ -99,6 +99,11 @@ GROUPS: dict[str, tuple[Row, ...]] = {
         ("inbox", "inbox", click.INT,
          "Maximum number of operations of a session, armed or with an unacknowledged outcome."),
     ),
+    "Consumer groups": (
+        ("groups", "groups", click.INT, "Maximum number of consumer groups; 0 = none."),
+        ("jobs", "jobs", click.INT,
+         "Total of the budgets of all consumer groups: pending timers, jobs and dead letters."),
+    ),
     "Bulk loads": (
         ("bulk-loads", "bulk_loads", click.INT, "Number of bulk loads that the daemon remembers."),
         ("bulk-load-rows", "bulk_load_rows", click.INT,

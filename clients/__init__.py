@@ -20,6 +20,10 @@ from purgatoryd.shm_layout.errors import (
     Fenced,
     ForkedProcess,
     Full,
+    FullGroup,
+    GroupMismatch,
+    GroupMissing,
+    GroupRefused,
     InboxFull,
     InvalidArgument,
     InvalidCondition,
@@ -30,6 +34,7 @@ from purgatoryd.shm_layout.errors import (
     InvalidSetting,
     InvalidTime,
     Lagged,
+    LeaseLost,
     MessageRefused,
     NotDurable,
     NoWal,
@@ -56,11 +61,14 @@ from purgatoryd.shm_layout.errors import (
 if TYPE_CHECKING:
     from purgatoryd.clients.admin import Admin
     from purgatoryd.clients.aio import AsyncClient, AsyncHandle, AsyncSubscriber
+    from purgatoryd.clients.aio_consumer import AsyncConsumer, AsyncJob
     from purgatoryd.clients.aio_purgatory import AsyncOperation, AsyncPurgatory
     from purgatoryd.clients.bulk import BulkResult
     from purgatoryd.clients.bulk_loads import BulkLoad, BulkLoadStatus
     from purgatoryd.clients.client import Client, Handle
     from purgatoryd.clients.conditions import AllOf, AnyOf, Quorum, SumOf, When
+    from purgatoryd.clients.consumer import Consumer, Job
+    from purgatoryd.clients.fake import FakeConsumer
     from purgatoryd.clients.ledger import Ledger
     from purgatoryd.clients.local import DelayedOperation, DelayedOperationPurgatory
     from purgatoryd.clients.local_purgatory import LocalPurgatory
@@ -71,7 +79,8 @@ if TYPE_CHECKING:
     from purgatoryd.clients.remote import Remote
     from purgatoryd.clients.resume import Resume
     from purgatoryd.clients.subscriber import Subscriber
-    from purgatoryd.shm_layout.layout import ANYBODY, BulkLoadState, Cause, Status
+    from purgatoryd.shm_layout.group_wire import DeadLetter, GroupInfo, GroupSettings
+    from purgatoryd.shm_layout.layout import ANYBODY, BulkLoadState, Cause, JobReason, Status
     from purgatoryd.shm_layout.wire import NamespaceSettings, OperationInfo, WatchInfo
 
 __all__ = [
@@ -82,7 +91,9 @@ __all__ = [
     "ArenaError",
     "ArenaLost",
     "AsyncClient",
+    "AsyncConsumer",
     "AsyncHandle",
+    "AsyncJob",
     "AsyncOperation",
     "AsyncOperations",
     "AsyncPurgatory",
@@ -100,16 +111,25 @@ __all__ = [
     "Cause",
     "Client",
     "Closed",
+    "Consumer",
     "DaemonError",
     "DaemonUnreachable",
+    "DeadLetter",
     "DelayedOperation",
     "DelayedOperationPurgatory",
     "Denied",
     "DuplicateWatchKey",
     "Exists",
+    "FakeConsumer",
     "Fenced",
     "ForkedProcess",
     "Full",
+    "FullGroup",
+    "GroupInfo",
+    "GroupMismatch",
+    "GroupMissing",
+    "GroupRefused",
+    "GroupSettings",
     "Handle",
     "InboxFull",
     "InvalidArgument",
@@ -120,7 +140,10 @@ __all__ = [
     "InvalidRows",
     "InvalidSetting",
     "InvalidTime",
+    "Job",
+    "JobReason",
     "Lagged",
+    "LeaseLost",
     "Ledger",
     "LocalPurgatory",
     "MessageRefused",
@@ -167,10 +190,13 @@ __all__ = [
 _NAMES = {
     "clients.admin": ("Admin",),
     "clients.aio": ("AsyncClient", "AsyncHandle", "AsyncSubscriber"),
+    "clients.aio_consumer": ("AsyncConsumer", "AsyncJob"),
     "clients.aio_purgatory": ("AsyncOperation", "AsyncPurgatory"),
     "clients.bulk": ("BulkResult",),
     "clients.bulk_loads": ("BulkLoad", "BulkLoadStatus"),
     "clients.client": ("Client", "Handle"),
+    "clients.consumer": ("Consumer", "Job"),
+    "clients.fake": ("FakeConsumer",),
     "clients.conditions": ("AllOf", "AnyOf", "Quorum", "SumOf", "When"),
     "clients.ledger": ("Ledger",),
     "clients.local": ("DelayedOperation", "DelayedOperationPurgatory"),
@@ -182,7 +208,8 @@ _NAMES = {
     "clients.remote": ("Remote",),
     "clients.resume": ("Resume",),
     "clients.subscriber": ("Subscriber",),
-    "shm_layout.layout": ("ANYBODY", "BulkLoadState", "Cause", "Status"),
+    "shm_layout.group_wire": ("DeadLetter", "GroupInfo", "GroupSettings"),
+    "shm_layout.layout": ("ANYBODY", "BulkLoadState", "Cause", "JobReason", "Status"),
     "shm_layout.wire": ("NamespaceSettings", "OperationInfo", "WatchInfo"),
 }
 """The names that this package exports, by module of purgatoryd."""

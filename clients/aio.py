@@ -38,6 +38,7 @@ from purgatoryd.clients.core import (
     Mode,
     check_spin,
 )
+from purgatoryd.clients.groups import AsyncGroupCalls, GroupJob
 from purgatoryd.clients.jobs import Job, Jobs, Started, in_doubt
 from purgatoryd.clients.ledger import Ledger
 from purgatoryd.clients.local_channel import Transport
@@ -141,6 +142,7 @@ class AsyncClient(
         Coroutine[Any, Any, CancelResult],
         Coroutine[Any, Any, AsyncHandle[CancelResult]],
     ],
+    AsyncGroupCalls,
     AsyncClosing,
 ):
     """The asyncio version of Client, with the same arguments and errors.
@@ -350,6 +352,10 @@ class AsyncClient(
         core, limit_s = await self._ready(), self._limit_s(timeout)
         connection = core.for_bulk_loads()
         return await self._ask(connection, job(core, bulk_load, fencing_token, limit_s))
+
+    async def _ask_about(self, job: GroupJob, timeout: float | None) -> Any:
+        limit_s, core = self._limit_s(timeout), await self._ready()
+        return await self._ask(core.connections[0], job(core, limit_s))
 
     def at(self, at_ns: int | None) -> None:
         """Apply later calls at virtual time `at_ns`, as Client.at does."""

@@ -41,6 +41,7 @@ from purgatoryd.clients.core import (
     check_spin,
 )
 from purgatoryd.clients.engine import Call, Engine
+from purgatoryd.clients.groups import GroupCalls, GroupJob
 from purgatoryd.clients.jobs import Job, in_doubt
 from purgatoryd.clients.local_channel import Transport
 from purgatoryd.clients.lots import Lot
@@ -99,7 +100,9 @@ class Handle(_pack.Receipt, Generic[Outcome]):
 
 
 class Client(
-    _pack.Caller, TimerCalls[TimerInfo, Handle[TimerInfo], CancelResult, Handle[CancelResult]]
+    _pack.Caller,
+    TimerCalls[TimerInfo, Handle[TimerInfo], CancelResult, Handle[CancelResult]],
+    GroupCalls,
 ):
     """A client of the daemon `name`.
 
@@ -343,6 +346,11 @@ class Client(
         limit_s = self._limit_s(timeout)
         connection = self._core.for_bulk_loads()
         return self._ask(connection, job(self._core, bulk_load, fencing_token, limit_s))
+
+    def _ask_about(self, job: GroupJob, timeout: float | None) -> Any:
+        limit_s, core = self._limit_s(timeout), self._core
+        core.check()
+        return self._ask(core.connections[0], job(core, limit_s))
 
     def at(self, at_ns: int | None) -> None:
         """Apply later calls at virtual time `at_ns`. The daemon first moves its virtual clock

@@ -22,6 +22,8 @@ class CancelResult(enum.Enum):
     """The timer was armed, and no notice will come."""
     FIRED = Status.FIRED
     """Too late: the timer has fired, and its notice is in the replay buffer."""
+    LEASED = Status.LEASED
+    """Too late: the timer has fired, and a member of a consumer group holds its job."""
     UNKNOWN = Status.UNKNOWN
     """There is no such timer, or its notice has left the replay buffer."""
 

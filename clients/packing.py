@@ -23,6 +23,7 @@ from purgatoryd.shm_layout.errors import (
     Exists,
     Fenced,
     Full,
+    FullGroup,
     InboxFull,
     PurgatorydError,
     QuotaExceeded,
@@ -57,6 +58,7 @@ _FULL: dict[int, str] = {
     Status.FULL_WATCHES: "watch records",
     Status.FULL_ACCOUNTS: "accounts",
     Status.FULL_BULK_LOADS: "free slots for bulk loads and their rows",
+    Status.FULL_MEMBERS: "members of consumer groups",
 }
 _QUOTAS = {
     Quota.NAMESPACE_TIMERS: ("namespace", "timers"),
@@ -82,7 +84,7 @@ _REFUSED: dict[int, type[Refused]] = {
 
 def is_refusal(status: int) -> bool:
     """Return whether the status means that the daemon refused the record."""
-    return status >= Status.FULL or status == Status.EXISTS
+    return status == Status.EXISTS or (status >= Status.FULL and status != Status.LEASED)
 
 
 ACCEPTED = bytes(status for status in range(256) if not is_refusal(status))
@@ -101,6 +103,8 @@ def refusal(key: Key, word: int, deadline_ns: int) -> Refused:
         return _over(key, word >> 8, deadline_ns)
     if status == Status.BUSY and deadline_ns:
         return InboxFull(key, status, limit=deadline_ns)
+    if status == Status.FULL_GROUP:
+        return FullGroup(key, status, "budget of a consumer group", word >> 8, deadline_ns)
     if full := _FULL.get(status):
         return Full(key, status, resource=full)
     return _REFUSED.get(status, Refused)(key, status)

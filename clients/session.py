@@ -117,6 +117,12 @@ class Session:
         self.on_outcomes: Callable[[bytes, int], object] | None = None
         """Takes the body and the number of outcomes of each OUTCOMES message. The daemon sends
         outcomes and CHECKs to the owner of operations."""
+        self.on_jobs: Callable[[bytes, int], object] | None = None
+        """Takes the body and the number of jobs of each JOBS message. The daemon sends jobs to the
+        members of consumer groups."""
+        self.on_open: Callable[[], object] | None = None
+        """Called when the daemon may have forgotten the connection or the memberships of this
+        session: after each welcome, and when messages are sent again."""
         self.on_lost: Callable[[SessionExpired], None] | None = None
         """Called when the session and the outcomes of its operations are lost."""
         self._greet()
@@ -205,8 +211,9 @@ class Session:
                 self._outgoing.append(Letter(wire.encode_acks(self.id, some)))
 
     def call(self) -> None:
-        """Send a PING, so that the daemon knows the connection of this session's owner."""
-        if self.state is State.OPEN and self.on_outcomes is not None:
+        """Send a PING, so that the daemon knows the connection to which it sends outcomes and jobs
+        of this session."""
+        if self.state is State.OPEN and (self.on_outcomes or self.on_jobs):
             self._outgoing.append(Letter(wire.encode_frame(Message.PING, self.id)))
 
     def bye(self) -> None:
@@ -288,6 +295,7 @@ class Session:
             self._hand_out_again(list(self._flight.values()))
             self._outgoing.extend(self._queries.values())
             self.call()
+            self._reopened()
             if self._leaving:
                 self._outgoing.append(self._bye())
 
@@ -341,8 +349,13 @@ class Session:
         for number, query in self._queries.items():
             self._address_query(number, query)
         self._outgoing.extend(self._queries.values())
+        self._reopened()
         if self._leaving:
             self._outgoing.append(self._bye())
+
+    def _reopened(self) -> None:
+        if self.on_open is not None and not self._leaving:
+            self.on_open()
 
     def _address_again(self) -> None:
         """Address the batches in flight to the new id of a session that has moved."""
@@ -424,6 +437,10 @@ class Session:
                 self._ledger.ended(self.welcome.uuid, outcomes)
             self.on_outcomes(reply.body, reply.records)
 
+    def _on_jobs(self, reply: Reply) -> None:
+        if reply.session == self.id and self.on_jobs is not None:
+            self.on_jobs(reply.body, reply.records)
+
     def _on_ping_or_ack(self, reply: Reply) -> None:
         if reply.error == WireError.SESSION_EXPIRED and reply.session == self.id:
             self._forgotten()
@@ -438,10 +455,13 @@ class Session:
         int(Message.BATCH): _on_batch,
         int(Message.QUERY): _on_query,
         int(Message.BULK_LOAD): _on_query,
+        int(Message.GROUP): _on_query,
+        int(Message.DEAD): _on_query,
         int(Message.BYE): _on_bye,
         int(Message.PING): _on_ping_or_ack,
         int(Message.ACK): _on_ping_or_ack,
         int(Message.OUTCOMES): _on_outcomes,
+        int(Message.JOBS): _on_jobs,
     }
 
     # ---- when the session breaks -------------------------------------------------------------

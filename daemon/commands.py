@@ -390,13 +390,21 @@ class Commands:
             self._arena.inbox_away(session)
 
     def push(self) -> bool:
-        """Send outcomes and CHECK requests to their owners. True = more are left."""
+        """Send outcomes, CHECK requests and leased jobs to their owners. True = more are left."""
         for _ in range(PUSHES_PER_ITERATION):
             session, body = self._arena.inbox()
-            if session == 0:
+            if session != 0:
+                self._notify(session, body)
+            elif not self._send_jobs():
                 return False
-            self._notify(session, body)
         return True
+
+    def _send_jobs(self) -> bool:
+        """Send leased jobs to a member. False: there are none to send."""
+        session, body = self._arena.jobs()
+        if session != 0 and not self._taken(session, body):
+            self._arena.jobs_untaken()
+        return session != 0
 
     def _notify(self, session: int, body: memoryview) -> None:
         built_boot_ns = self._host.boot_ns()

@@ -70,6 +70,10 @@ _SIZES = {
     "watches in use": "watches",
     "watch keys in use": "watch_keys",
     "accounts in use": "accounts",
+    "consumer groups in use": "groups",
+    "topics of consumer groups": "groups",
+    "jobs in use": "jobs",
+    "budgets of consumer groups": "jobs",
     "bulk loads in use": "bulk_loads",
     "rows of bulk loads in use": "bulk_load_rows",
 }
@@ -83,7 +87,7 @@ notices."""
 # Sizes that may be larger in a new arena than in the arena whose records are redone in it.
 _SPACE = (
     "capacity", "payload_bytes", "replay_capacity", "replay_bytes_max", "namespaces", "topics",
-    "watches", "watermarks", "accounts", "bulk_loads", "bulk_load_blocks",
+    "watches", "watermarks", "accounts", "bulk_loads", "bulk_load_blocks", "groups", "jobs",
 )  # fmt: skip
 
 
@@ -421,6 +425,8 @@ def _geometry(config: Config) -> dict[str, int]:
         "watermark_ttl_ns": config.watermark_ttl_ns,
         "inbox_max": config.inbox,
         "accounts": config.accounts,
+        "groups": config.groups,
+        "jobs": config.jobs if config.groups else 0,
         "bulk_loads": config.bulk_loads,
         "bulk_load_blocks": -(-config.bulk_load_rows // BULK_LOAD_BLOCK_ROWS),
         "wal_buffer_bytes": config.wal_buffer_bytes if config.wal_dir else 0,
@@ -546,6 +552,8 @@ def _current(arena: Arena | Previous) -> dict[str, int]:
         "watermark_ttl_ns": arena.purgatory.watermark_ttl_ns,
         "inbox_max": arena.purgatory.inbox_max,
         "accounts": header.regions[lib.PG_R_ACCOUNTS].count,
+        "groups": header.regions[lib.PG_R_GROUPS].count,
+        "jobs": header.regions[lib.PG_R_JOBS].count,
         "bulk_loads": header.regions[lib.PG_R_BULK_LOADS].count,
         "bulk_load_blocks": header.regions[lib.PG_R_BULK_LOAD_BLOCKS].count,
         "wal_buffer_bytes": arena.wal_buffer.size if arena.wal_buffer is not None else 0,

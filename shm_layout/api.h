@@ -38,6 +38,9 @@ struct pg_config {                /* settings of a new arena */
     uint32_t bulk_loads;          /* number of bulk loads that the arena can remember; 0 = none */
     uint32_t bulk_load_blocks;    /* number of blocks of PG_BULK_LOAD_BLOCK_ROWS rows, shared by all
                                      bulk loads */
+    uint32_t groups;              /* number of consumer groups; 0 = none */
+    uint32_t jobs;                /* number of jobs of all consumer groups together, and of pending
+                                     timers that will become jobs */
     uint64_t watermark_ttl_ns;
     uint64_t inbox_max;
     uint64_t wal_buffer_bytes;    /* size of the WAL buffer's ring in bytes, a power of two; 0 = no
@@ -126,8 +129,9 @@ struct pg_namespace_stats {       /* statistics of a namespace in one arena */
     uint64_t notices;             /* unsent notices */
     uint64_t bulk_loads;
     uint64_t topics;
-    uint64_t digest;              /* digest of everything that the fields `timers` to `notices`
-                                     count; the sum over the arenas of a deployment does not depend
+    uint64_t jobs;                /* jobs of consumer groups, dead letters included */
+    uint64_t digest;              /* digest of everything that the fields `timers` to `notices` and
+                                     `jobs` count; the sum over the arenas of a deployment does not depend
                                      on the sharding */
     uint64_t settings;            /* digest of the namespace's settings */
     uint64_t streams;             /* digest of the namespace's topics and bulk loads */
@@ -289,6 +293,12 @@ void pg_inbox_to(struct pg_arena *a, uint64_t session);
 /* Note that no client is connected to receive the session's inbox. This holds until a message of
  * the session arrives. */
 void pg_inbox_away(struct pg_arena *a, uint64_t session);
+/* Build a JOBS message: leased jobs that were not sent to the member that holds them. *session is the
+ * member's session; 0 = there are none. */
+uint64_t pg_jobs(struct pg_arena *a, uint64_t *session, void *out, uint64_t out_bytes);
+/* Note that the message of the last pg_jobs was not sent. Its jobs are sent again at the next
+ * heartbeat. */
+void pg_jobs_untaken(struct pg_arena *a);
 
 /* ---- sessions (session.c) --------------------------------------------------------------- */
 

@@ -886,6 +886,16 @@ class Arena(_Owned):
         used = lib.pg_inbox(self._a, self._session, self._out_base, len(self._out))
         return int(self._session[0]), memoryview(self._out)[:used]
 
+    def jobs(self) -> tuple[int, memoryview]:
+        """Return (session, next JOBS message as a view); session 0 = there is no message."""
+        used = lib.pg_jobs(self._a, self._session, self._out_base, len(self._out))
+        return int(self._session[0]), memoryview(self._out)[:used]
+
+    def jobs_untaken(self) -> None:
+        """Record that the last message of `jobs` was not sent. Its jobs are sent again at the next
+        heartbeat."""
+        lib.pg_jobs_untaken(self._a)
+
     def inbox_again(self, real_boot_ns: int) -> None:
         """Send the unacknowledged outcomes of all sessions again, at intervals that grow."""
         lib.pg_inbox_again(self._a, real_boot_ns)

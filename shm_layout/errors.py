@@ -14,6 +14,8 @@ PurgatorydError
 +-- Refused                          the daemon refused one timer; the arena is unchanged
 |   +-- Exists                       mode="error", but the key is armed
 |   +-- Full                         no free slots, payload bytes, namespaces, topics or tickets
+|   |   +-- FullGroup                the budget of a consumer group is used up
+|   +-- LeaseLost                    the lease of a job ended before the job was answered
 |   +-- TooFar                       the deadline is past 2^63 - 1 ns
 |   +-- DuplicateWatchKey            an operation names a watch key twice
 |   +-- WatermarkOverflow            a watermark would exceed 2^63 - 1
@@ -41,6 +43,9 @@ PurgatorydError
 |   |   +-- NoWal                    durable=True, but the daemon has no WAL
 |   |   +-- SessionTableFull         as many sessions are open as --sessions allows
 |   |   +-- UidShareExceeded         the uid holds its whole share of sessions or namespaces
+|   |   +-- GroupRefused             a request about a consumer group was refused
+|   |       +-- GroupMissing         there is no such consumer group
+|   |       +-- GroupMismatch        the consumer group has other settings or topics
 |   +-- NotDurable                   applied, but the WAL stopped before the change was on disk
 |   +-- ProtocolError                received bytes break docs/protocol.md
 +-- Lagged                           the replay buffer dropped notices before a subscriber read them
@@ -358,6 +363,7 @@ _SETTING_OF = {
     "bulk loads": "--bulk-loads",
     "blocks of 4096 rows of bulk loads": "--bulk-load-rows",
     "operations": "--capacity",
+    "members of consumer groups": "--sessions",
 }
 """For each resource of Full, the setting that limits it. No setting limits tickets."""
 _ARGUMENT_OF = {
@@ -374,7 +380,8 @@ class Full(Refused):
     """A call needs a resource of the daemon or of a LocalPurgatory that is used up.
 
     `resource` is "slots", "space for key and payload", "namespaces", "topics", "tickets", "watch
-    keys", "watch records", "accounts", or "free slots for bulk loads and their rows".
+    keys", "watch records", "accounts", "members of consumer groups", or "free slots for bulk loads
+    and their rows".
 
     What to do: Raise the setting that the error names and restart the daemon, or remove objects
     that are not needed.
@@ -441,6 +448,51 @@ class WatermarkOverflow(Refused):
     """
 
     why = "was refused: its watermark would pass 2^63 - 1"
+
+
+@keeps_figures
+class FullGroup(Full):
+    """A timer is added to a topic whose consumer group has used up its budget.
+
+    `group` is the name of the consumer group, or None if only its number `row` is known; `jobs` is
+    the number of pending timers, jobs and dead letters that it counts.
+
+    What to do: Start more consumers, raise max_backlog or max_bytes with `purgatoryd groups
+    change`, drop dead letters, or delete the consumer group if nobody uses it.
+    """
+
+    row: int
+    jobs: int
+    group: str | None = None
+
+    def __str__(self) -> str:
+        named = f"number {self.row}" if self.group is None else repr(self.group)
+        return (
+            f"{self.key!r} was refused: consumer group {named} has used up its budget with "
+            f"{self.jobs} pending timers and jobs; start consumers, or raise its max_backlog or "
+            "max_bytes"
+        )
+
+
+@keeps_figures
+class LeaseLost(Refused):
+    """A job is answered or extended after its lease has ended.
+
+    The daemon leases the job to a consumer again, as another attempt, unless it has no attempts
+    left. The answer changed nothing. `ticket` and `attempt` identify the lease.
+
+    What to do: Drop the result of the handler, or let handlers be idempotent by `ticket`; use a
+    longer lease or a higher max_lease if handlers are slow.
+    """
+
+    ticket: int
+    attempt: int
+
+    def __str__(self) -> str:
+        return (
+            f"the lease of job {self.key!r} (ticket {self.ticket}, attempt {self.attempt}) has "
+            "ended; the answer changed nothing, and the job may run again"
+        )
 
 
 class Denied(Refused):
@@ -859,6 +911,48 @@ class UidShareExceeded(MessageRefused):
 
     def __str__(self) -> str:
         return _share_exceeded(self.uid, self.used, self.limit, self.resource)
+
+
+@keeps_figures
+class GroupRefused(MessageRefused):
+    """The daemon refuses a request about a consumer group.
+
+    `group` and `namespace` are its names, and `reason` says which limit the request violates.
+
+    What to do: Use smaller budgets, raise the limits of the daemon, or start consumers that reduce
+    the number of pending timers.
+    """
+
+    group: str = ""
+    namespace: str = ""
+    reason: str = ""
+
+    def __str__(self) -> str:
+        return f"consumer group {self.group!r} in namespace {self.namespace!r}: {self.reason}"
+
+
+class GroupMissing(GroupRefused):
+    """A call names a consumer group that does not exist.
+
+    What to do: Create it with `purgatoryd groups create`, or open a Consumer with create=True.
+    """
+
+
+@keeps_figures
+class GroupMismatch(GroupRefused):
+    """A Consumer asks for settings or topics that differ from those of the existing consumer group.
+
+    `differs` has the name, the existing value and the requested value of each setting that differs.
+
+    What to do: Omit the setting, or change the consumer group with `purgatoryd groups change`; a
+    consumer group with other topics needs another name.
+    """
+
+    differs: tuple[tuple[str, object, object], ...] = ()
+
+    def __str__(self) -> str:
+        parts = [f"{name} is {found!r}, not {asked!r}" for name, found, asked in self.differs]
+        return f"{super().__str__()}: {', '.join(parts)}" if parts else super().__str__()
 
 
 @keeps_figures

@@ -66,6 +66,14 @@
 #define PG_WATCH_KEYS_MAX 1024           /* maximum number of watch keys of an operation */
 #define PG_WATERMARK_MAX 9223372036854775807u /* largest watermark: 2^63 - 1 */
 #define PG_TARGET_MAX 9223372036854775806u /* largest target of ALL, ANY and QUORUM: 2^63 - 2 */
+#define PG_GROUP_NAME_MAX 63             /* maximum length of a consumer group's name in bytes */
+#define PG_GROUP_TOPICS_MAX 64           /* maximum number of topics of a consumer group */
+#define PG_GROUPS_MAX 4096               /* maximum number of consumer groups of an arena */
+#define PG_ATTEMPTS_MAX 65535u           /* largest max_attempts of a consumer group */
+#define PG_CREDITS_MAX 16384u            /* largest number of jobs that a member may hold */
+#define PG_PRIORITY_MAX 9                /* the most urgent priority of a job */
+#define PG_JOB_ERROR_MAX 1024            /* maximum length of a job's error text in bytes */
+#define PG_GROUP_TIME_MAX_NS 31536000000000000 /* longest lease, delay and retention: 365 days */
 #define PG_RESERVED 95                   /* '_': only PUBLISH may use names that begin with '_' */
 
 /* ---- the arena header ----------------------------------------------------------- */
@@ -82,8 +90,8 @@ enum pg_region_id {
     PG_R_BULK_LOADS, PG_R_BULK_LOAD_BLOCKS, PG_R_BULK_LOAD_BITS, PG_R_BULK_LOAD_INDEX,
     PG_R_HISTOGRAMS,
     PG_R_BACKLOGS,
-    PG_R_CONSUMER_GROUPS,         /* for consumer groups: members, budgets, retry policy */
-    PG_R_JOBS,                    /* for consumer groups: lease, attempt and holder of each job */
+    PG_R_GROUPS, PG_R_GROUP_TOPICS, PG_R_MEMBERS, PG_R_JOBS, PG_R_FREE_JOBS, PG_R_JOB_INDEX,
+    PG_R_ORDER_INDEX,
     PG_R_SCHEDULES,               /* for schedules: spec, template, next occurrence, revision */
     PG_R_CURSORS,                 /* for durable subscribers: committed position per cursor */
     PG_R_COUNT
@@ -320,6 +328,16 @@ struct pg_metrics {
     uint64_t skipped;             /* late timers that ended without a notice, by policy SKIP */
     uint64_t coalesced;           /* late timers that ended without a notice of their own, by policy
                                      COALESCE */
+    uint64_t jobs;                /* derived: jobs of all consumer groups, dead letters included */
+    uint64_t jobs_born;           /* jobs that began when a timer fired, an operation ended or a
+                                     notice was published */
+    uint64_t jobs_leased;         /* leases given to members of consumer groups */
+    uint64_t jobs_acked;          /* jobs that a member acknowledged */
+    uint64_t jobs_retried;        /* attempts that failed and are followed by another attempt */
+    uint64_t jobs_expired;        /* leases that expired, or whose member ended */
+    uint64_t jobs_dead;           /* jobs that became dead letters */
+    uint64_t jobs_dropped;        /* jobs and dead letters that were removed unfinished */
+    uint64_t refused_group;       /* refusals: the budget of a consumer group is used up */
 };
 
 /* ---- histograms ----------------------------------------------------------------- */
@@ -753,6 +771,12 @@ struct pg_topic {
     uint32_t wake;                /* moving, store-release: futex; changes when notices of the
                                      topic become visible, and when another topic gets the row */
     char     name[128];
+    uint64_t bytes;               /* derived: number of blob bytes of the timers and operations that
+                                     `live` counts */
+    uint32_t groups;              /* derived: 1 + first row of PG_R_GROUP_TOPICS of the topic; 0 = no
+                                     consumer group has the topic, and its row may be reused */
+    uint32_t priority;            /* priority of jobs whose timers give none; the row of a topic
+                                     with a priority is not reused */
 };
 
 /* The account of a uid that has sessions, timers or watch keys. Authoritative except for its counts
@@ -825,8 +849,10 @@ enum pg_entry_flag {
     PG_E_SUPERSEDED = 1,          /* the key was armed again, so a CANCEL of the key is not answered
                                      with FIRED */
     PG_E_LATE = 2,                /* the timer was armed and due before the daemon's last start */
-    PG_E_OPERATION = 4            /* an operation ended; the payload begins with struct
+    PG_E_OPERATION = 4,           /* an operation ended; the payload begins with struct
                                      pg_verdict */
+    PG_E_JOBS = 8                 /* derived, never in a notice or a WAL record: jobs use the blob,
+                                     and the last of them to end leaves it to the entry */
 };
 
 /* An entry of the replay buffer, 64 bytes. It is a seqlock with `commit` as its counter. The daemon
@@ -849,6 +875,152 @@ struct pg_entry {
     uint16_t topic;               /* row of the topic */
     uint8_t  key_len;             /* length of the key in bytes */
     uint8_t  meta;                /* key type in bits 0-3, enum pg_entry_flag in bits 4-7 */
+};
+
+/* ---- consumer groups ------------------------------------------------------------------------ */
+
+enum pg_group_flag {
+    PG_G_ORDERED = 1,             /* at most one job of each order key is leased, in the order of
+                                     their deadlines */
+    PG_G_BLOCK = 2,               /* ordered: a dead letter blocks its order key until it is requeued
+                                     or dropped */
+    PG_G_DROP_OLDEST = 4,         /* if the budget is used up, drop the oldest waiting job instead of
+                                     refusing a new timer */
+    PG_G_PAUSED = 8,              /* no job is leased */
+    PG_G_FLAGS = 16
+};
+
+/* Settings of a consumer group, in its row, on the wire and in the WAL. 80 bytes. */
+struct pg_group_settings {
+    uint64_t max_jobs;            /* budget: pending timers of the topics, plus jobs and dead
+                                     letters; all groups together get at most the rows of
+                                     PG_R_JOBS */
+    uint64_t max_bytes;           /* budget: blob bytes of what max_jobs counts; 0 = no limit */
+    int64_t  retention_ns;        /* time from firing after which a waiting job becomes a dead
+                                     letter; 0 = never */
+    int64_t  max_lease_ns;        /* longest time from the start of a lease to its end, however often
+                                     it is extended */
+    int64_t  backoff_base_ns;     /* longest delay before the second attempt; it doubles with each
+                                     attempt */
+    int64_t  backoff_cap_ns;      /* longest delay before any attempt */
+    uint64_t rate;                /* number of leases per second; 0 = no limit */
+    uint32_t max_attempts;        /* a job whose attempts have failed so often becomes a dead
+                                     letter */
+    uint32_t max_dead;            /* number of dead letters that are kept; a newer one replaces the
+                                     oldest */
+    uint32_t flags;               /* enum pg_group_flag */
+    uint32_t pad;
+};
+
+/* A consumer group. Authoritative except for the fields after `created_ns` up to `name`. */
+struct pg_consumer_group {
+    uint32_t name_len;            /* length of the name in bytes; 0 = unused row; written last,
+                                     store-release */
+    uint32_t namespace_row;
+    uint64_t incarnation;         /* identity of the group, different for all groups that ever used
+                                     this row; 0 = the group is being deleted */
+    struct pg_group_settings settings;
+    uint32_t created_uid;         /* uid whose message created it; PG_NIL = unknown */
+    uint32_t pad;
+    int64_t  created_ns;          /* time of its creation, on the arena's clock */
+    uint64_t pending;             /* derived: pending timers and operations of its topics */
+    uint64_t pending_bytes;       /* derived: blob bytes of what `pending` counts */
+    uint64_t jobs;                /* derived: number of jobs, dead letters included */
+    uint64_t bytes;               /* derived: blob bytes of its jobs */
+    uint64_t waiting;             /* derived: jobs that could be leased, or wait behind a job with
+                                     the same order key */
+    uint64_t leased;              /* derived */
+    uint64_t delayed;             /* derived: jobs that wait for their next attempt */
+    uint64_t dead;                /* derived */
+    uint64_t acked;               /* number of acknowledged jobs; a counter */
+    uint64_t retried;             /* number of failed attempts that another one follows; a counter */
+    uint64_t dropped;             /* number of jobs and dead letters removed unfinished; a counter */
+    struct pg_tokens tokens;      /* tokens that `rate` fills */
+    uint32_t ready_first[10];     /* derived: first waiting job of each priority; PG_NIL = none */
+    uint32_t ready_last[10];
+    uint32_t dead_first, dead_last; /* derived: oldest and newest dead letter */
+    uint32_t first_member;        /* derived: row of a member; PG_NIL = none */
+    uint32_t last_member;         /* derived: member that got the last lease */
+    char     name[64];
+};
+
+/* A topic of a consumer group. Authoritative except for `next`. */
+struct pg_group_topic {
+    uint32_t group;               /* 1 + row of the group; 0 = unused row; written last */
+    uint32_t topic;               /* row of the topic */
+    uint32_t next;                /* derived: 1 + next row with the same topic; 0 = none */
+    uint32_t pad;
+};
+
+/* A session that takes jobs of a group. Derived: after a restart of the daemon, members with leases
+ * are found again, and all members join again. */
+struct pg_member {
+    uint64_t session;             /* 0 = unused row */
+    uint32_t group;               /* row of the group */
+    uint32_t credits;             /* number of jobs that the member may hold */
+    uint32_t held;                /* number of jobs that it holds */
+    uint32_t first, last;         /* jobs that it holds, oldest lease first; PG_NIL = none */
+    uint32_t unsent;              /* first of these jobs that was not sent; PG_NIL = none */
+    uint32_t next;                /* next member of the group; unused row: next unused row */
+    uint32_t pad;
+    int64_t  lease_ns;            /* length of its leases */
+};
+
+enum pg_job_state {
+    PG_JOB_FREE,
+    PG_JOB_WAITING,                 /* can be leased, unless an earlier job has its order key */
+    PG_JOB_LEASED,                  /* a member holds it until due_ns */
+    PG_JOB_DELAYED,                 /* waits until due_ns for its next attempt */
+    PG_JOB_DEAD,                    /* a dead letter */
+    PG_JOB_STATES
+};
+enum pg_job_reason {              /* the reason why a job became a dead letter */
+    PG_JR_NONE,
+    PG_JR_MAX_ATTEMPTS,           /* all attempts of the job failed */
+    PG_JR_REJECTED,               /* a member rejected the job */
+    PG_JR_TOO_OLD                 /* the job waited longer than the retention of its group */
+};
+#define PG_JOB_REASON_SHIFT 8            /* pg_job.control: enum pg_job_reason in bits 8-15 */
+#define PG_JOB_FAILURES_SHIFT 16         /* pg_job.control: number of failed attempts, in bits
+                                            16-31 */
+#define PG_JOB_LEASES_SHIFT 32           /* pg_job.control: number of leases, in bits 32-63 */
+
+/* A job of one consumer group. All jobs with the same ticket use one blob, which their entry in the
+ * replay buffer uses as well. Authoritative except for the fields marked "derived". `control` is
+ * stored last, with release order, and decides. A job whose notice is not committed does not exist.
+ * 144 bytes. */
+struct pg_job {
+    uint64_t control;             /* enum pg_job_state in bits 0-7, reason, failures, leases */
+    uint64_t ticket;              /* ticket << 8 | enum pg_cause */
+    uint64_t position;            /* 1 + replay buffer position of its notice; 0 = the notice was in
+                                     another arena */
+    int64_t  deadline_ns;         /* deadline of the timer, on the arena's clock */
+    int64_t  fired_ns;            /* time of firing, on the arena's clock */
+    int64_t  due_ns;              /* end of the lease, time of the next attempt, or time at which the
+                                     job began to wait */
+    int64_t  leased_ns;           /* start of the newest lease */
+    int64_t  first_failed_ns;     /* time of the first failed attempt; 0 = none failed */
+    int64_t  last_failed_ns;      /* time of the newest failed attempt */
+    uint64_t session;             /* session that holds the job */
+    uint64_t order;               /* hash of its order key */
+    uint64_t error;               /* error text of the newest failed attempt: its length in bytes in
+                                     the upper half, its blob in the lower half; 0 = none */
+    uint32_t blob;                /* first granule: the key, then the payload */
+    uint32_t payload_len;
+    uint32_t hash;                /* keyed hash of namespace, key type and key */
+    uint32_t next, previous;      /* derived: neighbours in the list of its state */
+    uint32_t member;              /* derived, LEASED: row of the member */
+    uint32_t order_next;          /* derived: next job with the same order key; PG_NIL = none */
+    uint32_t order_last;          /* derived, first job of an order key: its last job */
+    uint16_t group;               /* row of the group */
+    uint16_t topic;               /* row of the topic */
+    uint8_t  key_len;
+    uint8_t  meta;                /* as in pg_entry */
+    uint8_t  priority;
+    uint8_t  behind;              /* derived, WAITING: 1 = it waits behind a job with its order
+                                     key */
+    uint8_t  in_order;            /* derived: 1 = the order index leads to it */
+    uint8_t  pad[3];
 };
 
 /* ---- the WAL ------------------------------------------------------------------ */
@@ -975,18 +1147,17 @@ enum pg_wal_type {
                                      payload: a parked timer was armed */
     PG_WAL_METRICS,               /* pg_wal_metrics, its pg_wal_histogram, then all pg_wal_bucket:
                                      written once a minute */
+    PG_WAL_GROUP,                 /* pg_wal_consumer_group, a u32 topic row per topic, name: a consumer
+                                     group was created, changed or deleted */
+    PG_WAL_JOB,                   /* pg_wal_job, error text, key and payload if key_len is not 0: a
+                                     job was leased, acknowledged or retried, or is dead; in
+                                     snapshots any job */
     PG_WAL_TYPES
 };
 /* Reserved numbers; a reader of this version refuses them. */
 enum pg_wal_type_later {
     PG_LATER_BATCH = 64,          /* for replication: sequence and statuses of a session's newest
                                      batch, in the same commit group as the effects of the batch */
-    PG_LATER_CONSUMER_GROUP,      /* for consumer groups: a consumer group was created, changed or
-                                     deleted */
-    PG_LATER_LEASE,               /* for consumer groups: a lease began: job, member, attempt and
-                                     end of the lease */
-    PG_LATER_JOB,                 /* for consumer groups: a job was acknowledged or retried, or is
-                                     dead */
     PG_LATER_SCHEDULE,            /* for schedules: a schedule was put, fired or deleted; with its
                                      next occurrence */
     PG_LATER_CURSOR               /* for durable subscribers: a position was committed */
@@ -1137,7 +1308,12 @@ struct pg_wal_fire {
     uint32_t bulk_loaded;         /* 1 = the timer was put as a row of a bulk load */
     int64_t  ended_boot_ns;       /* real clock: time at which the timer fired */
     uint32_t missed;              /* as in pg_entry */
-    uint32_t pad;
+    uint32_t jobs;                /* number of jobs that began; a pg_wal_born of each follows */
+};
+
+struct pg_wal_born {              /* a job that began with the notice of the record */
+    uint32_t row;                 /* row of the job */
+    uint32_t group;               /* row of the group */
 };
 
 struct pg_wal_sent {
@@ -1210,6 +1386,9 @@ struct pg_wal_outcome {
     uint8_t  cause;               /* enum pg_cause */
     uint8_t  flags;               /* enum pg_entry_flag */
     int64_t  ended_boot_ns;       /* real clock: time at which the operation ended */
+    uint32_t jobs;                /* as in pg_wal_fire; they follow the bitmap, padded to a multiple
+                                     of 8 bytes */
+    uint32_t pad;
 };
 
 struct pg_wal_session {
@@ -1276,6 +1455,8 @@ struct pg_wal_head {
     uint32_t accounts;
     uint32_t bulk_loads;
     uint32_t bulk_load_blocks;
+    uint32_t groups;
+    uint32_t jobs;
     uint32_t pad;
 };
 
@@ -1294,7 +1475,7 @@ struct pg_wal_entry {
     uint32_t uid;                 /* uid that published the notice; PG_NIL in snapshots */
     int64_t  ended_boot_ns;       /* real clock: time of publication; 0 in snapshots */
     uint32_t missed;              /* as in pg_entry */
-    uint32_t pad1;
+    uint32_t jobs;                /* as in pg_wal_fire; they precede the key; 0 in snapshots */
 };
 
 struct pg_wal_last {
@@ -1345,6 +1526,45 @@ struct pg_wal_bucket {
     uint64_t count;
     uint32_t bucket;              /* number of the bucket, as in pg_histogram */
     uint32_t pad;
+};
+
+/* State of a consumer group after a change. */
+struct pg_wal_consumer_group {
+    uint64_t incarnation;
+    struct pg_group_settings settings;
+    int64_t  at_ns;               /* time of the change, on the arena's clock */
+    uint32_t row;
+    uint32_t namespace_row;
+    uint32_t created_uid;         /* as in pg_consumer_group */
+    uint32_t topics;              /* number of topics; 0 = the group was deleted */
+    uint32_t name_len;
+    uint32_t pad;
+};
+
+/* State of a job after a change. Fields without a comment are as in pg_job. */
+struct pg_wal_job {
+    uint64_t control;             /* state FREE = the job has ended */
+    uint64_t ticket;
+    uint64_t position;
+    int64_t  at_ns;               /* time of the change, on the arena's clock */
+    int64_t  deadline_ns;
+    int64_t  fired_ns;
+    int64_t  due_ns;
+    int64_t  leased_ns;
+    int64_t  first_failed_ns;
+    int64_t  last_failed_ns;
+    uint64_t session;
+    uint64_t order;
+    uint32_t row;                 /* row of the job */
+    uint32_t error_len;
+    uint32_t payload_len;         /* 0 outside of snapshots */
+    uint16_t group;
+    uint16_t topic;
+    uint8_t  key_len;             /* 0 outside of snapshots */
+    uint8_t  meta;
+    uint8_t  priority;
+    uint8_t  acked;               /* state FREE: 1 = acknowledged, 0 = dropped */
+    uint32_t uid;                 /* uid whose request changed it; PG_NIL = no request */
 };
 
 enum pg_wal_segment_flag { PG_WAL_BEGAN_EMPTY = 1 }; /* the arena was empty before record 1, the
@@ -1501,6 +1721,14 @@ enum pg_message {
                                      of each block */
     PG_M_PLACE,                   /* both sockets, deployment of shards: assign a namespace to
                                      shards. Name of the namespace */
+    PG_M_GROUP = 12,              /* command socket: create, describe, change or delete a consumer
+                                     group. pg_group_ask, names -> pg_group_info and topics of each
+                                     group */
+    PG_M_JOBS,                    /* command socket: the daemon sends leased jobs without a request.
+                                     pg_job_info of each, then topic, key and payload of each */
+    PG_M_DEAD,                    /* command socket: list, requeue or drop dead letters.
+                                     pg_dead_ask, names -> pg_dead_info of each, then topic, key,
+                                     payload and error of each */
     PG_M_ADVANCE = 32,            /* admin socket: move a virtual clock to at_ns. -> for each topic
                                      that is not reserved, a pg_tail and the names of namespace and
                                      topic */
@@ -1578,7 +1806,15 @@ enum pg_op {
                                      watches it ends */
     PG_OP_CANCEL_FOR_KEY,         /* cancel all operations that watch a key */
     PG_OP_COMPLETE,               /* answer a CHECK with "true"; only the owner may do this */
-    PG_OP_UNPARK                  /* arm a parked timer, with its payload */
+    PG_OP_UNPARK,                 /* arm a parked timer, with its payload */
+    PG_OP_JOIN,                   /* become a member of a consumer group, or change the number of
+                                     jobs that the member may hold. The key is the group's name */
+    PG_OP_JOB_ACK,                /* end a job. The key of this op and of the next four is a struct
+                                     pg_lease */
+    PG_OP_JOB_NACK,               /* the attempt failed; the payload is the error text */
+    PG_OP_JOB_EXTEND,             /* let the lease end later */
+    PG_OP_JOB_RELEASE,            /* give the job back, as if it had not been leased */
+    PG_OP_JOB_REJECT              /* make the job a dead letter; the payload is the error text */
 };
 enum pg_put_mode {
     PG_MODE_ERROR,                /* if the key is armed, refuse with EXISTS */
@@ -1605,17 +1841,28 @@ struct pg_record {                /* 32 bytes */
                                      PG_T_DELAY */
     uint8_t  flags;               /* WATCH: 1 = write a notice to the topic as well. PUT: 1 + n =
                                      the timer has a slack of 2^n ns, n at most 46; 0 = it has the
-                                     topic's slack. Otherwise 0 */
+                                     topic's slack. CANCEL: 1 = if the timer has fired, end its jobs
+                                     that no member holds. Otherwise 0 */
     uint32_t payload_len;         /* PUT, WATCH, UNPARK: length of the payload in bytes, 0..65536 */
     uint32_t ext_len;             /* WATCH: length of its watch keys in bytes. PUT: length of its
                                      struct pg_ext items in bytes. Otherwise 0 */
-    int64_t  time_ns;             /* PUT, WATCH: deadline or delay, ns */
+    int64_t  time_ns;             /* PUT, WATCH: deadline or delay, ns. JOIN: length of the member's
+                                     leases. JOB_NACK: delay until the next attempt, -1 = as the
+                                     group's settings say. JOB_EXTEND: time until the lease ends */
     uint64_t value;               /* CANCEL: ticket that the timer must have, 0 = any. PUT with mode
                                      EXTEND: as for CANCEL, but an operation is extended only if its
                                      ticket is given. UNPARK: ticket of the parked timer. WATCH:
                                      threshold of a SUM, number of keys of a QUORUM. ADVANCE_KEY:
                                      new watermark. BUMP: amount to add. FAIL: error code. COMPLETE:
-                                     version of the CHECK */
+                                     version of the CHECK. JOIN: number of jobs that the member may
+                                     hold; 0 = it gets no more jobs */
+};
+
+/* Identity of a lease: the key, with type BYTES, of the records that answer a job. */
+struct pg_lease {                 /* 16 bytes */
+    uint64_t ticket;              /* ticket of the job, without the cause */
+    uint32_t row;                 /* row of the job */
+    uint32_t lease;               /* number of the job's lease, which is the fencing token */
 };
 
 enum pg_watch_key_flag { PG_WK_OWN = 1 };   /* the key is forgotten when the operation ends */
@@ -1686,8 +1933,16 @@ enum pg_status {
     PG_ST_FULL_BULK_LOADS = 33,   /* no free row for the bulk load, or no free block for its rows */
     PG_ST_FENCED = 34,            /* a newer run of the bulk load has begun */
     PG_ST_CLOSED = 35,            /* the bulk load is closed, and this row is not done */
-    PG_ST_ARENA = 36              /* PUT, WATCH, UNPARK: the arena files were unlinked and there is
+    PG_ST_ARENA = 36,             /* PUT, WATCH, UNPARK: the arena files were unlinked and there is
                                      no space for a copy, so a timer could not outlive the daemon */
+    PG_ST_FULL_GROUP = 37,        /* PUT, WATCH, PUBLISH: the budget of a consumer group of the topic
+                                     is used up: ticket = row of the group, deadline_ns = jobs that
+                                     it counts */
+    PG_ST_LEASE_LOST = 38,        /* JOB_*: the lease has ended, or another session has it; nothing
+                                     was changed */
+    PG_ST_NO_GROUP = 39,          /* JOIN: there is no such consumer group */
+    PG_ST_FULL_MEMBERS = 40,      /* JOIN: no free row for a member */
+    PG_ST_LEASED = 41             /* CANCEL: too late; a member of a consumer group holds the job */
 };
 
 /* The quota that is used up. UID_TOPICS and the constants after it are the uid's shares of
@@ -1755,6 +2010,7 @@ enum pg_error {
                                      table, number of shards */
     PG_ERR_PLACED = 21,           /* PLACE: the namespace exists with another number of partitions.
                                      detail: number of its partitions, number requested */
+    PG_ERR_GROUP = 23,            /* GROUP, DEAD: refused. detail: enum pg_group_refusal, figure */
     PG_ERR_QUOTA = 22             /* HELLO, NAMESPACE, BULK_LOAD, PLACE: the uid already holds its
                                      whole share of a table. detail: ticket and deadline_ns as for
                                      status QUOTA */
@@ -1889,6 +2145,112 @@ struct pg_bulk_load_part {        /* 520 bytes; for the rows from `number` * 409
     uint64_t number;              /* number of the block */
     uint64_t bits[64];            /* bit n % 64 of bits[n / 64] is set if row `number` * 4096 + n is
                                      done */
+};
+
+/* GROUP request: frame, struct pg_group_ask, the bytes of the names of namespace and group, then for
+ * each topic a u8 with the length of its name and the bytes of the name. Reply: frame, `count`
+ * structs pg_group_info, each followed by the bytes of the names of namespace and group, and its
+ * topics as in the request. */
+enum pg_group_action {
+    PG_GA_CREATE,                 /* create the group; if it exists with the same settings and topics,
+                                     change nothing */
+    PG_GA_DESCRIBE,               /* describe the group; without a name, all groups of the namespace;
+                                     without a namespace, all groups */
+    PG_GA_CHANGE,                 /* change the settings */
+    PG_GA_DELETE,                 /* delete the group and its jobs */
+    PG_GA_PAUSE,                  /* lease no jobs until RESUME */
+    PG_GA_RESUME,
+    PG_GROUP_ACTIONS
+};
+struct pg_group_ask {             /* 96 bytes */
+    struct pg_group_settings settings; /* CREATE, CHANGE; else 0 */
+    uint32_t action;              /* enum pg_group_action */
+    uint32_t topics;              /* CREATE: number of topics; else 0 */
+    uint8_t  earliest;            /* CREATE: 1 = begin with the notices of the replay buffer */
+    uint8_t  namespace_len;
+    uint8_t  name_len;
+    uint8_t  pad[5];
+};
+/* Reason for PG_ERR_GROUP. */
+enum pg_group_refusal {
+    PG_GR_MISSING = 1,            /* there is no such group */
+    PG_GR_MISMATCH,               /* the group exists with other settings or topics */
+    PG_GR_ROWS,                   /* no free row for a group or one of its topics. detail: rows */
+    PG_GR_JOBS,                   /* the budgets of all groups exceed the rows of jobs. detail: rows
+                                     that are free */
+    PG_GR_PENDING,                /* the topics have more pending timers than the budget. detail:
+                                     pending timers */
+    PG_GR_SETTINGS                /* a setting is out of bounds. detail: offset of its field */
+};
+struct pg_group_info {
+    struct pg_group_settings settings;
+    uint64_t pending;             /* pending timers and operations of the topics */
+    uint64_t waiting, leased, delayed, dead; /* as in pg_consumer_group */
+    uint64_t bytes, acked, retried, dropped; /* as in pg_consumer_group */
+    int64_t  oldest_ns;           /* time of firing of the oldest job that is not dead; INT64_MAX =
+                                     there is none */
+    int64_t  created_ns;          /* as in pg_consumer_group */
+    uint32_t row;                 /* row of the group, as in pg_job_info */
+    uint32_t members;             /* number of members */
+    uint32_t topics;              /* number of topics that follow */
+    uint8_t  namespace_len;
+    uint8_t  name_len;
+    uint8_t  pad[2];
+};
+
+/* JOBS: frame, `count` structs, then for each struct: topic, key, payload. Each job is leased to the
+ * session. The daemon sends the jobs that a session holds again when the session joins again. */
+struct pg_job_info {              /* 80 bytes */
+    uint64_t ticket;              /* ticket << 8 | enum pg_cause */
+    int64_t  deadline_ns;         /* deadline on the arena's clock */
+    int64_t  fired_ns;            /* time of firing, on the arena's clock */
+    int64_t  lease_ends_ns;       /* end of the lease, on the arena's clock */
+    int64_t  now_ns;              /* time of sending, on the arena's clock */
+    int64_t  wall_offset_ns;      /* wall time = the arena's clock + this offset */
+    uint32_t row;                 /* row of the job, for struct pg_lease */
+    uint32_t lease;               /* number of this lease, for struct pg_lease */
+    uint32_t attempt;             /* 1 + number of failed attempts */
+    uint32_t group;               /* row of the group, as in the answer to JOIN */
+    uint32_t payload_len;
+    uint8_t  key_len;
+    uint8_t  key_type;            /* enum pg_key_type */
+    uint8_t  flags;               /* enum pg_entry_flag */
+    uint8_t  topic_len;
+    uint8_t  priority;
+    uint8_t  pad[7];
+};
+
+/* DEAD request: frame, struct pg_dead_ask, the bytes of the names of namespace and group. Reply:
+ * frame (detail[0] = number of dead letters that were requeued or dropped, detail[1] = value of
+ * `after` for the next page, 0 = there is none), `count` structs pg_dead_info, then for each: topic,
+ * key, payload, error text. */
+enum pg_dead_action { PG_DA_LIST, PG_DA_REQUEUE, PG_DA_DROP, PG_DEAD_ACTIONS };
+struct pg_dead_ask {              /* 32 bytes */
+    uint64_t ticket;              /* REQUEUE, DROP: ticket of the dead letter; 0 = all of the group */
+    uint64_t after;               /* LIST: begin after this page, 0 = at the oldest */
+    uint32_t action;              /* enum pg_dead_action */
+    uint32_t most;                /* LIST: maximum number of dead letters in the reply */
+    uint8_t  namespace_len;
+    uint8_t  name_len;
+    uint8_t  pad[6];
+};
+struct pg_dead_info {             /* 80 bytes */
+    uint64_t ticket;              /* ticket << 8 | enum pg_cause */
+    int64_t  deadline_ns;
+    int64_t  fired_ns;
+    int64_t  first_failed_ns;     /* 0 = no attempt failed */
+    int64_t  last_failed_ns;
+    int64_t  wall_offset_ns;      /* wall time = the arena's clock + this offset */
+    uint32_t attempts;
+    uint32_t reason;              /* enum pg_job_reason */
+    uint32_t payload_len;
+    uint32_t error_len;
+    uint8_t  key_len;
+    uint8_t  key_type;
+    uint8_t  flags;               /* enum pg_entry_flag */
+    uint8_t  topic_len;
+    uint8_t  priority;
+    uint8_t  pad[11];
 };
 
 /* SESSIONS reply: frame, `count` structs. DROP request: frame, whose `session` is the session to

@@ -34,6 +34,12 @@ BATCH_NAMES: int = lib.PG_BATCH_NAMES
 MESSAGE_MAX: int = lib.PG_MESSAGE_MAX
 WINDOW: int = lib.PG_WINDOW
 WORKER_MAX: int = lib.PG_WORKER_MAX
+GROUP_NAME_MAX: int = lib.PG_GROUP_NAME_MAX
+GROUP_TOPICS_MAX: int = lib.PG_GROUP_TOPICS_MAX
+GROUP_TIME_MAX_NS: int = lib.PG_GROUP_TIME_MAX_NS
+ATTEMPTS_MAX: int = lib.PG_ATTEMPTS_MAX
+CREDITS_MAX: int = lib.PG_CREDITS_MAX
+JOB_ERROR_MAX: int = lib.PG_JOB_ERROR_MAX
 WIRE_MAGIC: int = lib.PG_WIRE_MAGIC
 WIRE_VERSION: int = lib.PG_WIRE_VERSION
 NOTICE_MAGIC: int = lib.PG_NOTICE_MAGIC
@@ -76,6 +82,9 @@ class Message(enum.IntEnum):
     ACK = lib.PG_M_ACK
     BULK_LOAD = lib.PG_M_BULK_LOAD
     PLACE = lib.PG_M_PLACE
+    GROUP = lib.PG_M_GROUP
+    JOBS = lib.PG_M_JOBS
+    DEAD = lib.PG_M_DEAD
     ADVANCE = lib.PG_M_ADVANCE
     STOP = lib.PG_M_STOP
     PUBLISH = lib.PG_M_PUBLISH
@@ -100,6 +109,12 @@ class Op(enum.IntEnum):
     CANCEL_FOR_KEY = lib.PG_OP_CANCEL_FOR_KEY
     COMPLETE = lib.PG_OP_COMPLETE
     UNPARK = lib.PG_OP_UNPARK
+    JOIN = lib.PG_OP_JOIN
+    JOB_ACK = lib.PG_OP_JOB_ACK
+    JOB_NACK = lib.PG_OP_JOB_NACK
+    JOB_EXTEND = lib.PG_OP_JOB_EXTEND
+    JOB_RELEASE = lib.PG_OP_JOB_RELEASE
+    JOB_REJECT = lib.PG_OP_JOB_REJECT
 
 
 class Condition(enum.IntEnum):
@@ -183,6 +198,11 @@ class Status(enum.IntEnum):
     FENCED = lib.PG_ST_FENCED
     CLOSED = lib.PG_ST_CLOSED
     ARENA = lib.PG_ST_ARENA
+    FULL_GROUP = lib.PG_ST_FULL_GROUP
+    LEASE_LOST = lib.PG_ST_LEASE_LOST
+    NO_GROUP = lib.PG_ST_NO_GROUP
+    FULL_MEMBERS = lib.PG_ST_FULL_MEMBERS
+    LEASED = lib.PG_ST_LEASED
 
 
 class Quota(enum.IntEnum):
@@ -259,6 +279,7 @@ class WireError(enum.IntEnum):
     WRONG_SHARD = lib.PG_ERR_WRONG_SHARD
     PLACED = lib.PG_ERR_PLACED
     QUOTA = lib.PG_ERR_QUOTA
+    GROUP = lib.PG_ERR_GROUP
 
 
 class RingRefusal(enum.IntEnum):
@@ -286,6 +307,54 @@ class BulkLoadAction(enum.IntEnum):
     OPEN = lib.PG_LA_OPEN
     CLOSE = lib.PG_LA_CLOSE
     FORGET = lib.PG_LA_FORGET
+
+
+class GroupAction(enum.IntEnum):
+    """enum pg_group_action: the request of a GROUP message."""
+
+    CREATE = lib.PG_GA_CREATE
+    DESCRIBE = lib.PG_GA_DESCRIBE
+    CHANGE = lib.PG_GA_CHANGE
+    DELETE = lib.PG_GA_DELETE
+    PAUSE = lib.PG_GA_PAUSE
+    RESUME = lib.PG_GA_RESUME
+
+
+class GroupFlag(enum.IntFlag):
+    """enum pg_group_flag."""
+
+    ORDERED = lib.PG_G_ORDERED
+    BLOCK = lib.PG_G_BLOCK
+    DROP_OLDEST = lib.PG_G_DROP_OLDEST
+    PAUSED = lib.PG_G_PAUSED
+
+
+class GroupRefusal(enum.IntEnum):
+    """enum pg_group_refusal: the reason for WireError.GROUP."""
+
+    MISSING = lib.PG_GR_MISSING
+    MISMATCH = lib.PG_GR_MISMATCH
+    ROWS = lib.PG_GR_ROWS
+    JOBS = lib.PG_GR_JOBS
+    PENDING = lib.PG_GR_PENDING
+    SETTINGS = lib.PG_GR_SETTINGS
+
+
+class JobReason(enum.IntEnum):
+    """enum pg_job_reason: the reason why a job became a dead letter."""
+
+    NONE = lib.PG_JR_NONE
+    MAX_ATTEMPTS = lib.PG_JR_MAX_ATTEMPTS
+    REJECTED = lib.PG_JR_REJECTED
+    TOO_OLD = lib.PG_JR_TOO_OLD
+
+
+class DeadAction(enum.IntEnum):
+    """enum pg_dead_action: the request of a DEAD message."""
+
+    LIST = lib.PG_DA_LIST
+    REQUEUE = lib.PG_DA_REQUEUE
+    DROP = lib.PG_DA_DROP
 
 
 class Cause(enum.IntEnum):

@@ -91,6 +91,7 @@ def tables(arena: Handle) -> list[Fill]:
     """Return the occupancy of the tables of names and bulk loads."""
     return [
         *_names(arena),
+        Fill("jobs", int(arena.metrics.jobs), _count(arena, lib.PG_R_JOBS)),
         Fill("bulk loads", int(arena.metrics.bulk_loads), _count(arena, lib.PG_R_BULK_LOADS)),
         Fill(
             "bulk load blocks",

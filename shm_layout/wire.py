@@ -114,12 +114,12 @@ def decode_key(kind: int, data: bytes) -> Key:
 
 def encode_namespace(name: str) -> bytes:
     """Encode a name of 1-63 bytes of UTF-8 without NUL. Raises InvalidName."""
-    return _encode_name("namespace", name, 1, layout.NAMESPACE_MAX)
+    return encode_name("namespace", name, 1, layout.NAMESPACE_MAX)
 
 
 def encode_topic(name: str) -> bytes:
     """Encode a name of 0-127 bytes of UTF-8 without NUL. Raises InvalidName."""
-    return _encode_name("topic", name, 0, layout.TOPIC_MAX)
+    return encode_name("topic", name, 0, layout.TOPIC_MAX)
 
 
 def encode_tag(tag: str | None) -> bytes:
@@ -127,7 +127,7 @@ def encode_tag(tag: str | None) -> bytes:
     Raises InvalidName."""
     if tag is None:
         return b""
-    text = _encode_name("tag", tag, 1, layout.TAG_MAX)
+    text = encode_name("tag", tag, 1, layout.TAG_MAX)
     return EXT.pack(ExtKind.TAG, len(text), 0) + text + bytes(-len(text) % layout.GRANULE)
 
 
@@ -147,7 +147,8 @@ def decode_tag(items: bytes) -> str | None:
     return None
 
 
-def _encode_name(kind: str, name: str, least: int, most: int) -> bytes:
+def encode_name(kind: str, name: str, least: int, most: int) -> bytes:
+    """Encode a name of `least` to `most` bytes of UTF-8 without NUL. Raises InvalidName."""
     if not isinstance(name, str):
         raise InvalidName(kind=kind, name=name, reason="must be str", length=0, limit=most)
     try:
@@ -212,7 +213,7 @@ def encode_frame(
 def encode_worker(name: str) -> bytes:
     """Encode the name that a client gives itself: 0-63 bytes of UTF-8 without NUL. Raises
     InvalidName."""
-    return _encode_name("worker", name, 0, layout.WORKER_MAX)
+    return encode_name("worker", name, 0, layout.WORKER_MAX)
 
 
 def encode_hello(nonce: bytes, sequence: int = 0, worker: bytes = b"", grace_ns: int = 0) -> bytes:

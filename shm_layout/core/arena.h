@@ -79,6 +79,8 @@ struct call_state {
     /* Slots of the last OUTCOMES message, linked by inbox_next. */
     uint32_t notified_first;
     uint32_t notified_count;
+    /* Member of the last JOBS message, and the first of the jobs that it contained. */
+    uint32_t sent_member, sent_job;
     /* Slots that a batch armed. When the call has returned, the daemon stores that time in the
      * timestamps of these slots. */
     uint32_t armed_count;
@@ -123,6 +125,10 @@ struct arena_state {
     /* Next slot to place after a step of the wall clock; PG_NIL = no step is being applied. */
     uint32_t wall_cursor;
     uint32_t session_rows;        /* number of the first session row after the last used row */
+    uint32_t free_member;         /* first unused row of members; PG_NIL = none */
+    bool jobs_wait;               /* a job may be leased: one waits, or a member has a free credit */
+    bool jobs_unsent;             /* some member has jobs that were not sent */
+    int64_t jobs_again_ns;        /* time on the arena's clock at which a rate allows another lease */
     uint32_t free_bulk_load_block; /* first block of the free chain; PG_NIL = none */
     uint32_t bulk_load_block;     /* block of the last row lookup, or PG_NIL */
     /* Slots of outcomes and CHECKs whose session has ended, linked by inbox_next. */
@@ -171,11 +177,20 @@ struct pg_arena {
     struct pg_bulk_load_block *bulk_load_blocks;
     uint64_t *bulk_load_bits;
     struct key_index bulk_load_index;
+    struct pg_consumer_group *groups;
+    struct pg_group_topic *group_topics;
+    struct pg_member *members;
+    struct pg_job *jobs;
+    /* The rows of jobs: their free stack, and their part of the table of the wheel. */
+    struct slots job_slots;
+    struct key_index job_index;   /* by key */
+    struct key_index order_index; /* first job of each order key */
     struct pg_wal_buffer *wal_buffer; /* NULL = no WAL */
     uint8_t *ring;
     struct pg_timestamps *timestamps; /* one per slot; NULL = no WAL */
     uint32_t namespace_rows, topic_rows, name_cells, account_rows, watch_rows, watermark_rows;
     uint32_t bulk_load_rows, bulk_load_block_rows;
+    uint32_t group_rows, group_topic_rows, member_rows;
 
     struct arena_state state;
     struct call_state call;
@@ -198,6 +213,11 @@ ROW(watch_at, pg_watch, watches, watch_rows, "watches")
 ROW(watermark_at, pg_watermark, watermarks, watermark_rows, "watermarks")
 ROW(bulk_load_at, pg_bulk_load, bulk_loads, bulk_load_rows, "bulk loads")
 ROW(bulk_load_block_at, pg_bulk_load_block, bulk_load_blocks, bulk_load_block_rows, "bulk loads")
+ROW(group_at, pg_consumer_group, groups, group_rows, "groups")
+ROW(group_topic_at, pg_group_topic, group_topics, group_topic_rows, "groups")
+ROW(member_at, pg_member, members, member_rows, "members")
+ROW(job_at, pg_job, jobs, job_slots.capacity, "jobs")
+ROW(job_hot, pg_hot, job_slots.hot, job_slots.capacity, "jobs")
 ROW(session_at, pg_session, sessions, secret->sessions, "sessions")
 #undef ROW
 

@@ -91,6 +91,9 @@ static inline void slot_restore_free(struct pg_hot *h, uint64_t ticket)
 {
     h->ctl = ctl_of(ticket, PG_S_FREE);
 }
+/* Set the state of a row that uses only the wheel's part of a slot: ARMED = it is in the wheel. No
+ * other process reads such a row. */
+static inline void slot_mark(struct pg_hot *h, unsigned state) { h->ctl = ctl_of(0, state); }
 /* True if the slot is armed or parked. Such a slot owns its key and counts as live. */
 static inline bool ctl_live(uint64_t ctl)
 {

@@ -11,8 +11,11 @@
 #include "core/arena.h"
 #include "core/wal/wal_buffer.h"
 #include "core/state/bulk_loads.h"
+#include "core/state/groups.h"
+#include "core/state/jobs.h"
 #include "core/state/compaction.h"
 #include "core/state/keys.h"
+#include "core/state/members.h"
 #include "core/state/names.h"
 #include "core/state/operations.h"
 #include "core/state/prefetch.h"
@@ -325,6 +328,64 @@ static void row_apply(struct pg_arena *a, struct step *s, struct pg_result *resu
     bulk_load_settle(a, result);
 }
 
+/* ---- records on jobs ------------------------------------------------------------------------ */
+
+static void join_apply(struct pg_arena *a, const struct step *s, struct pg_result *result)
+{
+    const struct key *key = &s->put.key;
+    const struct name name = {(const char *)key->bytes, key->len};
+    const uint32_t group =
+        key->namespace_row == PG_NIL ? PG_NIL : group_find(a, key->namespace_row, name);
+    if (group == PG_NIL || group_at(a, group)->incarnation == 0)
+        answer(result, 0, PG_ST_NO_GROUP, 0);
+    else if (!member_join(a, s->session->id, group, (uint32_t)s->record->value,
+                          s->record->time_ns))
+        answer(result, a->member_rows, PG_ST_FULL_MEMBERS, 0);
+    else
+        answer(result, group, PG_ST_DONE, 0);
+}
+
+/* Return the row of the lease that the record names; PG_NIL = the session does not have it. */
+static uint32_t lease_row(const struct pg_arena *a, const struct step *s)
+{
+    struct pg_lease lease;
+    memcpy(&lease, s->put.key.bytes, sizeof lease);
+    if (lease.row >= a->job_slots.capacity)
+        return PG_NIL;
+    const struct pg_job *j = job_at(a, lease.row);
+    const bool held = job_state(j) == PG_JOB_LEASED && j->ticket >> 8 == lease.ticket &&
+                      job_leases(j) == lease.lease && j->session == s->session->id &&
+                      group_at(a, j->group)->namespace_row == s->put.key.namespace_row;
+    return held ? lease.row : PG_NIL;
+}
+
+static void job_change(struct pg_arena *a, const struct step *s, uint32_t row)
+{
+    const wire_record *r = s->record;
+    const struct job_failure f = {s->put.payload, r->payload_len, r->time_ns};
+    switch (r->op) {
+    case PG_OP_JOB_ACK: job_ack(a, row); break;
+    case PG_OP_JOB_NACK: job_failed(a, row, &f); break;
+    case PG_OP_JOB_EXTEND: job_extend(a, row, a->state.now_ns + r->time_ns); break;
+    case PG_OP_JOB_RELEASE: job_release(a, row); break;
+    default: job_reject(a, row, &f); break;
+    }
+}
+
+/* Answer a job. Before its effect, `intent` stores the job's row and control word. If a kill comes
+ * in between, the rebuild thereby finds out whether the effect exists. */
+static void job_apply(struct pg_arena *a, const struct step *s, struct pg_result *result)
+{
+    const uint32_t row = lease_row(a, s);
+    if (row == PG_NIL) {
+        answer(result, 0, PG_ST_LEASE_LOST, 0);
+        return;
+    }
+    intend(s, job_at(a, row)->control, row);
+    answer(result, job_at(a, row)->ticket >> 8, PG_ST_DONE, 0);
+    job_change(a, s, row);
+}
+
 static bool arms(unsigned op)
 {
     return op == PG_OP_PUT || op == PG_OP_WATCH || op == PG_OP_UNPARK;
@@ -348,7 +409,12 @@ static bool cancel_apply(struct pg_arena *a, const struct step *s, struct pg_res
     const struct key *key = &s->put.key;
     if (s->q->in_bulk_load && !bulk_load_void(a, key, s->session->bulk_load_first + s->n, result))
         return true;
-    return key_cancel(a, key, s->record->value, result);
+    if (!key_cancel(a, key, s->record->value, result))
+        return false;
+    const unsigned status = result->ticket & 0xff;
+    if (UNLIKELY(a->metrics->jobs != 0) && (status == PG_ST_FIRED || status == PG_ST_UNKNOWN))
+        jobs_cancel(a, key, s->record->value, s->record->flags != 0, result);
+    return true;
 }
 
 /* Apply a record. Return false if the work limit of this call is reached; the next call for the
@@ -360,6 +426,13 @@ static bool op_apply(struct pg_arena *a, struct step *s, struct pg_result *resul
         return arm_apply(a, s, result);
     if (wal_buffer_full(a))
         return wal_buffer_gives_up(a, result);
+    if (UNLIKELY(s->record->op >= PG_OP_JOIN)) {
+        if (s->record->op == PG_OP_JOIN)
+            join_apply(a, s, result);
+        else
+            job_apply(a, s, result);
+        return true;
+    }
     switch (s->record->op) {
     case PG_OP_CANCEL: return cancel_apply(a, s, result);
     case PG_OP_COMPLETE:

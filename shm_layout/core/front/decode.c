@@ -25,6 +25,12 @@ const struct op_rule op_rules[] = {
     [PG_OP_CANCEL_FOR_KEY] = {0, 1, 1, 0},
     [PG_OP_COMPLETE] = {USES_VALUE, 1, 1, UINT64_MAX},
     [PG_OP_UNPARK] = {USES_VALUE | USES_PAYLOAD | NEEDS_NAMESPACE, 1, 1, PG_TICKET_MAX},
+    [PG_OP_JOIN] = {USES_VALUE | USES_TIME, 1, 1, PG_CREDITS_MAX},
+    [PG_OP_JOB_ACK] = {OF_LEASE, 1, 1, 0},
+    [PG_OP_JOB_NACK] = {OF_LEASE | USES_TIME | USES_PAYLOAD, 1, 1, 0},
+    [PG_OP_JOB_EXTEND] = {OF_LEASE | USES_TIME, 1, 1, 0},
+    [PG_OP_JOB_RELEASE] = {OF_LEASE, 1, 1, 0},
+    [PG_OP_JOB_REJECT] = {OF_LEASE | USES_PAYLOAD, 1, 1, 0},
 };
 
 /* ---- frame and tables ---------------------------------------------------------------- */
@@ -145,7 +151,25 @@ bool key_sound(unsigned type, unsigned len)
 
 static unsigned flags_max(unsigned op)
 {
-    return op == PG_OP_WATCH ? 1 : op == PG_OP_PUT ? 1 + PG_SLACK_LOG2_MAX : 0;
+    return op == PG_OP_WATCH || op == PG_OP_CANCEL ? 1 : op == PG_OP_PUT ? 1 + PG_SLACK_LOG2_MAX : 0;
+}
+
+/* Return whether the time of a record on jobs is in bounds: a lease, a delay, or -1. */
+static bool job_time_sound(const wire_record *r)
+{
+    const int64_t least_ns = r->op == PG_OP_JOB_NACK ? -1 : 1;
+    const bool has_time = r->op == PG_OP_JOIN || r->op == PG_OP_JOB_NACK ||
+                          r->op == PG_OP_JOB_EXTEND;
+    return !has_time || (r->time_ns >= least_ns && r->time_ns <= PG_GROUP_TIME_MAX_NS);
+}
+
+static bool job_fields_sound(const wire_record *r, const struct op_rule *rule)
+{
+    if (rule->uses & OF_LEASE && (r->key_type != PG_KEY_BYTES ||
+                                  r->key_len != sizeof(struct pg_lease) ||
+                                  r->payload_len > PG_JOB_ERROR_MAX))
+        return false;
+    return r->op < PG_OP_JOIN || job_time_sound(r);
 }
 
 static bool fields_sound(const wire_record *r, const struct op_rule *rule)
@@ -156,12 +180,13 @@ static bool fields_sound(const wire_record *r, const struct op_rule *rule)
            (time || r->time_ns == 0) && (rule->uses & USES_PAYLOAD || r->payload_len == 0) &&
            r->flags <= flags_max(r->op) &&
            (r->op != PG_OP_PUT || r->value == 0 || r->mode == PG_MODE_EXTEND) &&
-           ((rule->uses & USES_ITEMS) || ((rule->uses & USES_KEYS) != 0) == (r->ext_len != 0));
+           ((rule->uses & USES_ITEMS) || ((rule->uses & USES_KEYS) != 0) == (r->ext_len != 0)) &&
+           job_fields_sound(r, rule);
 }
 
 static bool record_sound(const struct request *q, const wire_record *r)
 {
-    if (r->op == 0 || r->op > PG_OP_UNPARK)
+    if (r->op == 0 || r->op > PG_OP_JOB_REJECT)
         return false;
     const struct op_rule *rule = &op_rules[r->op];
     if (q->in_bulk_load && r->op != PG_OP_PUT && r->op != PG_OP_CANCEL && r->op != PG_OP_UNPARK)

@@ -6,6 +6,8 @@
 #include "core/wal/wal_buffer.h"
 #include "core/state/catch_up.h"
 #include "core/state/compaction.h"
+#include "core/state/delivery.h"
+#include "core/state/jobs.h"
 #include "core/state/replay_buffer.h"
 #include "core/state/inbox.h"
 #include "core/state/lateness.h"
@@ -19,6 +21,8 @@
 static bool expire(void *context, uint32_t slot)
 {
     struct pg_arena *a = context;
+    if (UNLIKELY(slot >= a->slots.capacity))
+        return job_due(a, slot - a->slots.capacity);
     if (!is_operation(a, slot))
         return timer_expire(a, slot);
     if (UNLIKELY(a->state.holding) && operation_waits(a, slot)) {
@@ -57,6 +61,7 @@ uint32_t pg_advance(struct pg_arena *a, int64_t now_ns, int64_t wall_offset_ns,
     if (UNLIKELY(a->state.catch_up_ns <= now_ns) && !left)
         done += late_catch_up(a, budget - done, &catching_up);
     a->metrics->backlog = backlogs_count(&a->wheel);
+    const bool serving = members_serve(a, budget);
     wal_buffer_settle(a);
     const bool compacting = compaction_step(a);
     a->metrics->largest_free_bytes = (uint64_t)blobs_largest(&a->blobs) * PG_GRANULE;
@@ -65,7 +70,7 @@ uint32_t pg_advance(struct pg_arena *a, int64_t now_ns, int64_t wall_offset_ns,
     a->metrics->iterations_full += done == budget;
     a->metrics->iteration_work += done;
     a->metrics->iteration_budget += done != 0 ? budget : 0;
-    *more = left || stepping || freeing || waiting || compacting || catching_up;
+    *more = left || stepping || freeing || waiting || compacting || catching_up || serving;
     a->header->next_deadline_ns = wheel_next_deadline_ns(&a->wheel);
     replay_show(a);
     return done;
@@ -87,10 +92,13 @@ int pg_fragmented(const struct pg_arena *a) { return compaction_failed(a); }
 
 void pg_release_operations(struct pg_arena *a) { a->state.holding = false; }
 
+static int64_t earlier(int64_t x_ns, int64_t y_ns) { return x_ns < y_ns ? x_ns : y_ns; }
+
 int64_t pg_next_ns(const struct pg_arena *a)
 {
     const bool at_once = a->state.wall_cursor != PG_NIL || a->state.orphans != PG_NIL ||
-                         compaction_due(a) || (!a->state.holding && wheel_holds(&a->wheel));
+                         compaction_due(a) || a->state.jobs_wait ||
+                         (!a->state.holding && wheel_holds(&a->wheel));
     const int64_t next_ns = at_once ? a->state.now_ns : wheel_next_ns(&a->wheel);
-    return next_ns < a->state.catch_up_ns ? next_ns : a->state.catch_up_ns;
+    return earlier(earlier(next_ns, a->state.catch_up_ns), a->state.jobs_again_ns);
 }

@@ -17,6 +17,7 @@
 #include "core/state/replay_buffer.h"
 #include "core/state/session.h"
 #include "core/state/timers.h"
+#include "core/front/consumers.h"
 #include "core/front/request.h"
 #include "core/front/scan.h"
 
@@ -464,6 +465,53 @@ int pg_bulk_load_admin(struct pg_arena *a, const void *body, uint64_t bytes, voi
     return (int)why.error;
 }
 
+/* ---- consumer groups ------------------------------------------------------------------------- */
+
+/* Write the head of a reply whose items follow it already. */
+static void reply_head_fill(const struct request *q, struct sink *out, uint32_t count,
+                            const uint64_t detail[2])
+{
+    const struct pg_frame f = {.magic = PG_WIRE_MAGIC, .version = PG_WIRE_VERSION,
+                               .message = q->frame.message, .session = q->frame.session,
+                               .sequence = q->frame.sequence, .count = count,
+                               .detail = {detail[0], detail[1]}};
+    memcpy(out->bytes, &f, sizeof f);
+}
+
+static bool handle_group(struct pg_arena *a, struct request *q, struct sink *out,
+                         struct refusal *why)
+{
+    static const uint64_t none[2];
+    struct pg_session *s;
+    uint32_t count;
+    bool again;
+    if (!session_of(a, q, &s, why))
+        return false;
+    sink_take(out, sizeof q->frame);
+    if (!consumers_group(a, q, out, &count, &again, why))
+        return false;
+    if (again)
+        out->used = 0;
+    else
+        reply_head_fill(q, out, count, none);
+    return true;
+}
+
+static bool handle_dead(struct pg_arena *a, struct request *q, struct sink *out,
+                        struct refusal *why)
+{
+    struct pg_session *s;
+    uint64_t detail[2];
+    uint32_t count;
+    if (!session_of(a, q, &s, why))
+        return false;
+    sink_take(out, sizeof q->frame);
+    if (!consumers_dead(a, q, out, &count, detail, why))
+        return false;
+    reply_head_fill(q, out, count, detail);
+    return true;
+}
+
 /* A PING with a session also lets the daemon learn through which connection the session's owner can
  * be reached. */
 static bool handle_ping(struct pg_arena *a, struct request *q, struct sink *out,
@@ -489,6 +537,8 @@ static bool dispatch(struct pg_arena *a, struct request *q, struct sink *out,
     case PG_M_ACK: return handle_ack(a, q, why);
     case PG_M_PING: return handle_ping(a, q, out, why);
     case PG_M_BULK_LOAD: return handle_bulk_load(a, q, out, why);
+    case PG_M_GROUP: return handle_group(a, q, out, why);
+    case PG_M_DEAD: return handle_dead(a, q, out, why);
     default: return refused(why, PG_ERR_UNKNOWN_MESSAGE, q->frame.message, 0);
     }
 }

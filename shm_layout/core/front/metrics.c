@@ -96,6 +96,10 @@ static const uint16_t refusals[] = {
     [PG_ST_FENCED] = COUNTER(refused_fenced),
     [PG_ST_CLOSED] = COUNTER(refused_fenced),
     [PG_ST_ARENA] = COUNTER(refused_other),
+    [PG_ST_FULL_GROUP] = COUNTER(refused_group),
+    [PG_ST_LEASE_LOST] = COUNTER(refused_other),
+    [PG_ST_NO_GROUP] = COUNTER(refused_other),
+    [PG_ST_FULL_MEMBERS] = COUNTER(refused_other),
 };
 
 int pg_refused(struct pg_arena *a, uint32_t status)

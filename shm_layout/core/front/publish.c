@@ -7,6 +7,8 @@
 #include "core/arena.h"
 #include "core/wal/wal_buffer.h"
 #include "core/state/compaction.h"
+#include "core/state/groups.h"
+#include "core/state/jobs.h"
 #include "core/state/names.h"
 #include "core/state/records.h"
 #include "core/state/replay_buffer.h"
@@ -89,6 +91,8 @@ static unsigned publish(struct pg_arena *a, const struct publish *p, struct pg_r
         return r->ticket & 0xff;
     if (next_number(a->header) == PG_TICKET_SHARD)
         return PG_ST_FULL_TICKETS;
+    if (has_groups(a, topic) && !jobs_admit(a, topic, granules, r))
+        return r->ticket & 0xff;
     if (!replay_make_space(a, (uint64_t)granules * PG_GRANULE))
         return PG_ST_BUSY;
     const uint32_t blob = blobs_take(&a->blobs, granules);

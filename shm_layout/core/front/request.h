@@ -54,9 +54,11 @@ static inline const uint8_t *names_next(const uint8_t *at, struct name *ns, stru
 /* The needs of an op: the fields that it uses, and the names that it creates if they do not exist
  * (NEEDS_). Fields that an op does not use have to be 0. */
 enum { USES_TIME = 1, USES_VALUE = 2, USES_KEYS = 4, IN_QUERY = 8, NEEDS_TOPIC = 16,
-       NEEDS_NAMESPACE = 32, USES_PAYLOAD = 64, USES_ITEMS = 128 };
+       NEEDS_NAMESPACE = 32, USES_PAYLOAD = 64, USES_ITEMS = 128,
+       OF_LEASE = 256 /* the key is a struct pg_lease */ };
 struct op_rule {
-    uint8_t uses, modes, time_kinds;
+    uint16_t uses;
+    uint8_t modes, time_kinds;
     uint64_t value_max;
 };
 extern const struct op_rule op_rules[];

@@ -10,7 +10,10 @@
 #include "core/arena.h"
 #include "core/wal/wal_buffer.h"
 #include "core/state/bulk_loads.h"
+#include "core/state/groups.h"
 #include "core/state/inbox.h"
+#include "core/state/jobs.h"
+#include "core/state/members.h"
 #include "core/state/names.h"
 #include "core/state/operations.h"
 #include "core/state/quotas.h"
@@ -32,7 +35,7 @@ static uint64_t round_up(uint64_t value, uint64_t to) { return (value + to - 1) 
 
 static struct wheel_shape shape_of(const struct pg_config *c)
 {
-    return (struct wheel_shape){c->tick_ns, c->fanout, c->capacity + 1, c->topics};
+    return (struct wheel_shape){c->tick_ns, c->fanout, c->capacity + 1 + c->jobs, c->topics};
 }
 
 static uint32_t payload_granules(const struct pg_config *c)
@@ -70,6 +73,8 @@ static bool config_bounded(const struct pg_config *c, struct pg_fault *why)
         {"watch records", c->watches, 1, PG_CAPACITY_MAX},
         {"watch keys", c->watermarks, 1, PG_CAPACITY_MAX},
         {"accounts", c->accounts, 0, 65535},
+        {"consumer groups", c->groups, 0, PG_GROUPS_MAX},
+        {"jobs of consumer groups", c->jobs, 0, PG_CAPACITY_MAX},
         {"bulk loads", c->bulk_loads, 0, 65535},
         {"blocks of rows of bulk loads", c->bulk_load_blocks, 0, PG_CAPACITY_MAX},
         {"outcomes in an inbox", c->inbox_max, 1, UINT64_MAX},
@@ -104,6 +109,24 @@ static void plan_add(struct plan *p, enum pg_region_id id, uint64_t stride, uint
     p->length += stride * count;
 }
 
+/* Number of topics of all consumer groups together, per group. */
+#define TOPICS_PER_GROUP 8
+
+/* Number of members of all consumer groups together. */
+static uint64_t members_of(uint32_t groups) { return 1024 + 16ull * groups; }
+
+static void groups_plan(struct plan *p, const struct pg_config *c)
+{
+    plan_add(p, PG_R_GROUPS, sizeof(struct pg_consumer_group), c->groups);
+    plan_add(p, PG_R_GROUP_TOPICS, sizeof(struct pg_group_topic),
+             (uint64_t)c->groups * TOPICS_PER_GROUP);
+    plan_add(p, PG_R_MEMBERS, sizeof(struct pg_member), members_of(c->groups));
+    plan_add(p, PG_R_JOBS, sizeof(struct pg_job), c->jobs);
+    plan_add(p, PG_R_FREE_JOBS, sizeof(uint32_t), (uint64_t)c->jobs + 1);
+    plan_add(p, PG_R_JOB_INDEX, sizeof(struct pg_index_bucket), index_buckets(c->jobs));
+    plan_add(p, PG_R_ORDER_INDEX, sizeof(struct pg_index_bucket), index_buckets(c->jobs));
+}
+
 static void plan_make(struct plan *p, const struct pg_config *c)
 {
     const struct wheel_shape shape = shape_of(c);
@@ -113,7 +136,7 @@ static void plan_make(struct plan *p, const struct pg_config *c)
     p->length = sizeof(struct pg_header);
     plan_add(p, PG_R_METRICS, sizeof(struct pg_metrics), 1);
     plan_add(p, PG_R_HISTOGRAMS, sizeof(struct pg_histogram), PG_HISTOGRAMS);
-    plan_add(p, PG_R_HOT, sizeof(struct pg_hot), slots);
+    plan_add(p, PG_R_HOT, sizeof(struct pg_hot), (uint64_t)slots + c->jobs);
     plan_add(p, PG_R_COLD, sizeof(struct pg_cold), slots);
     plan_add(p, PG_R_FREE_SLOTS, sizeof(uint32_t), (uint64_t)slots + 1);
     plan_add(p, PG_R_WHEEL, sizeof(struct pg_wheel), 1);
@@ -143,6 +166,8 @@ static void plan_make(struct plan *p, const struct pg_config *c)
         plan_add(p, PG_R_BULK_LOAD_INDEX, sizeof(struct pg_index_bucket),
                  index_buckets(c->bulk_load_blocks));
     }
+    if (c->groups != 0)
+        groups_plan(p, c);
     if (c->wal_buffer_bytes != 0) {
         plan_add(p, PG_R_TIMESTAMPS, sizeof(struct pg_timestamps), slots);
         plan_add(p, PG_R_WAL_BUFFER, PG_WAL_BUFFER_HEAD,
@@ -242,13 +267,32 @@ static void handle_open_authoritative(struct pg_arena *a)
                               region(a, PG_R_FREE_SLOTS), a->header->capacity + 1};
 }
 
+static void groups_open(struct pg_arena *a)
+{
+    const uint32_t jobs = region_count(a, PG_R_JOBS);
+    a->groups = region(a, PG_R_GROUPS);
+    a->group_rows = region_count(a, PG_R_GROUPS);
+    a->group_topics = region(a, PG_R_GROUP_TOPICS);
+    a->group_topic_rows = region_count(a, PG_R_GROUP_TOPICS);
+    a->members = region(a, PG_R_MEMBERS);
+    a->member_rows = region_count(a, PG_R_MEMBERS);
+    a->jobs = region(a, PG_R_JOBS);
+    a->job_slots = (struct slots){(struct pg_hot *)region(a, PG_R_HOT) + a->slots.capacity, NULL,
+                                  region(a, PG_R_FREE_JOBS), jobs};
+    a->job_index = (struct key_index){region(a, PG_R_JOB_INDEX),
+                                      region_count(a, PG_R_JOB_INDEX), index_id_bits(jobs)};
+    a->order_index = (struct key_index){region(a, PG_R_ORDER_INDEX),
+                                        region_count(a, PG_R_ORDER_INDEX), index_id_bits(jobs)};
+}
+
 static void handle_open_derived(struct pg_arena *a)
 {
     a->name_index = region(a, PG_R_NAME_INDEX);
     a->name_cells = region_count(a, PG_R_NAME_INDEX);
     a->wheel = (struct wheel){region(a, PG_R_WHEEL), region(a, PG_R_BUCKETS),
                               region(a, PG_R_CHUNKS), region(a, PG_R_FREE_CHUNKS),
-                              region(a, PG_R_HOT), a->slots.capacity, a->topic_rows,
+                              region(a, PG_R_HOT),
+                              a->slots.capacity + region_count(a, PG_R_JOBS), a->topic_rows,
                               region(a, PG_R_BACKLOGS)};
     a->index = (struct key_index){region(a, PG_R_INDEX), region_count(a, PG_R_INDEX),
                                   index_id_bits((uint64_t)a->slots.capacity +
@@ -267,6 +311,7 @@ static void handle_point(struct pg_arena *a, void *arena, void *secret)
 {
     a->header = arena;
     handle_open_authoritative(a);
+    groups_open(a);
     handle_open_derived(a);
     if (secret == NULL)
         return;
@@ -288,6 +333,8 @@ static void handle_open(struct pg_arena *a, void *arena, void *secret)
     a->state.wall_cursor = a->state.orphans = PG_NIL;
     a->state.catch_up_ns = INT64_MAX;
     a->state.outage_end_ns = INT64_MIN;
+    a->state.free_member = PG_NIL;
+    a->state.jobs_again_ns = INT64_MAX;
     a->state.free_bulk_load_block = a->state.bulk_load_block = a->call.bulk_load = PG_NIL;
     a->state.wall_placed_by_ns = a->header->wall_offset_ns;
     a->state.topics_stuck_at = a->state.topics_refused_at = UINT64_MAX;
@@ -324,7 +371,8 @@ static void header_fill(struct pg_header *h, const struct pg_config *c, const st
     h->replay_bytes_max = c->replay_bytes_max;
     h->tick_ns = (uint64_t)c->tick_ns;
     h->fanout = c->fanout;
-    h->levels = wheel_levels(&(struct wheel_shape){c->tick_ns, c->fanout, c->capacity + 1, 0});
+    const struct wheel_shape shape = shape_of(c);
+    h->levels = wheel_levels(&shape);
     h->created_wall_ns = c->created_wall_ns;
     h->wall_origin_ns = c->wall_origin_ns;
     h->now_ns = c->now_ns;
@@ -381,6 +429,11 @@ int pg_create(struct pg_arena *a, void *arena, void *secret, const struct pg_con
     inboxes_init(a, config->inbox_max);
     watches_init(a);
     bulk_loads_init(a);
+    if (config->groups != 0) {
+        groups_init(a);
+        members_init(a);
+        jobs_init(a);
+    }
     wal_buffer_init(a);
     STORE_RELEASE(&h->daemon_state, PG_D_RECOVERING);
     STORE_RELEASE(&h->state, PG_REBUILDING);
@@ -414,7 +467,8 @@ static struct pg_config config_of(const struct pg_header *h)
                               .accounts = h->regions[PG_R_ACCOUNTS].count,
                               .bulk_loads = h->regions[PG_R_BULK_LOADS].count,
                               .bulk_load_blocks = h->regions[PG_R_BULK_LOAD_BLOCKS].count,
-                              .inbox_max = 1,
+                              .inbox_max = 1, .groups = h->regions[PG_R_GROUPS].count,
+                              .jobs = h->regions[PG_R_JOBS].count,
                               .wal_buffer_bytes = wal_buffer_bytes_of(h), .shard = h->shard,
                               .shards = h->shards};
 }
@@ -574,9 +628,12 @@ static bool tickets_check(const struct pg_header *h, struct pg_fault *fault)
 int pg_check(struct pg_arena *a, struct pg_fault *fault)
 {
     uint64_t granules = 0;
+    uint32_t jobs = 0;
     memset(fault, 0, sizeof *fault);
     return tickets_check(a->header, fault) && slots_check(&a->slots, fault) &&
-           wheel_check(&a->wheel, (uint32_t)a->metrics->live, fault) &&
+           groups_check(a, fault) && members_check(a, fault) &&
+           jobs_check(a, fault, &granules, &jobs) &&
+           wheel_check(&a->wheel, (uint32_t)a->metrics->live + jobs, fault) &&
            names_check(a, fault) && timers_check(a, fault, &granules) &&
            quotas_check(a, fault) &&
            replay_check(a, fault, &granules) && watermarks_check(a, fault, &granules) &&

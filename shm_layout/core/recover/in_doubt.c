@@ -8,6 +8,8 @@
 #include "core/arena.h"
 #include "core/wal/wal_buffer.h"
 #include "core/state/bulk_loads.h"
+#include "core/state/groups.h"
+#include "core/state/jobs.h"
 #include "core/state/names.h"
 #include "core/state/operations.h"
 #include "core/state/records.h"
@@ -162,6 +164,31 @@ static bool done_visible(const struct pg_arena *a, const void *body)
     return bulk_load_row_visible(a, &((const struct pg_wal_done *)body)->row);
 }
 
+/* For a deleted group, the row may be free or in use by another group. */
+static bool group_visible(const struct pg_arena *a, const void *body)
+{
+    const struct pg_wal_consumer_group *j = body;
+    if (!group_exists(a, j->row))
+        return j->topics == 0;
+    const struct pg_consumer_group *g = group_at(a, j->row);
+    if (j->topics == 0)
+        return g->incarnation != j->incarnation;
+    return g->incarnation == j->incarnation &&
+           memcmp(&g->settings, &j->settings, sizeof g->settings) == 0;
+}
+
+static bool job_visible(const struct pg_arena *a, const void *body)
+{
+    const struct pg_wal_job *j = body;
+    if (j->row >= a->job_slots.capacity)
+        return false;
+    const struct pg_job *found = job_at(a, j->row);
+    if (j->control == PG_JOB_FREE)
+        return found->control == PG_JOB_FREE || found->ticket != j->ticket;
+    return found->control == j->control && found->ticket == j->ticket &&
+           found->due_ns == j->due_ns;
+}
+
 static const visible_fn visible[PG_WAL_TYPES] = {
     [PG_WAL_NAMESPACE] = namespace_visible, [PG_WAL_TOPIC] = topic_visible,
     [PG_WAL_ARM] = arm_visible, [PG_WAL_MOVE] = move_visible, [PG_WAL_END] = end_visible,
@@ -172,6 +199,7 @@ static const visible_fn visible[PG_WAL_TYPES] = {
     [PG_WAL_OPENED] = opened_visible, [PG_WAL_REPLIED] = always_visible,
     [PG_WAL_BULK_LOAD] = bulk_load_visible, [PG_WAL_DONE] = done_visible,
     [PG_WAL_UNPARK] = unpark_visible, [PG_WAL_METRICS] = always_visible,
+    [PG_WAL_GROUP] = group_visible, [PG_WAL_JOB] = job_visible,
 };
 
 /* Store all settings of the frame again. They were stored one by one, so a kill may have left some
@@ -190,6 +218,14 @@ static void topic_settings_finish(struct pg_arena *a, const struct pg_wal_topic 
         topic_settings_store(topic_at(a, j->row), j);
 }
 
+/* Store all settings of the frame again, for the same reason. */
+static void group_settings_finish(struct pg_arena *a, const struct pg_wal_consumer_group *j)
+{
+    if (group_exists(a, j->row) && group_at(a, j->row)->incarnation == j->incarnation &&
+        j->topics != 0)
+        group_at(a, j->row)->settings = j->settings;
+}
+
 bool in_doubt_settle(struct pg_arena *a, struct pg_fault *why)
 {
     const struct pg_frame_head *f;
@@ -203,6 +239,8 @@ bool in_doubt_settle(struct pg_arena *a, struct pg_fault *why)
         settings_finish(a, (const void *)(f + 1));
     if (f->type == PG_WAL_TOPIC)
         topic_settings_finish(a, (const void *)(f + 1));
+    if (f->type == PG_WAL_GROUP)
+        group_settings_finish(a, (const void *)(f + 1));
     wal_buffer_decide(a, f, visible[f->type](a, f + 1));
     return true;
 }
@@ -238,6 +276,15 @@ static bool row_answered(const struct pg_arena *a, const struct pg_session *s,
     return (status == PG_ST_KEPT || status == PG_ST_UNKNOWN) && bulk_load_has_row(a, s);
 }
 
+/* True if the answer to a job had its effect: the job is not in the state in which it was. */
+static bool job_answered(const struct pg_arena *a, const struct pg_session *s,
+                         const struct pg_result *r)
+{
+    const uint64_t row = s->intent[3];
+    return row >= a->job_slots.capacity || job_at(a, row)->ticket >> 8 != r->ticket >> 8 ||
+           job_at(a, row)->control != s->intent[1];
+}
+
 /* Settle the record that a kill interrupted. A record on a watch key continues from its stored
  * state when the client sends the batch again. Any other record was applied completely or not at
  * all. If it was not applied, its answer is cleared, so that a later recovery does not count it as
@@ -247,6 +294,11 @@ static void record_recover(struct pg_arena *a, struct pg_session *s)
     struct pg_result *r = &reply_results(a, session_reply(a, s, s->current))[s->applied];
     if (on_watch_key(s)) {
         trigger_recover(a, r);
+    } else if (on_job(s) && r->ticket >> 8 != 0) {
+        if (job_answered(a, s, r))
+            STORE_RELEASE(&s->applied, s->applied + 1);
+        else
+            *r = (struct pg_result){0, 0};
     } else if ((r->ticket >> 8 != 0 && answer_holds(a, r)) || row_answered(a, s, r)) {
         if (bulk_load_counts(r->ticket & 0xff))
             bulk_load_recover(a, s);

@@ -9,10 +9,13 @@
 #include "core/base/blobs.h"
 #include "core/base/check.h"
 #include "core/base/common.h"
+#include "core/base/index.h"
 #include "core/base/slots.h"
 #include "core/arena.h"
 #include "core/wal/wal_buffer.h"
 #include "core/state/bulk_loads.h"
+#include "core/state/groups.h"
+#include "core/state/jobs.h"
 #include "core/state/names.h"
 #include "core/state/operations.h"
 #include "core/state/quotas.h"
@@ -227,6 +230,69 @@ static bool slots_migrate(struct pg_arena *to, const struct pg_arena *from, stru
     return true;
 }
 
+/* ---- consumer groups ------------------------------------------------------------------------- */
+
+/* Copy the groups. Their row numbers stay the same, because jobs refer to them. */
+static bool groups_migrate(struct pg_arena *to, const struct pg_arena *from, struct pg_fault *why)
+{
+    uint32_t links = 0;
+    for (uint32_t i = 0; i < from->group_rows; i++) {
+        if (!group_exists(from, i))
+            continue;
+        if (i >= to->group_rows)
+            return fits(why, "consumer groups in use", i + 1, to->group_rows);
+        *group_at(to, i) = *group_at(from, i);
+    }
+    for (uint32_t i = 0; i < from->group_topic_rows; i++) {
+        if (group_topic_at(from, i)->group == 0)
+            continue;
+        if (links == to->group_topic_rows)
+            return fits(why, "topics of consumer groups", links + 1, to->group_topic_rows);
+        *group_topic_at(to, links++) = *group_topic_at(from, i);
+    }
+    return true;
+}
+
+static bool error_migrate(struct pg_arena *to, const struct pg_arena *from, struct pg_job *j)
+{
+    const uint32_t len = job_error_len(j);
+    if (len == 0)
+        return true;
+    const uint32_t blob = blob_copy(to, from, (uint32_t)j->error, blob_granules(len));
+    j->error = (uint64_t)len << 32 | blob;
+    return blob != PG_NIL;
+}
+
+/* Copy the jobs. Their row numbers stay the same, because members refer to them. All jobs with one
+ * ticket use one copy of their blob. */
+static bool jobs_migrate(struct pg_arena *to, const struct pg_arena *from, struct pg_fault *why)
+{
+    for (uint32_t row = 0; row < from->job_slots.capacity; row++) {
+        const struct pg_job *j = job_at(from, row);
+        if (job_state(j) == PG_JOB_FREE)
+            continue;
+        if (row >= to->job_slots.capacity)
+            return fits(why, "jobs in use", row + 1, to->job_slots.capacity);
+        struct pg_job copy = *j;
+        copy.blob = job_blob(to, j->hash, j->ticket >> 8);
+        if (copy.blob == PG_NIL)
+            copy.blob = blob_copy(to, from, j->blob, job_granules(j));
+        if (copy.blob == PG_NIL || !error_migrate(to, from, &copy))
+            return no_memory(to, from, why);
+        *job_at(to, row) = copy;
+        index_insert(&to->job_index, copy.hash, row);
+    }
+    return true;
+}
+
+bool budgets_fit(const struct pg_arena *to, struct pg_fault *why)
+{
+    uint64_t budgets = 0;
+    for (uint32_t i = 0; i < to->group_rows; i++)
+        budgets += group_exists(to, i) ? group_at(to, i)->settings.max_jobs : 0;
+    return fits(why, "budgets of consumer groups", budgets, to->job_slots.capacity);
+}
+
 /* ---- replay buffer ------------------------------------------------------------------------- */
 
 /* Position of the oldest entry that is copied. The newest entries are copied, as many as fit into
@@ -247,6 +313,14 @@ static uint64_t oldest_retained(const struct pg_arena *to, const struct pg_arena
     return p;
 }
 
+/* Copy the blob of an entry. A blob that jobs use was copied with them. */
+static uint32_t entry_blob_copy(struct pg_arena *to, const struct pg_arena *from,
+                                const struct pg_entry *e)
+{
+    return entry_has_jobs(e) ? job_blob(to, e->hash, e->ticket >> 8)
+                             : blob_copy(to, from, e->blob, entry_granules(e));
+}
+
 static bool replay_migrate(struct pg_arena *to, const struct pg_arena *from, struct pg_fault *why)
 {
     const struct pg_header *h = from->header;
@@ -256,7 +330,7 @@ static bool replay_migrate(struct pg_arena *to, const struct pg_arena *from, str
                     h->replay_tail - head);
     for (uint64_t p = head; p < h->replay_tail; p++) {
         const struct pg_entry *e = replay_at(from, p);
-        const uint32_t blob = blob_copy(to, from, e->blob, entry_granules(e));
+        const uint32_t blob = entry_blob_copy(to, from, e);
         if (blob == PG_NIL)
             return no_memory(to, from, why);
         *replay_at(to, p) = *e;
@@ -325,6 +399,7 @@ int pg_migrate(struct pg_arena *to, const struct pg_arena *from, struct pg_fault
     *to->metrics = *from->metrics;
     memcpy(to->histograms, from->histograms, PG_HISTOGRAMS * sizeof *to->histograms);
     return names_migrate(to, from, why) && sessions_migrate(to, from, why) &&
+           groups_migrate(to, from, why) && budgets_fit(to, why) && jobs_migrate(to, from, why) &&
            replay_migrate(to, from, why) && watches_migrate(to, from, why) &&
            watermarks_migrate(to, from, why) && bulk_loads_migrate(to, from, why) &&
            bulk_load_blocks_migrate(to, from, why) && slots_migrate(to, from, why) &&
@@ -366,6 +441,7 @@ static bool regions_convert(struct pg_arena *to, const struct pg_arena *from,
         PG_R_METRICS, PG_R_HISTOGRAMS, PG_R_HOT, PG_R_COLD, PG_R_BLOBS, PG_R_NAMESPACES,
         PG_R_TOPICS, PG_R_ACCOUNTS, PG_R_REPLAY_BUFFER, PG_R_WATCHES, PG_R_WATERMARKS,
         PG_R_TIMESTAMPS, PG_R_BULK_LOADS, PG_R_BULK_LOAD_BLOCKS, PG_R_BULK_LOAD_BITS,
+        PG_R_GROUPS, PG_R_GROUP_TOPICS, PG_R_JOBS,
     };
     for (uint32_t i = 0; i < sizeof authoritative / sizeof authoritative[0]; i++)
         if (!region_convert(to, from, authoritative[i], why))

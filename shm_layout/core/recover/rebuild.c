@@ -23,7 +23,10 @@
 #include "core/wal/wal_buffer.h"
 #include "core/state/bulk_loads.h"
 #include "core/state/catch_up.h"
+#include "core/state/delivery.h"
+#include "core/state/groups.h"
 #include "core/state/items.h"
+#include "core/state/jobs.h"
 #include "core/state/names.h"
 #include "core/state/operations.h"
 #include "core/state/prefetch.h"
@@ -160,7 +163,7 @@ int rebuild_keys(struct pg_arena *a, struct pg_fault *why)
 {
     memset(why, 0, sizeof *why);
     index_init(&a->index);
-    if (!replay_rebuild(a, why))
+    if (!jobs_rebuild(a, why) || !replay_rebuild(a, why))
         return 0;
     for (uint32_t slot = 0; slot < a->slots.capacity; slot++) {
         key_fetch(a, slot);
@@ -207,7 +210,7 @@ static int64_t slots_scan(struct pg_arena *a)
 static void wheel_rebuild(struct pg_arena *a, int64_t earliest_ns)
 {
     const struct wheel_shape shape = {(int64_t)a->header->tick_ns, a->header->fanout,
-                                      a->slots.capacity, a->topic_rows};
+                                      a->wheel.capacity, a->topic_rows};
     wheel_init(&a->wheel, &shape,
                earliest_ns <= a->state.now_ns ? earliest_ns - 1 : a->state.now_ns);
     a->state.wall_placed_by_ns = a->header->wall_offset_ns;
@@ -225,12 +228,15 @@ static void place_rebuild(struct pg_arena *a, uint32_t slot)
         wheel_place(&a->wheel, slot);
 }
 
+static int64_t earlier(int64_t a_ns, int64_t b_ns) { return a_ns < b_ns ? a_ns : b_ns; }
+
 int rebuild_places(struct pg_arena *a, struct pg_fault *why)
 {
     uint32_t group[PG_PREFETCH_MAX], count = 0;
     memset(why, 0, sizeof *why);
     watches_unclaim(a);
-    wheel_rebuild(a, slots_scan(a));
+    wheel_rebuild(a, earlier(slots_scan(a), jobs_earliest_ns(a)));
+    jobs_place(a);
     for (uint32_t slot = 0; slot < a->slots.capacity; slot++) {
         fetch(slot_hot(a, slot + FAR < a->slots.capacity ? slot + FAR : slot));
         if (!ctl_live(slot_hot(a, slot)->ctl) || is_fired(a, slot))
@@ -255,7 +261,7 @@ static void counters_reset(struct pg_arena *a)
     for (uint32_t i = 0; i < a->namespace_rows; i++)
         namespace_at(a, i)->live = namespace_at(a, i)->bytes = 0;
     for (uint32_t i = 0; i < a->topic_rows; i++)
-        topic_at(a, i)->live = 0;
+        topic_at(a, i)->live = topic_at(a, i)->bytes = 0;
 }
 
 /* True if the wall offset can be subtracted from any time without an overflow. */
@@ -294,7 +300,8 @@ int rebuild_begin(struct pg_arena *a, int64_t now_ns, struct pg_fault *why)
     names_rebuild(a);
     late_rebuild(a);
     blobs_rebuild_begin(&a->blobs);
-    if (!replay_settle(a, why) || !names_check(a, why) || !watermarks_rebuild(a, why) ||
+    if (!replay_settle(a, why) || !names_check(a, why) || !groups_rebuild(a, why) ||
+        !jobs_void(a, why) || !watermarks_rebuild(a, why) ||
         !bulk_loads_rebuild(a, why) || !sessions_rebuild(a, why))
         return 0;
     a->state.rebuild = (struct rebuild){.fired = fired_ctl(a), .fired_slot = PG_NIL,
@@ -333,6 +340,7 @@ int rebuild_end(struct pg_arena *a, struct pg_fault *why)
     sessions_recover(a);
     operations_settle(a, r->outcome, r->unsettled);
     quotas_rebuild_operations(a);
+    members_rebuild(a);
     wal_buffer_settle(a);
     return 1;
 }

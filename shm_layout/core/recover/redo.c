@@ -16,6 +16,8 @@
 #include "core/wal/frames.h"
 #include "core/wal/wal_buffer.h"
 #include "core/state/bulk_loads.h"
+#include "core/state/groups.h"
+#include "core/state/jobs.h"
 #include "core/state/compaction.h"
 #include "core/state/inbox.h"
 #include "core/state/items.h"
@@ -346,7 +348,8 @@ static void entries_drop(struct pg_arena *a, uint64_t upto)
         struct pg_entry *e = replay_at(a, h->published);
         if (e->commit != h->published + 1)
             continue;
-        blobs_give(&a->blobs, e->blob, entry_granules(e));
+        if (!entry_has_jobs(e))
+            blobs_give(&a->blobs, e->blob, entry_granules(e));
         e->commit = 0;
     }
     if (h->published < upto)
@@ -401,6 +404,26 @@ static void entry_put(struct pg_arena *a, uint64_t position, const struct pg_ent
     at->commit = position + 1;
 }
 
+/* Check the jobs that began with a notice. */
+static bool births_sound(const struct redo *r, const struct pg_wal_born *born, uint32_t count)
+{
+    for (uint32_t i = 0; i < count; i++)
+        if (!below(r, "a job that does not exist", r->a->job_slots.capacity, born[i].row) ||
+            !below(r, "a consumer group that does not exist", r->a->group_rows, born[i].group))
+            return false;
+    return true;
+}
+
+/* Begin the jobs of a notice whose entry was written. */
+static bool births_redo(const struct redo *r, const struct pg_wal_born *born, uint32_t count,
+                        uint64_t position)
+{
+    if (!births_sound(r, born, count))
+        return false;
+    jobs_restore_born(r->a, born, count, position);
+    return true;
+}
+
 /* Fire a timer. The entry takes over the timer's blob, except for the extension at the blob's
  * start. */
 static void timer_fire(struct pg_arena *a, const struct pg_wal_fire *j)
@@ -436,7 +459,7 @@ static bool redo_fire(const struct redo *r)
     if (is_operation(r->a, j->slot))
         return refuse(r, "the frame fires an operation as a timer", 0, j->slot);
     timer_fire(r->a, j);
-    return true;
+    return births_redo(r, (const struct pg_wal_born *)(j + 1), j->jobs, j->position);
 }
 
 static bool redo_entry(const struct redo *r)
@@ -455,10 +478,11 @@ static bool redo_entry(const struct redo *r)
     const uint32_t blob = blobs_take(&r->a->blobs, entry_granules(&e));
     if (blob == PG_NIL)
         return no_space(r, entry_granules(&e));
-    memcpy(blob_at(&r->a->blobs, blob), j + 1, (size_t)j->key_len + j->payload_len);
+    const struct pg_wal_born *born = (const struct pg_wal_born *)(j + 1);
+    memcpy(blob_at(&r->a->blobs, blob), born + j->jobs, (size_t)j->key_len + j->payload_len);
     entry_put(r->a, j->position, &e, j->sequence, j->previous);
     replay_at(r->a, j->position)->blob = blob;
-    return true;
+    return births_redo(r, born, j->jobs, j->position);
 }
 
 static bool redo_sent(const struct redo *r)
@@ -502,6 +526,12 @@ static bool redo_watch(const struct redo *r)
     return true;
 }
 
+static const struct pg_wal_born *outcome_births(const struct pg_wal_outcome *j)
+{
+    const size_t bitmap = (j->keys + 7u) / 8;
+    return (const struct pg_wal_born *)((const uint8_t *)(j + 1) + (bitmap + 7) / 8 * 8);
+}
+
 /* End an operation. The result is kept only in its notice, because redo restores no session that
  * could ask for it. */
 static bool redo_outcome(const struct redo *r)
@@ -521,6 +551,8 @@ static bool redo_outcome(const struct redo *r)
             const struct pg_entry e = operation_notice(r->a, j->slot, j->flags);
             entry_put(r->a, j->position - 1, &e, j->sequence, j->previous);
             operation_at(r->a, j->slot)->notice_blob = PG_NIL;
+            if (!births_redo(r, outcome_births(j), j->jobs, j->position - 1))
+                return false;
         }
     }
     slot_ended(r->a, j->slot, j->ticket);
@@ -594,6 +626,47 @@ static bool redo_nothing(const struct redo *r)
     return true;
 }
 
+/* ---- consumer groups ------------------------------------------------------------------------- */
+
+static bool redo_group(const struct redo *r)
+{
+    const struct pg_wal_consumer_group *j = r->body;
+    const uint32_t *topics = (const uint32_t *)(j + 1);
+    if (!below(r, "a consumer group that does not exist", r->a->group_rows, j->row) ||
+        !below(r, "a namespace that does not exist", r->a->namespace_rows, j->namespace_row) ||
+        !below(r, "length of a consumer group's name", PG_GROUP_NAME_MAX, j->name_len - 1ull) ||
+        !below(r, "topics of a consumer group", PG_GROUP_TOPICS_MAX + 1, j->topics))
+        return false;
+    for (uint32_t i = 0; i < j->topics; i++)
+        if (!below(r, "a topic that does not exist", r->a->topic_rows, topics[i]))
+            return false;
+    struct pg_consumer_group fields = {.name_len = j->name_len, .namespace_row = j->namespace_row,
+                                       .incarnation = j->incarnation, .settings = j->settings,
+                                       .created_uid = j->created_uid, .created_ns = j->at_ns};
+    memcpy(fields.name, topics + j->topics, j->name_len);
+    if (j->topics == 0) {
+        jobs_restore_end_of_group(r->a, j->row);
+        group_restore_end(r->a, j->row);
+        return true;
+    }
+    return group_restore(r->a, j->row, &fields, topics, j->topics) ||
+           refuse(r, "no space for another consumer group", r->a->group_topic_rows, j->topics);
+}
+
+static bool redo_job(const struct redo *r)
+{
+    const struct pg_wal_job *j = r->body;
+    if (!below(r, "a job that does not exist", r->a->job_slots.capacity, j->row) ||
+        !below(r, "a consumer group that does not exist", r->a->group_rows, j->group) ||
+        !below(r, "a topic that does not exist", r->a->topic_rows, j->topic) ||
+        !below(r, "state of a job", PG_JOB_STATES, j->control & 0xff) ||
+        !below(r, "priority of a job", PG_PRIORITY_MAX + 1, j->priority) ||
+        !below(r, "length of an error text", PG_JOB_ERROR_MAX + 1, j->error_len) ||
+        !below(r, "length of a payload", PG_PAYLOAD_MAX + PG_VERDICT_MAX + 1, j->payload_len))
+        return false;
+    return job_restore(r->a, j, (const uint8_t *)(j + 1)) || no_space(r, j->payload_len);
+}
+
 /* ---- names -------------------------------------------------------------------------------- */
 
 static bool redo_namespace(const struct redo *r)
@@ -640,7 +713,7 @@ static bool redo_topic(const struct redo *r)
                            .incarnation = j->incarnation, .sequence = j->sequence,
                            .last_position = j->last_position, .slack_ns = j->slack_ns,
                            .late = j->late, .missed = j->missed, .paused = j->paused,
-                           .created_uid = j->created_uid};
+                           .created_uid = j->created_uid, .groups = t->groups};
     memcpy(t->name, j + 1, j->name_len);
     return true;
 }
@@ -710,6 +783,8 @@ int pg_redo_config(const void *frame, uint64_t bytes, struct pg_config *c, struc
     c->accounts = j->accounts;
     c->bulk_loads = j->bulk_loads;
     c->bulk_load_blocks = j->bulk_load_blocks;
+    c->groups = j->groups;
+    c->jobs = j->jobs;
     c->clock_kind = j->clock_kind;
     c->shard = j->shard;
     c->shards = j->shards;
@@ -745,6 +820,8 @@ static const struct rule {
     [PG_WAL_UNPARK] = {redo_unpark, IN_WAL},
     [PG_WAL_BLOCK] = {redo_block, IN_SNAPSHOT},
     [PG_WAL_METRICS] = {redo_nothing, IN_WAL},
+    [PG_WAL_GROUP] = {redo_group, IN_SNAPSHOT | IN_WAL},
+    [PG_WAL_JOB] = {redo_job, IN_SNAPSHOT | IN_WAL},
 };
 
 static bool snapshot_redo(const struct redo *r)
@@ -932,6 +1009,7 @@ int pg_redo_end(struct pg_arena *a, const struct pg_redo *state, int64_t real_bo
     slots_finish(a, shift_ns);
     replay_finish(a, shift_ns);
     watermarks_finish(a);
+    jobs_restored(a, shift_ns);
     bulk_loads_finish(a);
     wal_buffer_number(a, state->next_lsn);
     return 1;

@@ -13,8 +13,10 @@
 #include "core/wal/frames.h"
 #include "core/wal/wal_buffer.h"
 #include "core/state/bulk_loads.h"
+#include "core/state/groups.h"
 #include "core/state/inbox.h"
 #include "core/state/items.h"
+#include "core/state/jobs.h"
 #include "core/state/operation_bytes.h"
 #include "core/state/records.h"
 #include "core/state/replay_buffer.h"
@@ -23,8 +25,9 @@
 
 /* The order in which the parts are copied. Slots come before watermarks, because an operation that
  * ends forgets its own watch keys. Slots come before replay buffer entries, so that a timer that
- * fires in the meantime is found as a slot or as an entry. */
-enum phase { HEAD, NAMESPACES, TOPICS, SLOTS, WATERMARKS, ENTRIES, BULK_LOADS, BLOCKS, LAST };
+ * fires in the meantime is found as a slot or as an entry, and before jobs for the same reason. */
+enum phase { HEAD, NAMESPACES, TOPICS, GROUPS, SLOTS, WATERMARKS, ENTRIES, JOBS, BULK_LOADS,
+             BLOCKS, LAST };
 
 /* Begin a frame and return its body; NULL if there is no space for the frame. If `timestamps` is
  * not NULL, copy them to the end of the frame. */
@@ -90,6 +93,8 @@ static void head_sizes(const struct pg_arena *a, struct pg_wal_head *j)
     j->accounts = h->regions[PG_R_ACCOUNTS].count;
     j->bulk_loads = h->regions[PG_R_BULK_LOADS].count;
     j->bulk_load_blocks = h->regions[PG_R_BULK_LOAD_BLOCKS].count;
+    j->groups = h->regions[PG_R_GROUPS].count;
+    j->jobs = h->regions[PG_R_JOBS].count;
 }
 
 static void head_identity(const struct pg_header *h, struct pg_wal_head *j)
@@ -359,6 +364,78 @@ static bool block_write(const struct pg_arena *a, struct pg_snapshot *s, struct 
     return frame_end(s);
 }
 
+/* ---- consumer groups ------------------------------------------------------------------------- */
+
+/* Copy a group. If it changes during the copy, the WAL has a frame with its new settings. */
+static bool group_write(const struct pg_arena *a, struct pg_snapshot *s, struct sink *out)
+{
+    const uint32_t row = (uint32_t)s->next;
+    const struct pg_consumer_group *g = group_at(a, row);
+    uint32_t topics[PG_GROUP_TOPICS_MAX];
+    const uint32_t len = LOAD_ACQUIRE(&g->name_len), count = group_topics(a, row, topics);
+    if (len == 0 || len > PG_GROUP_NAME_MAX || count == 0)
+        return true;
+    struct pg_wal_consumer_group *j =
+        frame_begin(s, out, PG_WAL_GROUP, count * sizeof *topics + len);
+    if (j == NULL)
+        return false;
+    *j = wal_group_of(row, g);
+    j->topics = count;
+    j->name_len = len;
+    memcpy(j + 1, topics, count * sizeof *topics);
+    memcpy((uint8_t *)(j + 1) + count * sizeof *topics, g->name, len);
+    return frame_end(s);
+}
+
+static bool job_bounded(const struct pg_arena *a, const struct pg_job *j)
+{
+    return j->payload_len <= PG_PAYLOAD_MAX + PG_VERDICT_MAX &&
+           (uint64_t)j->blob + job_granules(j) <= a->blobs.granules &&
+           job_error_len(j) <= PG_JOB_ERROR_MAX &&
+           (j->error == 0 || (uint64_t)(uint32_t)j->error + blob_granules(job_error_len(j)) <=
+                                 a->blobs.granules);
+}
+
+static bool job_copy(const struct pg_arena *a, struct pg_snapshot *s, const struct pg_job *j,
+                     struct sink *out)
+{
+    const uint32_t error = job_error_len(j), bytes = j->key_len + j->payload_len;
+    struct pg_wal_job *to = frame_begin(s, out, PG_WAL_JOB, (uint64_t)error + bytes);
+    if (to == NULL)
+        return false;
+    *to = wal_job_of((uint32_t)s->next, j);
+    to->key_len = j->key_len;
+    to->payload_len = j->payload_len;
+    if (error != 0)
+        memcpy(to + 1, job_error(a, j), error);
+    memcpy((uint8_t *)(to + 1) + error, blob_at(&a->blobs, j->blob), bytes);
+    return true;
+}
+
+/* Copy a job. A job that changes during the copy is left out if it has ended; the WAL has its other
+ * changes. */
+static bool job_frame_write(const struct pg_arena *a, struct pg_snapshot *s, struct sink *out)
+{
+    const struct pg_job *live = job_at(a, s->next);
+    const uint32_t passes = LOAD_ACQUIRE(&blobs_heap(&a->blobs)->passes);
+    const uint64_t control = LOAD_ACQUIRE(&live->control), before = out->used;
+    if ((control & 0xff) == PG_JOB_FREE)
+        return true;
+    const struct pg_job j = *live;
+    atomic_thread_fence(memory_order_acquire);   /* the fence precedes reads of a moved blob */
+    if (!job_bounded(a, &j))
+        return true;
+    if (!job_copy(a, s, &j, out))
+        return false;
+    atomic_thread_fence(memory_order_acquire);
+    if (UNLIKELY(LOAD_RELAXED(&blobs_heap(&a->blobs)->passes) != passes ||
+                 LOAD_ACQUIRE(&live->control) != control || j.control != control)) {
+        out->used = before;
+        return job_frame_write(a, s, out);
+    }
+    return frame_end(s);
+}
+
 /* ---- the whole snapshot -------------------------------------------------------------------- */
 
 typedef bool (*write_fn)(const struct pg_arena *a, struct pg_snapshot *s, struct sink *out);
@@ -366,7 +443,8 @@ typedef bool (*write_fn)(const struct pg_arena *a, struct pg_snapshot *s, struct
 static const write_fn writes[] = {
     [HEAD] = head_write, [NAMESPACES] = namespace_write, [TOPICS] = topic_write,
     [SLOTS] = slot_write, [WATERMARKS] = watermark_write, [ENTRIES] = entry_write,
-    [BULK_LOADS] = bulk_load_frame_write, [BLOCKS] = block_write, [LAST] = last_write,
+    [BULK_LOADS] = bulk_load_frame_write, [BLOCKS] = block_write, [GROUPS] = group_write,
+    [JOBS] = job_frame_write, [LAST] = last_write,
 };
 
 static void phase_begin(const struct pg_arena *a, struct pg_snapshot *s)
@@ -376,7 +454,8 @@ static void phase_begin(const struct pg_arena *a, struct pg_snapshot *s)
                                [TOPICS] = a->topic_rows, [SLOTS] = a->slots.capacity,
                                [WATERMARKS] = a->watermark_rows, [ENTRIES] = 0,
                                [BULK_LOADS] = a->bulk_load_rows,
-                               [BLOCKS] = a->bulk_load_block_rows, [LAST] = 1};
+                               [BLOCKS] = a->bulk_load_block_rows, [GROUPS] = a->group_rows,
+                               [JOBS] = a->job_slots.capacity, [LAST] = 1};
     s->next = s->phase == ENTRIES ? LOAD_ACQUIRE(&h->published) : 0;
     s->end = s->phase == ENTRIES ? LOAD_ACQUIRE(&h->replay_tail) : counts[s->phase];
 }

@@ -15,10 +15,11 @@
 #include "core/state/compaction.h"
 
 #include "core/base/blobs.h"
+#include "core/state/jobs.h"
 #include "core/state/replay_buffer.h"
 #include "core/state/rows.h"
 
-enum { IDLE, GROWING, SLOTS, ENTRIES, SHRINKING };
+enum { IDLE, GROWING, SLOTS, JOBS, ENTRIES, SHRINKING };
 
 /* Work of a step, in visited rows. A moved blob costs as much as MOVE_WORK rows, and as one row more
  * for every ROW_GRANULES granules. */
@@ -61,12 +62,19 @@ static uint32_t slot_visit(struct pg_arena *a, uint32_t slot)
     return is_operation(a, slot) ? work + notice_visit(a, slot) : work;
 }
 
+static uint32_t job_visit(struct pg_arena *a, uint32_t row)
+{
+    const uint32_t granules = job_evacuate(a, row);
+    a->metrics->compacted_bytes += (uint64_t)granules * PG_GRANULE;
+    return granules == 0 ? 1 : 1 + MOVE_WORK + granules / ROW_GRANULES;
+}
+
 static uint32_t entry_visit(struct pg_arena *a, uint32_t position)
 {
     struct pg_entry *e = replay_at(a, position);
     const uint32_t old = e->blob;
     const uint32_t blob =
-        e->commit == 0 ? PG_NIL : blobs_evacuate(&a->blobs, old, entry_granules(e));
+        e->commit == 0 || entry_has_jobs(e) ? PG_NIL : blobs_evacuate(&a->blobs, old, entry_granules(e));
     if (blob == PG_NIL)
         return 1;
     STORE_RELEASE(&e->blob, blob);
@@ -143,6 +151,7 @@ static bool phase_step(struct pg_arena *a)
     switch (a->state.compaction.phase) {
     case GROWING: return blobs_zone_grow(&a->blobs, a->state.compaction.limit, STEP_BLOCKS);
     case SLOTS: return rows_visit(a, a->slots.capacity, slot_visit);
+    case JOBS: return rows_visit(a, a->job_slots.capacity, job_visit);
     case ENTRIES: return rows_visit(a, a->header->replay_capacity, entry_visit);
     default: return blobs_zone_shrink(&a->blobs, STEP_BLOCKS);
     }

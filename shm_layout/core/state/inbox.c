@@ -12,6 +12,7 @@
 #include "core/base/slots.h"
 #include "core/arena.h"
 #include "core/wal/wal_buffer.h"
+#include "core/state/delivery.h"
 #include "core/state/operation_bytes.h"
 #include "core/state/prefetch.h"
 #include "core/state/quotas.h"
@@ -281,6 +282,7 @@ static void inbox_repeat(struct pg_arena *a, struct pg_session *s)
 
 void pg_inbox_again(struct pg_arena *a, int64_t real_boot_ns)
 {
+    a->state.jobs_unsent |= a->metrics->jobs != 0;
     for (uint32_t i = 0; i < a->state.session_rows; i++) {
         struct pg_session *s = session_at(a, i);
         const uint32_t doubled = s->repeats < REPEATS_DOUBLING ? s->repeats : REPEATS_DOUBLING;
@@ -305,6 +307,9 @@ void pg_inbox_to(struct pg_arena *a, uint64_t session)
 void pg_inbox_away(struct pg_arena *a, uint64_t session)
 {
     struct pg_session *s = session_find(a, session);
-    if (s != NULL)
-        s->away = 1;
+    if (s == NULL)
+        return;
+    s->away = 1;
+    members_leave(a, session, true);
+    wal_buffer_settle(a);
 }

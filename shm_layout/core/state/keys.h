@@ -33,4 +33,12 @@ struct put {
     bool parks;                   /* set by timers_put: only the WAL keeps the payload */
 };
 
+/* key_scope: the scope in which a key is hashed. key_hash_of: the bits of the hash that are
+ * stored. */
+static inline uint64_t key_scope(uint32_t namespace_row, unsigned type)
+{
+    return (uint64_t)type << 32 | namespace_row;
+}
+static inline uint32_t key_hash_of(uint64_t hash) { return (uint32_t)(hash ^ hash >> 32); }
+
 #endif

@@ -155,7 +155,7 @@ static uint32_t namespace_born(struct pg_arena *a, struct name name, uint32_t ce
 static bool topic_reusable(const struct pg_arena *a, const struct pg_topic *t)
 {
     return t->live == 0 && t->slack_ns == 0 && t->late == 0 && t->paused == 0 && t->missed == 0 &&
-           t->last_position <= a->header->replay_head;
+           t->groups == 0 && t->last_position <= a->header->replay_head;
 }
 
 /* Return a sum that rises whenever a topic may have become reusable. */

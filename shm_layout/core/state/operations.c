@@ -22,7 +22,9 @@
 #include "core/arena.h"
 #include "core/wal/wal_buffer.h"
 #include "core/state/compaction.h"
+#include "core/state/groups.h"
 #include "core/state/inbox.h"
+#include "core/state/jobs.h"
 #include "core/state/keys.h"
 #include "core/state/operation_bytes.h"
 #include "core/state/prefetch.h"
@@ -612,6 +614,12 @@ static bool watch_admitted(struct pg_arena *a, const struct watch *w, struct pg_
            quota_admits(a, w->put, watch_granules(w) + watch_notice_granules(w), PG_NIL, r);
 }
 
+static bool jobs_admitted(struct pg_arena *a, const struct watch *w, struct pg_result *r)
+{
+    return !has_groups(a, w->put->topic) ||
+           jobs_admit(a, w->put->topic, watch_granules(w) + watch_notice_granules(w), r);
+}
+
 /* Allocate both blobs or none of them. */
 static bool blobs_for(struct pg_arena *a, const struct watch *w, uint32_t *blob, uint32_t *notice)
 {
@@ -688,7 +696,7 @@ static unsigned watch_arm(struct pg_arena *a, struct watch *w, int64_t deadline_
     if (status != PG_ST_ADDED)
         return status;
     status = rows_resolve(a, w, &done, r);
-    if (status == PG_ST_ADDED && !watch_admitted(a, w, r))
+    if (status == PG_ST_ADDED && (!watch_admitted(a, w, r) || !jobs_admitted(a, w, r)))
         status = ANSWERED;
     if (status == PG_ST_ADDED && !blobs_for(a, w, &blob, &notice))
         status = payload_refusal(a);

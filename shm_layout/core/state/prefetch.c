@@ -184,6 +184,9 @@ static void fetch_oldest_notices(const struct pg_arena *a, uint32_t count)
 void prefetch_expiries(const struct pg_arena *a, const uint32_t *slots, uint32_t count)
 {
     uint32_t operations[PG_PREFETCH_MAX], found = 0;
+    for (uint32_t i = 0; i < count; i++)
+        if (UNLIKELY(slots[i] >= a->slots.capacity))
+            return;               /* one of them is a job */
     fetch_slots(a, slots, count);
     fetch_oldest_notices(a, count);
     for (uint32_t i = 0; i < count; i++) {

@@ -242,6 +242,17 @@ static uint64_t tokens_now(const struct pg_tokens *t, uint64_t ops, int64_t now_
     return left < ops * OPERATION ? left : ops * OPERATION;
 }
 
+bool tokens_take(struct pg_tokens *t, uint64_t ops, int64_t now_ns, int64_t *again_ns)
+{
+    const uint64_t now = tokens_now(t, ops, now_ns);
+    if (now < OPERATION) {
+        *again_ns = now_ns + (int64_t)((OPERATION - now + ops - 1) / ops);
+        return false;
+    }
+    *t = (struct pg_tokens){now - OPERATION, now_ns};
+    return true;
+}
+
 static bool token_there(struct pg_arena *a, const struct payer *p, struct pg_result *r)
 {
     if (p->ops == 0)

@@ -105,4 +105,8 @@ void quotas_rebuild_sessions(struct pg_arena *a);
 void quotas_rebuild_operations(struct pg_arena *a);
 bool quotas_check(const struct pg_arena *a, struct pg_fault *fault);
 
+/* Take a token from a bucket that `ops` tokens a second fill. False: there is none before
+ * *again_ns. */
+bool tokens_take(struct pg_tokens *t, uint64_t ops, int64_t now_ns, int64_t *again_ns);
+
 #endif

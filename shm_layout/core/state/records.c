@@ -288,17 +288,32 @@ void wal_append_end(struct pg_arena *a, uint32_t slot, enum pg_end_cause cause)
     wal_frame_end(a);
 }
 
+/* Write the rows that the jobs of a notice will take, in the order in which they will begin. */
+static void births_write(const struct pg_arena *a, uint32_t topic, void *at)
+{
+    struct pg_wal_born *born = at;
+    uint32_t count = 0;
+    EACH_GROUP_OF_TOPIC(link, a, topic) {
+        born[count] = (struct pg_wal_born){job_row_born(a, count), link->group - 1};
+        count++;
+    }
+}
+
 void wal_append_fire(struct pg_arena *a, uint32_t slot, const struct pg_entry *e)
 {
     const struct pg_topic *t = topic_at(a, e->topic);
-    struct pg_wal_fire *body = wal_frame_begin_with(a, PG_WAL_FIRE, 0, BEGUN);
+    const uint32_t jobs = topic_group_count(a, e->topic);
+    struct pg_wal_fire *body =
+        wal_frame_begin_with(a, PG_WAL_FIRE, jobs * sizeof(struct pg_wal_born), BEGUN);
     *body = (struct pg_wal_fire){.ticket = e->ticket >> 8, .deadline_ns = e->deadline_ns,
                                  .fired_ns = e->fired_ns, .position = a->header->replay_tail,
                                  .sequence = t->sequence + 1, .previous = t->last_position,
                                  .slot = slot, .topic = e->topic, .flags = entry_flags(e),
                                  .slack_log2 = slot_hot(a, slot)->flags >> PG_SLACK_SHIFT,
                                  .bulk_loaded = is_bulk_loaded(slot_hot(a, slot)),
-                                 .ended_boot_ns = a->call.real_boot_ns, .missed = e->missed};
+                                 .ended_boot_ns = a->call.real_boot_ns, .missed = e->missed,
+                                 .jobs = jobs};
+    births_write(a, e->topic, body + 1);
     timestamps_write(a, slot, body);
     wal_frame_end(a);
 }
@@ -306,14 +321,17 @@ void wal_append_fire(struct pg_arena *a, uint32_t slot, const struct pg_entry *e
 void wal_append_entry(struct pg_arena *a, const struct pg_entry *e)
 {
     const struct pg_topic *t = topic_at(a, e->topic);
-    const uint32_t bytes = e->key_len + e->payload_len;
-    struct pg_wal_entry *body = wal_frame_begin(a, PG_WAL_ENTRY, bytes);
+    const uint32_t bytes = e->key_len + e->payload_len, jobs = topic_group_count(a, e->topic);
+    const uint64_t births = jobs * sizeof(struct pg_wal_born);
+    struct pg_wal_entry *body = wal_frame_begin(a, PG_WAL_ENTRY, births + bytes);
     *body = wal_entry_of(a->header->replay_tail, e);
+    body->jobs = jobs;
+    births_write(a, e->topic, body + 1);
     body->sequence = t->sequence + 1;
     body->previous = t->last_position;
     body->uid = a->call.uid;
     body->ended_boot_ns = a->call.real_boot_ns;
-    memcpy(body + 1, blob_at(&a->blobs, e->blob), bytes);
+    memcpy((uint8_t *)(body + 1) + births, blob_at(&a->blobs, e->blob), bytes);
     wal_frame_end(a);
 }
 
@@ -367,18 +385,22 @@ void wal_append_outcome(struct pg_arena *a, uint32_t slot)
     struct pg_operation *op = operation_at(a, slot);
     const struct pg_topic *t = topic_at(a, h->topic);
     const uint32_t bitmap = (op->keys + 7u) / 8;
-    struct pg_wal_outcome *body = wal_frame_begin_with(a, PG_WAL_OUTCOME, bitmap, BEGUN);
+    const uint32_t jobs = op->notice_blob == PG_NIL ? 0 : topic_group_count(a, h->topic);
+    struct pg_wal_outcome *body =
+        wal_frame_begin_with(a, PG_WAL_OUTCOME, wal_outcome_extra(op->keys, jobs), BEGUN);
     *body = (struct pg_wal_outcome){.ticket = ctl_ticket(h->ctl), .deadline_ns = h->deadline_ns,
                                     .ended_ns = op->ended_ns, .slot = slot, .topic = h->topic,
                                     .error = op->error, .keys = op->keys, .cause = op->cause,
                                     .flags = (uint8_t)(PG_E_OPERATION | late_flag(a, h)),
-                                    .ended_boot_ns = a->call.real_boot_ns};
+                                    .ended_boot_ns = a->call.real_boot_ns, .jobs = jobs};
     if (op->notice_blob != PG_NIL) {
         body->position = a->header->replay_tail + 1;
         body->sequence = t->sequence + 1;
         body->previous = t->last_position;
     }
     memcpy(body + 1, operation_missing(op), bitmap);
+    if (jobs != 0)
+        births_write(a, h->topic, (uint8_t *)(body + 1) + (bitmap + 7u) / 8 * 8);
     timestamps_write(a, slot, body);
     wal_frame_end(a);
 }
@@ -429,6 +451,56 @@ void pg_wal_append_metrics(struct pg_arena *a, int64_t real_boot_ns)
     histograms_write(a->histograms, (struct pg_wal_histogram *)(body + 1));
     wal_frame_end(a);
     wal_buffer_settle(a);
+}
+
+struct pg_wal_consumer_group wal_group_of(uint32_t row, const struct pg_consumer_group *g)
+{
+    return (struct pg_wal_consumer_group){.incarnation = g->incarnation, .settings = g->settings,
+                                          .at_ns = g->created_ns, .row = row,
+                                          .namespace_row = g->namespace_row,
+                                          .created_uid = g->created_uid};
+}
+
+void wal_append_group(struct pg_arena *a, uint32_t row, const struct pg_consumer_group *fields,
+                      struct name name, const uint32_t *topics, uint32_t count)
+{
+    const uint64_t extra = count * sizeof *topics + name.len;
+    struct pg_wal_consumer_group *body = wal_frame_begin(a, PG_WAL_GROUP, extra);
+    *body = wal_group_of(row, fields);
+    body->topics = count;
+    body->name_len = name.len;
+    if (count != 0)
+        memcpy(body + 1, topics, count * sizeof *topics);
+    memcpy((uint8_t *)(body + 1) + count * sizeof *topics, name.bytes, name.len);
+    wal_frame_end(a);
+}
+
+struct pg_wal_job wal_job_of(uint32_t row, const struct pg_job *j)
+{
+    return (struct pg_wal_job){.control = j->control, .ticket = j->ticket, .position = j->position,
+                               .deadline_ns = j->deadline_ns, .fired_ns = j->fired_ns,
+                               .due_ns = j->due_ns, .leased_ns = j->leased_ns,
+                               .first_failed_ns = j->first_failed_ns,
+                               .last_failed_ns = j->last_failed_ns, .session = j->session,
+                               .order = j->order, .row = row,
+                               .error_len = (uint32_t)(j->error >> 32), .group = j->group,
+                               .topic = j->topic, .meta = j->meta, .priority = j->priority,
+                               .uid = PG_NIL};
+}
+
+void wal_append_job(struct pg_arena *a, uint32_t row, const struct pg_job *fields, bool acked)
+{
+    struct pg_wal_job j = wal_job_of(row, fields);
+    if (j.control == PG_JOB_FREE)
+        j.error_len = 0;
+    struct pg_wal_job *body = wal_frame_begin(a, PG_WAL_JOB, j.error_len);
+    j.at_ns = a->call.moment_ns;
+    j.acked = acked;
+    j.uid = a->call.uid;
+    *body = j;
+    if (j.error_len != 0)
+        memcpy(body + 1, blob_at(&a->blobs, (uint32_t)fields->error), j.error_len);
+    wal_frame_end(a);
 }
 
 void wal_append_bulk_load(struct pg_arena *a, const struct pg_bulk_load *fields)

@@ -11,6 +11,7 @@
 #include "core/base/index.h"
 #include "core/arena.h"
 #include "core/wal/wal_buffer.h"
+#include "core/state/jobs.h"
 #include "core/state/operation_bytes.h"
 #include "core/state/records.h"
 
@@ -37,9 +38,11 @@ static void replay_withdraw(struct pg_arena *a)
     atomic_thread_fence(memory_order_release);   /* the fence precedes reuse of the blob */
     STORE_RELEASE(&a->header->replay_head, head + 1);
     entry_forget_key(a, head, e);
-    blobs_give(&a->blobs, e->blob, granules);
     a->header->replay_bytes -= (uint64_t)granules * PG_GRANULE;
-    a->metrics->blob_bytes -= (uint64_t)granules * PG_GRANULE;
+    if (LIKELY(!entry_has_jobs(e))) {
+        blobs_give(&a->blobs, e->blob, granules);
+        a->metrics->blob_bytes -= (uint64_t)granules * PG_GRANULE;
+    }
     a->metrics->notices_withdrawn++;
 }
 
@@ -90,6 +93,8 @@ uint64_t replay_append(struct pg_arena *a, const struct pg_entry *fields)
     *e = *fields;
     e->sequence = t->sequence + 1;
     e->back = entry_back(position, t->last_position);
+    if (UNLIKELY(t->groups != 0) && jobs_born(a, e, position))
+        e->meta |= PG_E_JOBS << 4;
     STORE_RELEASE(&e->commit, position + 1);
     entry_settle(a, position);
     a->header->replay_bytes += (uint64_t)entry_granules(e) * PG_GRANULE;
@@ -242,7 +247,7 @@ static bool entry_rebuild(struct pg_arena *a, uint64_t position, struct pg_fault
     struct pg_entry *e = replay_at(a, position);
     if (!entry_check(a, position, why))
         return false;
-    if (!blobs_rebuild_mark(&a->blobs, e->blob, entry_granules(e)))
+    if (!entry_has_jobs(e) && !blobs_rebuild_mark(&a->blobs, e->blob, entry_granules(e)))
         return fault_set(why, "replay buffer",
                          "an entry's blob overlaps another or lies outside the pool",
                          position, 0, e->blob);
@@ -292,8 +297,8 @@ bool replay_check(const struct pg_arena *a, struct pg_fault *fault, uint64_t *gr
         if (!entry_check(a, p, fault))
             return false;
         own += entry_granules(replay_at(a, p));
+        *granules += entry_has_jobs(replay_at(a, p)) ? 0 : entry_granules(replay_at(a, p));
     }
-    *granules += own;
     return own * PG_GRANULE == a->header->replay_bytes ||
            fault_set(fault, "replay buffer", "bytes of the blobs in the replay buffer", 0,
                      own * PG_GRANULE, a->header->replay_bytes);

@@ -8,10 +8,6 @@
 #include "core/arena.h"
 #include "core/state/rows.h"
 
-static inline struct pg_entry *replay_at(const struct pg_arena *a, uint64_t position)
-{
-    return &a->replay_buffer[position & (a->header->replay_capacity - 1)];
-}
 /* Return the entry for an id from replay_id. */
 static inline struct pg_entry *replay_of_id(const struct pg_arena *a, uint32_t id)
 {
@@ -22,10 +18,6 @@ static inline struct pg_entry *replay_of_id(const struct pg_arena *a, uint32_t i
 static inline uint32_t replay_id(const struct pg_arena *a, uint64_t position)
 {
     return a->slots.capacity + (uint32_t)(position & (a->header->replay_capacity - 1));
-}
-static inline uint32_t entry_granules(const struct pg_entry *e)
-{
-    return blob_granules((uint64_t)e->key_len + e->payload_len);
 }
 /* Withdraw the oldest sent entries until there is space for another entry with that many blob
  * bytes. Return false if unsent entries prevent this. */

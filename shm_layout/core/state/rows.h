@@ -72,7 +72,18 @@ static inline uint32_t entry_back(uint64_t position, uint64_t previous)
     const uint64_t back = position + 1 - previous;
     return previous == 0 || back > UINT32_MAX ? 0 : (uint32_t)back;
 }
-static inline unsigned entry_flags(const struct pg_entry *e) { return e->meta >> 4; }
+static inline struct pg_entry *replay_at(const struct pg_arena *a, uint64_t position)
+{
+    return &a->replay_buffer[position & (a->header->replay_capacity - 1)];
+}
+static inline uint32_t entry_granules(const struct pg_entry *e)
+{
+    return blob_granules((uint64_t)e->key_len + e->payload_len);
+}
+static inline unsigned entry_flags(const struct pg_entry *e)
+{
+    return e->meta >> 4 & ~(unsigned)PG_E_JOBS;
+}
 static inline unsigned entry_key_type(const struct pg_entry *e) { return e->meta & 15; }
 static inline uint32_t row_of_session(uint64_t id) { return (uint32_t)(id & 0xffff); }
 static inline struct pg_session *session_find(const struct pg_arena *a, uint64_t id)
@@ -81,6 +92,38 @@ static inline struct pg_session *session_find(const struct pg_arena *a, uint64_t
         return NULL;
     struct pg_session *s = session_at(a, row_of_session(id));
     return s->id == id ? s : NULL;
+}
+
+/* ---- the groups of a topic ------------------------------------------------------------------- */
+
+#define EACH_GROUP_OF_TOPIC(link, a, topic)                                                     \
+    for (const struct pg_group_topic *link = topic_link((a), (topic)); link != NULL;            \
+         link = link_next((a), link))
+
+static inline const struct pg_group_topic *link_numbered(const struct pg_arena *a, uint32_t number)
+{
+    return number == 0 ? NULL : group_topic_at(a, number - 1);
+}
+static inline const struct pg_group_topic *topic_link(const struct pg_arena *a, uint32_t topic)
+{
+    return link_numbered(a, topic_at(a, topic)->groups);
+}
+static inline const struct pg_group_topic *link_next(const struct pg_arena *a,
+                                                     const struct pg_group_topic *link)
+{
+    return link_numbered(a, link->next);
+}
+static inline uint32_t topic_group_count(const struct pg_arena *a, uint32_t topic)
+{
+    uint32_t count = 0;
+    EACH_GROUP_OF_TOPIC(link, a, topic)
+        count++;
+    return count;
+}
+/* The row that the n-th job (from 0) that begins after this call will take. */
+static inline uint32_t job_row_born(const struct pg_arena *a, uint32_t n)
+{
+    return a->job_slots.free[a->job_slots.free[0] - n];
 }
 
 #endif

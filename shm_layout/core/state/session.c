@@ -7,6 +7,7 @@
 #include "core/base/hash.h"
 #include "core/arena.h"
 #include "core/wal/wal_buffer.h"
+#include "core/state/delivery.h"
 #include "core/state/inbox.h"
 #include "core/state/names.h"
 #include "core/state/quotas.h"
@@ -219,9 +220,11 @@ void session_end(struct pg_arena *a, struct pg_session *s)
 {
     if (has_wal(a) && !wal_buffer_full(a))
         wal_append_session(a, s);
+    const uint64_t session = s->id;
     STORE_RELEASE(&s->id, 0ull);
     account_session_ended(a, s);
     inbox_drop(a, s);
+    members_leave(a, session, false);
     replies_forget(a, s);
     rows_count(a);
 }

@@ -63,7 +63,12 @@ bool sessions_rebuild(struct pg_arena *a, struct pg_fault *why);
 /* Return whether the current record is a record on a watch key, which `intent` describes. */
 static inline bool on_watch_key(const struct pg_session *s)
 {
-    return s->current != 0 && s->intent[0] == s->applied + 1ull;
+    return s->current != 0 && s->intent[0] == s->applied + 1ull && s->intent[2] < PG_OP_JOIN;
+}
+/* Return whether the current record answers a job, which `intent` describes. */
+static inline bool on_job(const struct pg_session *s)
+{
+    return s->current != 0 && s->intent[0] == s->applied + 1ull && s->intent[2] > PG_OP_JOIN;
 }
 
 /* Return whether a batch of the session has records that are not applied yet. */

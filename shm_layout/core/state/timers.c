@@ -18,6 +18,8 @@
 #include "core/arena.h"
 #include "core/wal/wal_buffer.h"
 #include "core/state/compaction.h"
+#include "core/state/groups.h"
+#include "core/state/jobs.h"
 #include "core/state/items.h"
 #include "core/state/keys.h"
 #include "core/state/lateness.h"
@@ -171,6 +173,9 @@ void slot_counted(struct pg_arena *a, uint32_t slot, int64_t sign)
     const uint64_t bytes = slot_bytes(a, slot);
     *(UNLIKELY(is_parked(a, slot)) ? &a->metrics->parked : &a->metrics->live) += (uint64_t)sign;
     topic_at(a, h->topic)->live += (uint64_t)sign;
+    topic_at(a, h->topic)->bytes += (uint64_t)sign * bytes;
+    if (has_groups(a, h->topic))
+        groups_count(a, h->topic, sign, bytes);
     ns->live += (uint64_t)sign;
     ns->bytes += (uint64_t)sign * bytes;
     if (UNLIKELY((h->flags & PG_F_WALL) != 0))
@@ -365,6 +370,8 @@ static void put_fresh(struct pg_arena *a, const struct put *p, int64_t deadline_
 {
     if (UNLIKELY(p->limited) && !quota_admits(a, p, put_granules(p), PG_NIL, r))
         return;
+    if (has_groups(a, p->topic) && !jobs_admit(a, p->topic, put_granules(p), r))
+        return;
     const uint32_t slot = arm(a, p, deadline_ns, PG_NIL, r);
     if (slot != PG_NIL)
         key_bind(a, p->key.hash, id, at, slot);
@@ -374,6 +381,9 @@ static void put_replace(struct pg_arena *a, const struct put *p, int64_t deadlin
                         uint32_t old, const struct probe *at, struct pg_result *r)
 {
     if (UNLIKELY(p->limited) && !quota_admits(a, p, put_granules(p), old, r))
+        return;
+    if (has_groups(a, p->topic) && slot_hot(a, old)->topic != p->topic &&
+        !jobs_admit(a, p->topic, put_granules(p), r))
         return;
     const uint32_t slot = arm(a, p, deadline_ns, old, r);
     if (slot == PG_NIL)

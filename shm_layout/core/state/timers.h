@@ -12,13 +12,6 @@
 #include "core/state/keys.h"
 #include "core/state/rows.h"
 
-/* key_scope: the scope in which a key is hashed. key_hash_of: the bits of the hash that are
- * stored. */
-static inline uint64_t key_scope(uint32_t namespace_row, unsigned type)
-{
-    return (uint64_t)type << 32 | namespace_row;
-}
-static inline uint32_t key_hash_of(uint64_t hash) { return (uint32_t)(hash ^ hash >> 32); }
 uint32_t key_hash(const struct pg_arena *a, uint32_t namespace_row, unsigned type,
                   const void *bytes, size_t len);
 /* Apply a PUT: arm, replace, keep or extend a timer, depending on the mode of the PUT. *result is

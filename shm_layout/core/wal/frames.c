@@ -27,6 +27,8 @@ static const uint16_t body_bytes[PG_WAL_TYPES] = {
     [PG_WAL_BLOCK] = sizeof(struct pg_wal_block),
     [PG_WAL_UNPARK] = sizeof(struct pg_wal_unpark),
     [PG_WAL_METRICS] = sizeof(struct pg_wal_metrics),
+    [PG_WAL_GROUP] = sizeof(struct pg_wal_consumer_group),
+    [PG_WAL_JOB] = sizeof(struct pg_wal_job),
 };
 
 uint64_t frame_bytes(enum pg_wal_type type, uint64_t extra)
@@ -38,6 +40,23 @@ static uint64_t metrics_extra(const struct pg_wal_metrics *j)
 {
     return j->histogram_count * (uint64_t)sizeof(struct pg_wal_histogram) +
            j->bucket_count * (uint64_t)sizeof(struct pg_wal_bucket);
+}
+
+static uint64_t births_bytes(uint32_t jobs) { return (uint64_t)jobs * sizeof(struct pg_wal_born); }
+
+static uint64_t group_extra(const struct pg_wal_consumer_group *j)
+{
+    return j->topics * (uint64_t)sizeof(uint32_t) + j->name_len;
+}
+
+static uint64_t job_extra(const struct pg_wal_job *j)
+{
+    return (uint64_t)j->error_len + j->key_len + j->payload_len;
+}
+
+static uint64_t outcome_extra(const struct pg_wal_outcome *j)
+{
+    return wal_outcome_extra(j->keys, j->jobs);
 }
 
 /* Number of bytes after the body, computed from the type and the body. */
@@ -61,8 +80,12 @@ static uint64_t extra_bytes(const struct pg_frame_head *f)
     case PG_WAL_WATCH:
         return wal_watch_extra(watch->keys, (uint64_t)watch->key_len + watch->payload_len);
     case PG_WAL_WATERMARK: return watermark->flags & PG_WM_BORN ? watermark->key_len : 0;
-    case PG_WAL_OUTCOME: return (((const struct pg_wal_outcome *)body)->keys + 7u) / 8;
-    case PG_WAL_ENTRY: return (uint64_t)entry->key_len + entry->payload_len;
+    case PG_WAL_FIRE: return births_bytes(((const struct pg_wal_fire *)body)->jobs);
+    case PG_WAL_OUTCOME: return outcome_extra(body);
+    case PG_WAL_ENTRY:
+        return births_bytes(entry->jobs) + entry->key_len + entry->payload_len;
+    case PG_WAL_GROUP: return group_extra(body);
+    case PG_WAL_JOB: return job_extra(body);
     case PG_WAL_OPENED: return ((const struct pg_wal_opened *)body)->name_len;
     case PG_WAL_METRICS: return metrics_extra(body);
     default: return 0;

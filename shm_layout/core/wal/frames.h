@@ -20,5 +20,11 @@ static inline uint64_t wal_watch_extra(uint32_t keys, uint64_t bytes)
 {
     return keys * sizeof(struct pg_wal_watch_key) + bytes;
 }
+/* Number of bytes after the body of an OUTCOME frame: a bitmap of `keys` bits, then the jobs. */
+static inline uint64_t wal_outcome_extra(uint32_t keys, uint32_t jobs)
+{
+    const uint64_t bitmap = (keys + 7u) / 8;
+    return jobs == 0 ? bitmap : (bitmap + 7) / 8 * 8 + jobs * sizeof(struct pg_wal_born);
+}
 
 #endif

@@ -1,0 +1,178 @@
+"""A consumer without a daemon, for unit tests of handlers."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from purgatoryd.clients.arguments import each
+from purgatoryd.clients.connection import NEVER_S
+from purgatoryd.clients.consumer import DRAIN_S, Job, JobSource
+from purgatoryd.clients.leases import NO_DELAY, Held
+from purgatoryd.shm_layout import wire
+from purgatoryd.shm_layout.errors import Closed, InvalidArgument
+from purgatoryd.shm_layout.group_wire import RawJob
+from purgatoryd.shm_layout.layout import Cause, Op
+
+if TYPE_CHECKING:
+    from purgatoryd.shm_layout.wire import Key
+
+
+class FakeAnswer(NamedTuple):
+    """An answer that a FakeConsumer has recorded."""
+
+    job: Job
+    error: str = ""
+    """Error text of a nack or reject."""
+    delay: float | None = None
+    """Delay of a nack in seconds; None = as the settings of the consumer group say."""
+
+
+class FakeConsumer(JobSource):
+    """A consumer without a daemon, for unit tests of code that takes jobs from a Consumer.
+
+    It has the methods of Consumer. Iteration, get() and run() end once the jobs are used up. The
+    answers are recorded in `acked`, `nacked`, `released`, `rejected` and `extended`. A job that has
+    got a nack or a release does not come again; add it again with add().
+
+    `jobs`: for each job its key, a tuple (key, payload), or a dict with the arguments of add().
+
+    With `lose()` the test ends the lease of a job, so that its next answer raises LeaseLost.
+    """
+
+    def __init__(
+        self, jobs: Iterable[Any] = (), *, group: str = "default", topic: str = "default"
+    ) -> None:
+        self.group = group
+        self.acked: list[Job] = []
+        """Jobs that were acknowledged."""
+        self.nacked: list[FakeAnswer] = []
+        """Failed attempts."""
+        self.released: list[Job] = []
+        """Jobs that were given back."""
+        self.rejected: list[FakeAnswer] = []
+        """Jobs that became dead letters."""
+        self.extended: list[tuple[Job, float]] = []
+        """Extended jobs, with the seconds of the extension."""
+        self._topic = topic
+        self._queue: deque[Job] = deque()
+        self._tickets = 0
+        self._stopped = self._closed = False
+        for job in each("jobs", jobs):
+            self._add_row(job)
+
+    def _add_row(self, row: Any) -> None:
+        if isinstance(row, dict):
+            self.add(**row)
+        elif isinstance(row, tuple):
+            self.add(*row)
+        else:
+            self.add(row)
+
+    def add(
+        self, key: Key, payload: bytes = b"", *, topic: str | None = None, attempt: int = 1,
+        ticket: int | None = None, priority: int = 0, deadline_boot_ns: int | None = None,
+    ) -> Job:  # fmt: skip
+        """Add a job, and return it. The default ticket is the number of the job, from 1."""
+        wire.encode_key(key)
+        self._tickets += 1
+        now_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+        deadline_ns = now_ns if deadline_boot_ns is None else deadline_boot_ns
+        raw = RawJob(
+            self._tickets if ticket is None else ticket, int(Cause.EXPIRED), deadline_ns, now_ns,
+            2**63 - 1, now_ns, time.time_ns() - now_ns, self._tickets, 1, attempt, 0, 0, priority,
+            self._topic if topic is None else topic, key, wire.encode_payload(payload),
+        )  # fmt: skip
+        job = Job(raw, Held(_LIFE, raw, NEVER_S, 0.0), self.group, now_ns, _FakeDesk(self))
+        self._queue.append(job)
+        return job
+
+    def lose(self, job: Job) -> None:
+        """End the lease of a job."""
+        job._held.lost = True
+
+    @property
+    def in_flight(self) -> int:
+        """Number of jobs that wait for a caller."""
+        return len(self._queue)
+
+    def _take(self, limit_s: float) -> Job | None:
+        if self._closed:
+            raise Closed("consumer")
+        if self._stopped or not self._queue:
+            return None
+        job = self._queue.popleft()
+        job._held.handed = True
+        return job
+
+    def _answer(
+        self, jobs: Sequence[Job], op: Op, text: bytes, time_ns: int, timeout: float | None
+    ) -> None:
+        lost = [job for job in jobs if not self._record(job, op, text, time_ns)]
+        if lost:
+            raise lost[0]._held.error()
+
+    def _record(self, job: Job, op: Op, text: bytes, time_ns: int) -> bool:
+        """Record an answer. Return False if the lease of the job has ended."""
+        held = job._held
+        if held.op == op:
+            return True
+        if held.op:
+            raise InvalidArgument(f"job {held.key!r} already has another answer")
+        if held.lost:
+            return False
+        if op == Op.JOB_EXTEND:
+            self.extended.append((job, time_ns / 1e9))
+            return True
+        held.op = op
+        delay = None if time_ns == NO_DELAY else time_ns / 1e9
+        if op == Op.JOB_NACK:
+            self.nacked.append(FakeAnswer(job, text.decode(), delay))
+        elif op == Op.JOB_REJECT:
+            self.rejected.append(FakeAnswer(job, text.decode()))
+        else:
+            (self.acked if op == Op.JOB_ACK else self.released).append(job)
+        return True
+
+    def stop(self) -> None:
+        """Take no more jobs, and release those that no caller has."""
+        self._stopped = True
+        while self._queue:
+            self._answer((self._queue.popleft(),), Op.JOB_RELEASE, b"", 0, None)
+
+    def close(self, drain: float = DRAIN_S) -> None:
+        """Take no more jobs."""
+        self.stop()
+        self._closed = True
+
+
+class _FakeDesk:
+    """Records the answers of jobs in a FakeConsumer."""
+
+    def __init__(self, consumer: FakeConsumer) -> None:
+        self._consumer = consumer
+
+    def answer(
+        self, jobs: Sequence[Job], op: Op, text: bytes, time_ns: int, timeout: float | None
+    ) -> None:
+        """Record the answer."""
+        self._consumer._answer(jobs, op, text, time_ns, timeout)
+
+    def drop(self, held: Held) -> None:
+        """Do nothing: a test sees in the records that the job has no answer."""
+
+
+class _Life:
+    """Stands for the membership of a fake job, whose lease does not end by the clock."""
+
+    def now_s(self) -> float:
+        """Return a time before every end."""
+        return 0.0
+
+
+_LIFE: Any = _Life()
+
+
+__all__ = ["FakeAnswer", "FakeConsumer"]

@@ -1,0 +1,605 @@
+"""The jobs that a consumer holds: credits, leases, heartbeats and answers, without I/O.
+
+Consumer and AsyncConsumer share this module. Every function here runs in the thread that owns the
+connections: the engine of a Consumer, or the event loop of an AsyncConsumer. Other threads only
+read the fields of Held, and set `handed`.
+
+Each connection has a Member. It joins the consumer group whenever the daemon may have forgotten
+it: after each welcome and each reconnect. The daemon then sends all jobs again that the session
+holds. A Member drops those that it already has.
+"""
+
+from __future__ import annotations
+
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from datetime import datetime
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from purgatoryd.clients.connection import NEVER_S
+from purgatoryd.clients.groups import missing
+from purgatoryd.clients.jobs import Job as Steps
+from purgatoryd.clients.jobs import awaited
+from purgatoryd.clients.packing import Builder, Entry, Pending
+from purgatoryd.clients.session import State
+from purgatoryd.clients.times import wall_time
+from purgatoryd.shm_layout import group_wire, wire
+from purgatoryd.shm_layout.errors import (
+    InvalidArgument,
+    LeaseLost,
+    NotDurable,
+    PurgatorydError,
+    Refused,
+    SessionExpired,
+)
+from purgatoryd.shm_layout.layout import JOB_ERROR_MAX, ClockKind, KeyType, Op, Status
+
+if TYPE_CHECKING:
+    from purgatoryd.clients.connection import Connection
+    from purgatoryd.clients.core import Core
+    from purgatoryd.shm_layout.group_wire import RawJob
+
+LOG = logging.getLogger("purgatoryd")
+KEEP_ALIVE_S = 15.0  # PING interval of a member: the daemon may end idle sessions
+SHARE_S = 0.1  # Interval at which a consumer moves credits between partitions.
+RETRY_S = 1.0  # Time after which a refused JOIN is sent again.
+ENDED_MAX = 65_536  # Number of answered leases that a member remembers.
+NO_DELAY = -1  # JOB_NACK: the settings of the consumer group choose the delay.
+FORGOTTEN = b"the job was dropped without an answer"
+_NAMES = {
+    Op.JOB_ACK: "ack", Op.JOB_NACK: "nack", Op.JOB_RELEASE: "release", Op.JOB_REJECT: "reject",
+}  # fmt: skip
+
+
+def error_text(error: object) -> bytes:
+    """Return an error text for the daemon, cut to JOB_ERROR_MAX bytes of UTF-8."""
+    if isinstance(error, BaseException):
+        error = f"{type(error).__name__}: {error}"
+    data = str(error).encode(errors="backslashreplace")
+    return data[:JOB_ERROR_MAX].decode(errors="ignore").encode()
+
+
+class Held:
+    """A lease of one job."""
+
+    __slots__ = (
+        "attempt", "ends_s", "extending", "handed", "key", "lease", "lost", "member", "op",
+        "pending", "started_s", "ticket",
+    )  # fmt: skip
+
+    def __init__(self, member: Member, raw: RawJob, ends_s: float, now_s: float) -> None:
+        self.member = member
+        self.lease = raw.lease_id
+        self.key = raw.key
+        self.ticket = raw.ticket
+        self.attempt = raw.attempt
+        self.started_s = now_s
+        self.ends_s = ends_s
+        """Host time at which the lease ends, unless it is extended."""
+        self.handed = False
+        """True once a caller has the job."""
+        self.op = 0
+        """The Op that answers the job, once it is packed; 0 = none."""
+        self.pending: PendingLease | None = None
+        """The call of `op`; None without an answer in flight."""
+        self.extending = False
+        """True while an extension is in flight."""
+        self.lost = False
+        """True once the lease has ended without an answer."""
+
+    def error(self) -> LeaseLost:
+        """Return the error of an answer that comes after the end of the lease."""
+        return LeaseLost(self.key, int(Status.LEASE_LOST), self.ticket, self.attempt)
+
+
+class PendingLease(Pending):
+    """An answer or an extension of a job that waits for the daemon."""
+
+    __slots__ = ("held",)
+
+    def __init__(self, held: Held, on_done: Callable[[Any], None]) -> None:
+        super().__init__(held.key, on_done)
+        self.held = held
+
+    def why(self) -> PurgatorydError | None:
+        """Return the error of an answer that failed."""
+        if isinstance(self.error, SessionExpired):
+            return self.held.error()
+        if self.error is None and self.status == Status.LEASE_LOST:
+            return self.held.error()
+        return super().why()
+
+    def outcome(self) -> None:
+        """Raise LeaseLost, Refused or DaemonError if the daemon has not taken the answer."""
+        self._check()
+
+
+class PendingJoin(Pending):
+    """A JOIN that waits for its answer."""
+
+    __slots__ = ()
+
+    def outcome(self) -> int:
+        """Return the row of the consumer group. Raises Refused, DaemonError."""
+        self._check()
+        return self.word >> 8
+
+
+class LeasedJob:
+    """The fields of a job."""
+
+    __slots__ = (
+        "__weakref__", "_held", "_received_ns", "attempt", "deadline_boot_ns", "fired_boot_ns",
+        "group", "key", "payload", "priority", "ticket", "topic", "wall_offset_ns",
+    )  # fmt: skip
+
+    def __init__(self, raw: RawJob, held: Held, group: str, received_ns: int | None) -> None:
+        self._held = held
+        self.key = raw.key
+        self.payload = raw.payload
+        self.topic = raw.topic
+        self.ticket = raw.ticket
+        """Ticket of the timer, the same in all attempts."""
+        self.attempt = raw.attempt
+        """Number of this attempt; the first one has 1."""
+        self.priority = raw.priority
+        self.group = group
+        self.deadline_boot_ns = raw.deadline_ns
+        self.fired_boot_ns = raw.fired_ns
+        self.wall_offset_ns = raw.wall_offset_ns
+        self._received_ns = received_ns
+
+    @property
+    def deadline(self) -> datetime:
+        """Deadline of the timer, as an aware UTC datetime."""
+        return wall_time(self.deadline_boot_ns + self.wall_offset_ns)
+
+    @property
+    def fired(self) -> datetime:
+        """Time of firing, as an aware UTC datetime."""
+        return wall_time(self.fired_boot_ns + self.wall_offset_ns)
+
+    @property
+    def lateness_ns(self) -> int:
+        """Time of receipt minus deadline. If the time of receipt is unknown, the time of firing is
+        used instead."""
+        end_ns = self.fired_boot_ns if self._received_ns is None else self._received_ns
+        return end_ns - self.deadline_boot_ns
+
+    @property
+    def lost(self) -> bool:
+        """True once the lease has ended before the job was answered."""
+        held = self._held
+        ended = held.member.now_s() >= held.ends_s and not held.extending
+        if ended and not held.op:
+            held.lost = True
+        return held.lost
+
+    @property
+    def answered(self) -> bool:
+        """True once the job has an answer, which perhaps the daemon has not confirmed."""
+        return self._held.op != 0
+
+    def __repr__(self) -> str:
+        return f"<job {self.key!r}, ticket {self.ticket}, attempt {self.attempt}>"
+
+
+class Sink(ABC):
+    """Receives the jobs of Leases, in the thread that owns the connections."""
+
+    @abstractmethod
+    def add(self, raw: RawJob, held: Held, received_ns: int | None) -> None:
+        """Take a job."""
+
+    @abstractmethod
+    def clear(self) -> None:
+        """Forget all jobs that no caller has. Their leases are released."""
+
+    @abstractmethod
+    def wake(self) -> None:
+        """Wake all callers that wait for jobs, because no more jobs come."""
+
+
+class Leases:
+    """The leases of one consumer."""
+
+    def __init__(
+        self, core: Core, group: str, lease_ns: int, max_in_flight: int, sink: Sink
+    ) -> None:
+        self.core = core
+        self.group = group
+        self.lease_ns = lease_ns
+        self.max_in_flight = max_in_flight
+        self.sink = sink
+        self.max_lease_s = NEVER_S
+        """Longest lease of the consumer group in seconds, however often it is extended."""
+        self.members: list[Member] = []
+        self.stopping = False
+        """True once the consumer takes no more jobs."""
+        self.error: PurgatorydError | None = None
+        """The reason why no more jobs come; None while the consumer works."""
+        self._scan_s = self._share_s = 0.0
+        self._ping_s = core.host.monotonic_s() + KEEP_ALIVE_S
+        core.on_connection = self.add_member
+
+    def add_member(self, connection: Connection) -> None:
+        """Create the member of a connection."""
+        self.members.append(Member(connection, self))
+
+    def check(self) -> None:
+        """Raise the reason why no more jobs come."""
+        if self.error is not None:
+            raise self.error
+
+    @property
+    def lease_s(self) -> float:
+        """Length of a lease in seconds."""
+        return self.lease_ns / 1e9
+
+    @property
+    def held(self) -> int:
+        """Number of jobs that have no confirmed answer."""
+        return sum(len(member.held) for member in self.members)
+
+    # ---- membership ------------------------------------------------------------------------------
+
+    def joined(self, limit_s: float) -> Steps[None]:
+        """Divide the credits among the partitions and join in each of them. Raises GroupMissing,
+        Refused, DaemonError."""
+        count, credits = len(self.members), self.max_in_flight
+        for number, member in enumerate(self.members):
+            member.wanted = credits // count + (number < credits % count)
+            member.begin()
+        for member in self.members:
+            while not member.is_joined:
+                self.check()
+                pending = member.join()
+                if pending is not None:
+                    yield from awaited(pending, limit_s, (pending,))
+        self.check()
+
+    def fail(self, error: PurgatorydError) -> None:
+        """Let all callers that wait for jobs raise `error`."""
+        if self.error is None:
+            self.error = error
+            self.sink.wake()
+
+    def stop(self) -> None:
+        """Take no more jobs, and release those that no caller has."""
+        self.stopping = True
+        for member in self.members:
+            member.wanted = 0
+        self.sink.clear()
+        self.sink.wake()
+
+    def drained(self, limit_s: float) -> Steps[None]:
+        """Take no more jobs, and wait until all jobs are answered, at most `limit_s` seconds."""
+        self.stop()
+        deadline_s = self.core.host.monotonic_s() + limit_s
+        while self.held and self.core.host.monotonic_s() < deadline_s:
+            yield deadline_s
+
+    def end(self) -> None:
+        """Count all leases as lost, because the session has ended."""
+        self.stopping = True
+        for member in self.members:
+            member.lose_all()
+        self.sink.wake()
+
+    # ---- answers ---------------------------------------------------------------------------------
+
+    def answered(
+        self, jobs: Sequence[Held], op: Op, text: bytes, time_ns: int, limit_s: float
+    ) -> Steps[None]:
+        """Answer jobs, and wait until the daemon has taken all answers. A job that already has the
+        same answer waits for it.
+
+        Raises the first error: LeaseLost, InvalidArgument if a job has another answer, Refused,
+        DaemonError.
+        """
+        calls, first = [], None
+        for held in jobs:
+            try:
+                if (call := held.member.answer(held, op, text, time_ns)) is not None:
+                    calls.append(call)
+            except PurgatorydError as error:
+                first = first or error
+        for call in calls:
+            yield from awaited(call, limit_s, calls)
+        for call in calls:
+            try:
+                call.outcome()
+            except PurgatorydError as error:
+                first = first or error
+        if first is not None:
+            raise first
+
+    def drop(self, held: Held) -> None:
+        """Give back a job whose object was collected without an answer. A job that a caller had
+        counts as failed, because else it would be leased again at once, and forever."""
+        if held.op or held.lost:
+            return
+        op, text = (Op.JOB_NACK, FORGOTTEN) if held.handed else (Op.JOB_RELEASE, b"")
+        with suppress(PurgatorydError):
+            held.member.answer(held, op, text, NO_DELAY if held.handed else 0)
+
+    # ---- for every exchange ------------------------------------------------------------------------
+
+    def speak(self) -> float:
+        """Pack what is due: JOINs, extensions, a PING. Return the host time at which speak() must
+        be called again."""
+        now_s = self.core.host.monotonic_s()
+        due_s = min((member.keep_joined(now_s) for member in self.members), default=NEVER_S)
+        return min(due_s, self._extend(now_s), self._share(now_s), self._ping(now_s))
+
+    def _ping(self, now_s: float) -> float:
+        if now_s >= self._ping_s:
+            self._ping_s = now_s + KEEP_ALIVE_S
+            for member in self.members:
+                member.connection.session.call()
+        return self._ping_s
+
+    def _extend(self, now_s: float) -> float:
+        """Extend the leases that end in less than two thirds of their length."""
+        if not any(member.held for member in self.members):
+            self._scan_s = now_s + self.lease_s / 12
+            return NEVER_S
+        if now_s >= self._scan_s:
+            self._scan_s = now_s + self.lease_s / 12
+            for member in self.members:
+                member.extend_all(now_s)
+        return self._scan_s
+
+    # ---- credits of several partitions --------------------------------------------------------------
+
+    def _share(self, now_s: float) -> float:
+        """Move credits of idle members to members that hold as many jobs as they may."""
+        if len(self.members) < 2 or self.stopping:
+            return NEVER_S
+        if now_s >= self._share_s:
+            self._share_s = now_s + SHARE_S
+            share_credits(self.members, self.max_in_flight)
+        return self._share_s
+
+
+def share_credits(members: Sequence[Member], most: int) -> None:
+    """Set the wanted credits of each member. The jobs that all members may hold stay below `most`:
+    credits that an idle member gives up are used once the daemon has confirmed it."""
+    busy = sorted((one for one in members if one.saturated), key=lambda one: one.wanted)
+    if not busy:
+        return
+    fair = most // len(members)
+    poor = [one for one in busy if one.wanted < fair] or busy
+    free = most - sum(one.bound for one in members)
+    for one in members:
+        least = max(len(one.held), 1) if one not in busy else fair if one not in poor else most
+        if free < len(poor) and one.settled and one.wanted > least:
+            one.wanted -= -(-(one.wanted - least) // 2)
+    for number, one in enumerate(poor):
+        if one.settled and free > 0:
+            more = -(-free // (len(poor) - number))
+            one.wanted += more
+            free -= more
+
+
+class Member:
+    """The membership of one session, and the jobs that it holds."""
+
+    def __init__(self, connection: Connection, leases: Leases) -> None:
+        self.connection = connection
+        self.held: dict[bytes, Held] = {}
+        """The jobs without a confirmed answer, by struct pg_lease."""
+        self.wanted = 0
+        """Number of jobs that this member wants to hold."""
+        self._leases = leases
+        self._ended: dict[bytes, None] = {}
+        self._begun = False
+        self._joins = self._stale = False
+        """A JOIN is in flight; the daemon may have forgotten the membership."""
+        self._sent = self._granted = 0
+        """Credits of the last JOIN, and of the last JOIN that was answered."""
+        self._call: PendingJoin | None = None
+        self._retry_s = 0.0
+        session = connection.session
+        session.on_jobs, session.on_open, session.on_lost = self.receive, self.forgotten, self.lose
+
+    def now_s(self) -> float:
+        """Return the host's time on which leases end."""
+        return self._leases.core.host.monotonic_s()
+
+    # ---- membership ------------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """Join as soon as possible, and again whenever that is needed."""
+        self._begun = self._stale = True
+
+    def forgotten(self) -> None:
+        """Join again, because the daemon may have forgotten this connection."""
+        self._stale = True
+
+    @property
+    def is_joined(self) -> bool:
+        """True if the daemon has confirmed the membership."""
+        return self._begun and not (self._stale or self._joins)
+
+    @property
+    def settled(self) -> bool:
+        """True if the daemon has confirmed the wanted credits."""
+        return self.is_joined and self._granted == self.wanted
+
+    @property
+    def saturated(self) -> bool:
+        """True if the member holds as many jobs as it may."""
+        return len(self.held) >= self.wanted
+
+    @property
+    def bound(self) -> int:
+        """The number of jobs that the member perhaps holds, or is about to hold."""
+        return max(self._sent, self._granted, self.wanted, len(self.held))
+
+    def keep_joined(self, now_s: float) -> float:
+        """Send a JOIN if one is due, and return the time at which it becomes due."""
+        if not self._begun or self._joins or self.connection.session.state is not State.OPEN:
+            return NEVER_S
+        if self._stale or self._sent != self.wanted:
+            if now_s < self._retry_s:
+                return self._retry_s
+            self.join()
+        return NEVER_S
+
+    def join(self) -> PendingJoin | None:
+        """Pack a JOIN unless one is in flight, and return the one in flight; None if the session is
+        not open."""
+        if self._joins:
+            return self._call
+        leases = self._leases
+        kind, name = wire.encode_key(leases.group)
+        self._joins, self._stale, self._sent = True, False, self.wanted
+        self._call = pending = PendingJoin(leases.group, self._join_answered)
+        fields = (Op.JOIN, 0, kind, name, 0, 0, b"", b"", leases.lease_ns, self.wanted)
+        self._pack(pending, fields)
+        return pending
+
+    def _join_answered(self, pending: Pending) -> None:
+        self._joins = False
+        if pending.error is None and pending.status == Status.DONE:
+            self._granted = self._sent
+        elif pending.error is None and pending.status == Status.NO_GROUP:
+            core = self._leases.core
+            self._leases.fail(missing(core.namespace, self._leases.group))
+        elif isinstance(error := pending.why(), Refused) and error.status != Status.STOPPING:
+            self._leases.fail(error)
+        else:
+            self._stale, self._retry_s = True, self.now_s() + RETRY_S
+            if isinstance(pending.error, SessionExpired):
+                self._retry_s = 0.0
+
+    def _pack(self, pending: Pending, fields: tuple[Any, ...]) -> None:
+        connection = self.connection
+        pending.connection = connection
+        names = self._leases.core.names
+        connection.packer.add(Entry(pending, names.of_key, Builder.record, fields))
+
+    # ---- jobs ------------------------------------------------------------------------------------
+
+    def receive(self, body: bytes, count: int) -> None:
+        """Take the body of a JOBS message. Raises ProtocolError."""
+        leases, now_s = self._leases, self.now_s()
+        received_ns = self._received_ns()
+        for raw in group_wire.decode_jobs(body, count):
+            if raw.lease_id in self._ended or self._has(raw, now_s):
+                continue
+            held = Held(self, raw, self._ends_s(raw, now_s), now_s)
+            self.held[held.lease] = held
+            if leases.stopping:
+                leases.drop(held)
+            else:
+                leases.sink.add(raw, held, received_ns)
+
+    def _has(self, raw: RawJob, now_s: float) -> bool:
+        """Return whether this lease came before. The daemon sends it again after a JOIN."""
+        held = self.held.get(raw.lease_id)
+        if held is not None:
+            held.ends_s = max(held.ends_s, self._ends_s(raw, now_s))
+        return held is not None
+
+    def _received_ns(self) -> int | None:
+        connection = self.connection
+        real = connection.session.same_clock and connection.clock == ClockKind.BOOT
+        return connection.host.boot_ns() if real else None
+
+    def _ends_s(self, raw: RawJob, now_s: float) -> float:
+        """Return the host time at which a lease ends. Under a virtual clock it is unknown."""
+        connection = self.connection
+        if connection.clock == ClockKind.VIRTUAL:
+            return NEVER_S
+        same = connection.session.same_clock
+        since_ns = connection.host.boot_ns() if same else raw.now_ns
+        return now_s + (raw.lease_ends_ns - since_ns) / 1e9
+
+    def answer(self, held: Held, op: Op, text: bytes, time_ns: int) -> PendingLease | None:
+        """Pack an answer or an extension of a job, and return its call; None if the daemon has
+        confirmed the same answer. Raises LeaseLost, InvalidArgument."""
+        if held.op == op and held.lease not in self.held:
+            return None
+        if held.lost:
+            raise held.error()
+        if held.op == op:
+            return held.pending
+        if held.op:
+            said = _NAMES[Op(held.op)]
+            raise InvalidArgument(f"job {held.key!r} already has the answer {said!r}")
+        done = partial(self._extended, held, time_ns, self.now_s())
+        pending = PendingLease(held, done if op == Op.JOB_EXTEND else self._answered)
+        if op == Op.JOB_EXTEND:
+            held.extending = True
+        else:
+            held.op, held.pending = op, pending
+        fields = (op, 0, KeyType.BYTES, held.lease, 0, 0, text, b"", time_ns, 0)
+        self._pack(pending, fields)
+        return pending
+
+    def _answered(self, pending: Any) -> None:
+        """Take the daemon's answer to the answer of a job."""
+        held: Held = pending.held
+        held.pending = None
+        applied = pending.error is None and pending.status == Status.DONE
+        if applied or isinstance(pending.error, NotDurable):
+            self._end(held)
+        elif isinstance(pending.why(), LeaseLost):
+            held.lost = True
+            self._end(held)
+        else:
+            held.op = 0  # the daemon has not taken the answer, so the caller may give it again
+
+    def _end(self, held: Held) -> None:
+        if self.held.pop(held.lease, None) is None:
+            return
+        self._ended[held.lease] = None
+        if len(self._ended) > ENDED_MAX:
+            del self._ended[next(iter(self._ended))]
+
+    def _extended(self, held: Held, time_ns: int, sent_s: float, pending: Any) -> None:
+        """Take the daemon's answer to an extension."""
+        held.extending = False
+        if pending.error is None and pending.status == Status.DONE:
+            last_s = held.started_s + self._leases.max_lease_s
+            held.ends_s = max(held.ends_s, min(sent_s + time_ns / 1e9, last_s))
+        elif isinstance(pending.why(), LeaseLost):
+            held.lost = True
+            if not held.op:
+                self._end(held)
+
+    def extend_all(self, now_s: float) -> None:
+        """Extend the leases that end soon. Release jobs that have waited for a caller for half of
+        the longest lease, because a release is no failed attempt."""
+        leases = self._leases
+        for held in [*self.held.values()]:
+            if held.op or held.extending:
+                continue
+            if held.lost or now_s >= held.ends_s:
+                held.lost = True
+                self._end(held)
+            elif not held.handed and now_s >= held.started_s + leases.max_lease_s / 2:
+                self.answer(held, Op.JOB_RELEASE, b"", 0)
+            elif self._needs_extension(held, now_s):
+                self.answer(held, Op.JOB_EXTEND, b"", leases.lease_ns)
+
+    def _needs_extension(self, held: Held, now_s: float) -> bool:
+        lease_s, last_s = self._leases.lease_s, held.started_s + self._leases.max_lease_s
+        soon = held.ends_s == NEVER_S or held.ends_s - now_s < lease_s * 2 / 3
+        return soon and held.ends_s < last_s - 0.001
+
+    def lose(self, _: SessionExpired) -> None:
+        """Count all leases as lost, because another session replaces this one."""
+        self.lose_all()
+
+    def lose_all(self) -> None:
+        """Count all leases as lost."""
+        held, self.held = self.held, {}
+        for one in held.values():
+            one.lost = one.lost or not one.op
+        self._ended.clear()
