@@ -462,8 +462,9 @@ enum pg_ext_kind {
     PG_EXT_TAG,                   /* extra: length of the tag in bytes, 1..PG_TAG_MAX; value: 0. The
                                      tag follows as UTF-8, padded with zeros to a multiple of 16 */
     PG_EXT_SCHEDULE,              /* for schedules; extra: row of the schedule */
-    PG_EXT_PRIORITY,              /* for consumer groups; the job's priority */
-    PG_EXT_ORDER,                 /* for consumer groups; the job's order key */
+    PG_EXT_PRIORITY,              /* extra: priority of the timer's jobs, 0..PG_PRIORITY_MAX; value:
+                                     0 */
+    PG_EXT_ORDER,                 /* value: hash of the order key of the timer's jobs; extra: 0 */
     PG_EXT_LATE,                  /* for late policies */
     PG_EXT_UNIQUE                 /* for consumer groups; how long the key stays unique */
 };
@@ -988,7 +989,7 @@ enum pg_job_reason {              /* the reason why a job became a dead letter *
 /* A job of one consumer group. All jobs with the same ticket use one blob, which their entry in the
  * replay buffer uses as well. Authoritative except for the fields marked "derived". `control` is
  * stored last, with release order, and decides. A job whose notice is not committed does not exist.
- * 144 bytes. */
+ * 152 bytes. */
 struct pg_job {
     uint64_t control;             /* enum pg_job_state in bits 0-7, reason, failures, leases */
     uint64_t ticket;              /* ticket << 8 | enum pg_cause */
@@ -1021,6 +1022,8 @@ struct pg_job {
                                      key */
     uint8_t  in_order;            /* derived: 1 = the order index leads to it */
     uint8_t  pad[3];
+    uint32_t missed;              /* as in pg_entry */
+    uint32_t pad1;
 };
 
 /* ---- the WAL ------------------------------------------------------------------ */
@@ -1199,7 +1202,7 @@ struct pg_wal_topic {
     uint64_t late;                /* as in pg_topic */
     uint64_t missed;              /* as in pg_topic */
     uint32_t paused;              /* as in pg_topic */
-    uint32_t pad;
+    uint32_t priority;            /* as in pg_topic */
     uint32_t row;
     uint32_t namespace_row;
     uint32_t created_uid;         /* as in pg_topic */
@@ -1313,7 +1316,9 @@ struct pg_wal_fire {
 
 struct pg_wal_born {              /* a job that began with the notice of the record */
     uint32_t row;                 /* row of the job */
-    uint32_t group;               /* row of the group */
+    uint16_t group;               /* row of the group */
+    uint16_t priority;            /* as in pg_job */
+    uint64_t order;               /* as in pg_job */
 };
 
 struct pg_wal_sent {
@@ -1565,6 +1570,8 @@ struct pg_wal_job {
     uint8_t  priority;
     uint8_t  acked;               /* state FREE: 1 = acknowledged, 0 = dropped */
     uint32_t uid;                 /* uid whose request changed it; PG_NIL = no request */
+    uint32_t missed;
+    uint32_t pad;
 };
 
 enum pg_wal_segment_flag { PG_WAL_BEGAN_EMPTY = 1 }; /* the arena was empty before record 1, the
@@ -2092,7 +2099,8 @@ enum pg_topic_field {
     PG_TF_SLACK = 1,              /* set slack_ns */
     PG_TF_LATE = 2,               /* set policy and grace_ns */
     PG_TF_PAUSED = 4,             /* set paused */
-    PG_TF_FIELDS = 8
+    PG_TF_PRIORITY = 8,           /* set priority */
+    PG_TF_FIELDS = 16
 };
 struct pg_topic_set {
     int64_t  slack_ns;            /* slack of new timers of the topic whose PUT gives none, 0 to
@@ -2105,6 +2113,9 @@ struct pg_topic_set {
     uint8_t  paused;              /* 1 = timers fall due without firing, 0 = they fire */
     uint8_t  namespace_len;       /* length of the namespace's name in bytes, 1..63 */
     uint8_t  topic_len;           /* length of the topic's name in bytes, 0..127 */
+    uint8_t  priority;            /* priority of the jobs of timers that give none, 0 to
+                                     PG_PRIORITY_MAX, the most urgent one */
+    uint8_t  pad[7];
 };
 
 /* PLACE request: frame (count = number of partitions, 1 on the command socket), the bytes of the
@@ -2217,7 +2228,8 @@ struct pg_job_info {              /* 80 bytes */
     uint8_t  flags;               /* enum pg_entry_flag */
     uint8_t  topic_len;
     uint8_t  priority;
-    uint8_t  pad[7];
+    uint8_t  pad[3];
+    uint32_t missed;              /* as in pg_notice */
 };
 
 /* DEAD request: frame, struct pg_dead_ask, the bytes of the names of namespace and group. Reply:

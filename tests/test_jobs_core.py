@@ -298,6 +298,61 @@ def test_a_dead_letter_blocks_its_key_if_the_group_says_so(core: JobsCore, block
     assert len(core.jobs_of(session)) == blocks
 
 
+def item(kind: int, extra: int = 0, value: int = 0) -> bytes:
+    """Return an extension item of a PUT."""
+    return bytes(ffi.buffer(ffi.new("struct pg_ext *", [kind, extra, value])))
+
+
+def with_items(key: str, *items: bytes, delay_ns: int = MS) -> tuple[bytes, bytes]:
+    """Return the PUT of a timer with extension items."""
+    area = b"".join(items)
+    return record(Op.PUT, key.encode(), area, time_kind=1, time_ns=delay_ns, ext_len=len(area))
+
+
+def test_urgent_jobs_come_first_and_all_jobs_come_in_time(core: JobsCore) -> None:
+    core.create_group()
+    session = Session(core)
+    for key, priority in (("low", 0), ("high", 9), ("middle", 5)):
+        session.one(with_items(key, item(lib.PG_EXT_PRIORITY, priority)))
+        step(core, 5 * MS)
+    session.one(timer("plain"))
+    step(core, 5 * MS)
+    session.join()
+    step(core)
+    jobs = core.jobs_of(session)
+    assert [job.key for job in jobs] == [b"high", b"middle", b"low", b"plain"]
+    assert [job.priority for job in jobs] == [9, 5, 0, 0]
+    for job in jobs:
+        session.ack(job)
+    session.join(credits_=0)
+    session.one(timer("old"))
+    step(core, 60 * SECOND)
+    step(core, 60 * SECOND)
+    session.one(with_items("urgent", item(lib.PG_EXT_PRIORITY, 9)))
+    step(core, 5 * MS)
+    session.join(credits_=100)
+    step(core)
+    assert [job.key for job in core.jobs_of(session)] == [b"old", b"urgent"]
+
+
+def test_jobs_of_an_order_key_are_leased_one_by_one(core: JobsCore) -> None:
+    core.create_group(flags=lib.PG_G_ORDERED)
+    session = Session(core)
+    order = item(lib.PG_EXT_ORDER, 0, 77)
+    for key in ("a", "b"):
+        session.one(with_items(key, order))
+        step(core, 5 * MS)
+    session.one(timer("c"))
+    step(core, 5 * MS)
+    session.join()
+    step(core)
+    jobs = core.jobs_of(session)
+    assert [job.key for job in jobs] == [b"a", b"c"]
+    session.ack(jobs[0])
+    step(core)
+    assert [job.key for job in core.jobs_of(session)] == [b"b"]
+
+
 def test_a_paused_group_leases_nothing(core: JobsCore) -> None:
     core.create_group()
     session = Session(core)

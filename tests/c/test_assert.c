@@ -147,7 +147,7 @@ static void histogram_outside(struct pg_arena *a) { measure(a, PG_HISTOGRAMS, 1,
 static void replay_buffer_full(struct pg_arena *a)
 {
     a->header->replay_tail = a->header->replay_capacity;
-    replay_append(a, &(struct pg_entry){0});
+    replay_append(a, &(struct pg_entry){0}, &(struct job_traits){0, 0});
 }
 static void watches_used_up(struct pg_arena *a) { watches_take(a, watches_free(a) + 1); }
 static void no_watch_at_all(struct pg_arena *a) { watches_take(a, 0); }

@@ -438,7 +438,8 @@ static void job_head_write(const struct pg_arena *a, uint32_t row, struct pg_job
         .wall_offset_ns = a->header->wall_offset_ns, .row = row, .lease = job_leases(j),
         .attempt = job_failures(j) + 1, .group = j->group, .payload_len = j->payload_len,
         .key_len = j->key_len, .key_type = j->meta & 15, .flags = j->meta >> 4,
-        .topic_len = (uint8_t)topic_name(a, j->topic).len, .priority = j->priority};
+        .topic_len = (uint8_t)topic_name(a, j->topic).len, .priority = j->priority,
+        .missed = j->missed};
 }
 
 uint64_t pg_jobs(struct pg_arena *a, uint64_t *session, void *bytes, uint64_t size)

@@ -651,7 +651,7 @@ static bool topic_set_sound(const struct pg_topic_set *s, const char *names, uin
         s->namespace_len > PG_NAMESPACE_MAX || s->topic_len > PG_TOPIC_MAX)
         return refused(why, PG_ERR_MALFORMED, bytes,
                        sizeof *s + s->namespace_len + s->topic_len);
-    if (s->fields >= PG_TF_FIELDS || s->paused > 1)
+    if (s->fields >= PG_TF_FIELDS || s->paused > 1 || s->priority > PG_PRIORITY_MAX)
         return refused(why, PG_ERR_MALFORMED, offsetof(struct pg_topic_set, fields), s->fields);
     if (s->slack_ns < 0 || s->slack_ns > PG_SLACK_MAX_NS)
         return refused(why, PG_ERR_TOO_LARGE, PG_SLACK_MAX_NS, (uint64_t)s->slack_ns);

@@ -69,9 +69,10 @@ static void entry_publish(struct pg_arena *a, const struct publish *p, uint32_t 
     STORE_RELEASE(&a->header->next_ticket, ticket + 1);
     memcpy(blob_at(&a->blobs, blob), p->key, (size_t)p->head.key_len + p->head.payload_len);
     const struct pg_entry e = entry_of(a, p, topic, ticket, blob);
+    const struct job_traits traits = job_traits_of(a, &e, PG_NIL);
     if (has_wal(a))
-        wal_append_entry(a, &e);
-    replay_append(a, &e);
+        wal_append_entry(a, &e, &traits);
+    replay_append(a, &e, &traits);
     a->metrics->blob_bytes += (uint64_t)entry_granules(&e) * PG_GRANULE;
     answer(r, ticket, PG_ST_DONE, e.fired_ns);
 }

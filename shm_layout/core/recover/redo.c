@@ -409,7 +409,8 @@ static bool births_sound(const struct redo *r, const struct pg_wal_born *born, u
 {
     for (uint32_t i = 0; i < count; i++)
         if (!below(r, "a job that does not exist", r->a->job_slots.capacity, born[i].row) ||
-            !below(r, "a consumer group that does not exist", r->a->group_rows, born[i].group))
+            !below(r, "a consumer group that does not exist", r->a->group_rows, born[i].group) ||
+            !below(r, "priority of a job", PG_PRIORITY_MAX + 1, born[i].priority))
             return false;
     return true;
 }
@@ -713,6 +714,7 @@ static bool redo_topic(const struct redo *r)
                            .incarnation = j->incarnation, .sequence = j->sequence,
                            .last_position = j->last_position, .slack_ns = j->slack_ns,
                            .late = j->late, .missed = j->missed, .paused = j->paused,
+                           .priority = j->priority,
                            .created_uid = j->created_uid, .groups = t->groups};
     memcpy(t->name, j + 1, j->name_len);
     return true;

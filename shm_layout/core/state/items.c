@@ -15,6 +15,8 @@ struct item_rule {
 static const struct item_rule item_rules[PG_EXT_KINDS] = {
     [PG_EXT_WALL] = {0, 0, false, INT64_MIN, INT64_MAX, true},
     [PG_EXT_TAG] = {1, PG_TAG_MAX, true, 0, 0, true},
+    [PG_EXT_PRIORITY] = {0, PG_PRIORITY_MAX, false, 0, 0, true},
+    [PG_EXT_ORDER] = {0, 0, false, INT64_MIN, INT64_MAX, true},
 };
 
 static bool item_sound(const struct pg_ext *item)

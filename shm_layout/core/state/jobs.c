@@ -24,6 +24,7 @@
 #include "core/arena.h"
 #include "core/wal/wal_buffer.h"
 #include "core/state/groups.h"
+#include "core/state/items.h"
 #include "core/state/members.h"
 #include "core/state/records.h"
 #include "core/state/rows.h"
@@ -629,22 +630,32 @@ bool job_due(struct pg_arena *a, uint32_t row)
 
 /* ---- birth ----------------------------------------------------------------------------------- */
 
-static uint64_t order_of(const struct pg_arena *a, const struct pg_entry *e)
+/* A timer without an order key has the order of its key. */
+struct job_traits job_traits_of(const struct pg_arena *a, const struct pg_entry *e, uint32_t slot)
 {
-    const uint64_t scope = topic_at(a, e->topic)->namespace_row;
-    return keyed_hash(a->secret->secret, scope, blob_at(&a->blobs, e->blob), e->key_len);
+    const struct pg_topic *t = topic_at(a, e->topic);
+    if (LIKELY(t->groups == 0))
+        return (struct job_traits){0, 0};
+    const struct pg_ext *order = slot == PG_NIL ? NULL : slot_item(a, slot, PG_EXT_ORDER);
+    const struct pg_ext *priority = slot == PG_NIL ? NULL : slot_item(a, slot, PG_EXT_PRIORITY);
+    return (struct job_traits){
+        order != NULL ? (uint64_t)order->value
+                      : keyed_hash(a->secret->secret, t->namespace_row,
+                                   blob_at(&a->blobs, e->blob), e->key_len),
+        priority != NULL ? priority->extra : t->priority};
 }
 
 static void job_write(struct pg_arena *a, uint32_t row, uint32_t group, const struct pg_entry *e,
-                      uint64_t position)
+                      uint64_t position, const struct job_traits *traits)
 {
     struct pg_job *j = job_at(a, row);
     *j = (struct pg_job){
         .ticket = e->ticket, .position = position + 1, .deadline_ns = e->deadline_ns,
-        .fired_ns = e->fired_ns, .due_ns = e->fired_ns, .order = order_of(a, e), .blob = e->blob,
+        .fired_ns = e->fired_ns, .due_ns = e->fired_ns, .order = traits->order, .blob = e->blob,
         .payload_len = e->payload_len, .hash = e->hash, .next = PG_NIL, .previous = PG_NIL,
         .member = PG_NIL, .order_next = PG_NIL, .order_last = PG_NIL, .group = (uint16_t)group,
-        .topic = e->topic, .key_len = e->key_len, .meta = (uint8_t)(e->meta & ~(PG_E_JOBS << 4))};
+        .topic = e->topic, .priority = (uint8_t)traits->priority, .missed = e->missed,
+        .key_len = e->key_len, .meta = (uint8_t)(e->meta & ~(PG_E_JOBS << 4))};
     STORE_RELEASE(&j->control, job_control(PG_JOB_WAITING, PG_JR_NONE, 0, 0));
 }
 
@@ -661,20 +672,21 @@ static void job_link(struct pg_arena *a, uint32_t row)
 }
 
 static void job_begin(struct pg_arena *a, uint32_t group, const struct pg_entry *e,
-                      uint64_t position)
+                      uint64_t position, const struct job_traits *traits)
 {
     const uint32_t row = slots_take(&a->job_slots);
     PG_ASSERT(row != PG_NIL, "jobs", "the budget of a group has a row for each of its jobs");
-    job_write(a, row, group, e, position);
+    job_write(a, row, group, e, position, traits);
     job_link(a, row);
     a->metrics->jobs_born++;
 }
 
-bool jobs_born(struct pg_arena *a, const struct pg_entry *e, uint64_t position)
+bool jobs_born(struct pg_arena *a, const struct pg_entry *e, uint64_t position,
+               const struct job_traits *traits)
 {
     bool any = false;
     EACH_GROUP_OF_TOPIC(link, a, e->topic) {
-        job_begin(a, link->group - 1, e, position);
+        job_begin(a, link->group - 1, e, position, traits);
         any = true;
     }
     return any;
@@ -684,7 +696,8 @@ void job_born_of_entry(struct pg_arena *a, uint32_t group, uint64_t position)
 {
     struct pg_entry *e = replay_at(a, position);
     const uint32_t row = job_row_born(a, 0);
-    job_begin(a, group, e, position);
+    const struct job_traits traits = job_traits_of(a, e, PG_NIL);
+    job_begin(a, group, e, position, &traits);
     e->meta |= PG_E_JOBS << 4;
     if (has_wal(a))
         wal_append_job(a, row, job_at(a, row), false);
@@ -817,7 +830,8 @@ void jobs_restore_born(struct pg_arena *a, const struct pg_wal_born *born, uint3
             (job_state(job_at(a, row)) != PG_JOB_FREE && job_at(a, row)->ticket == e->ticket))
             continue;
         restore_end(a, row);
-        job_write(a, row, born[i].group, e, position);
+        job_write(a, row, born[i].group, e, position,
+                  &(struct job_traits){born[i].order, born[i].priority});
         job_at(a, row)->hash = hash_of_ticket(e->ticket);
         index_insert(&a->job_index, job_at(a, row)->hash, row);
         e->meta |= PG_E_JOBS << 4;
@@ -842,6 +856,7 @@ static struct pg_job fields_of(const struct pg_wal_job *f, const struct pg_job *
     to.topic = f->topic;
     to.meta = f->meta;
     to.priority = f->priority;
+    to.missed = f->missed;
     return to;
 }
 

@@ -43,9 +43,13 @@ static inline uint32_t wheel_id_of_job(const struct pg_arena *a, uint32_t row)
     return a->slots.capacity + row;
 }
 
+/* Return the traits of the jobs of an entry. `slot`: the timer that fires; PG_NIL = an operation
+ * ended, or a notice was published. */
+struct job_traits job_traits_of(const struct pg_arena *a, const struct pg_entry *e, uint32_t slot);
 /* Begin a job of each group of the entry's topic. The entry is committed afterwards; until then a
  * rebuild removes the jobs. Return whether there are any. */
-bool jobs_born(struct pg_arena *a, const struct pg_entry *e, uint64_t position);
+bool jobs_born(struct pg_arena *a, const struct pg_entry *e, uint64_t position,
+               const struct job_traits *traits);
 /* Begin a job for a group that starts with the notices of the replay buffer. */
 void job_born_of_entry(struct pg_arena *a, uint32_t group, uint64_t position);
 /* Return whether jobs use the blob of a withdrawn entry, so that it must not be freed. */

@@ -17,6 +17,12 @@ struct key {
     uint8_t len, type;
 };
 
+/* Properties of the jobs that begin with a notice. */
+struct job_traits {
+    uint64_t order;               /* hash of the order key */
+    uint32_t priority;
+};
+
 struct put {
     struct key key;
     const uint8_t *payload;

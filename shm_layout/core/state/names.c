@@ -155,7 +155,7 @@ static uint32_t namespace_born(struct pg_arena *a, struct name name, uint32_t ce
 static bool topic_reusable(const struct pg_arena *a, const struct pg_topic *t)
 {
     return t->live == 0 && t->slack_ns == 0 && t->late == 0 && t->paused == 0 && t->missed == 0 &&
-           t->groups == 0 && t->last_position <= a->header->replay_head;
+           t->groups == 0 && t->priority == 0 && t->last_position <= a->header->replay_head;
 }
 
 /* Return a sum that rises whenever a topic may have become reusable. */
@@ -320,6 +320,7 @@ void topic_settings_store(struct pg_topic *to, const struct pg_wal_topic *from)
     STORE_RELAXED(&to->slack_ns, from->slack_ns);
     STORE_RELAXED(&to->late, from->late);
     STORE_RELAXED(&to->paused, from->paused);
+    STORE_RELAXED(&to->priority, from->priority);
 }
 
 void topic_configure(struct pg_arena *a, uint32_t row, const struct pg_topic_set *set)
@@ -331,6 +332,8 @@ void topic_configure(struct pg_arena *a, uint32_t row, const struct pg_topic_set
         t.late = late_setting(set->policy, set->grace_ns);
     if (set->fields & PG_TF_PAUSED)
         t.paused = set->paused;
+    if (set->fields & PG_TF_PRIORITY)
+        t.priority = set->priority;
     if (has_wal(a))
         wal_append_topic(a, row, &t, topic_name(a, row));
     const struct pg_wal_topic settings = wal_topic_of(row, &t, 0);

@@ -280,14 +280,6 @@ struct pg_entry operation_notice(struct pg_arena *a, uint32_t slot, unsigned fla
     return e;
 }
 
-static void notice_write(struct pg_arena *a, uint32_t slot, struct pg_operation *op)
-{
-    const unsigned flags = PG_E_OPERATION | late_flag(a, slot_hot(a, slot));
-    const struct pg_entry e = operation_notice(a, slot, flags);
-    replay_append(a, &e);
-    op->notice_blob = PG_NIL;
-}
-
 static void end_measure(struct pg_arena *a, const struct pg_operation *op, int64_t deadline_ns)
 {
     measure(a, PG_HG_REMOTE, op->ended_ns - op->armed_ns, 1);
@@ -319,10 +311,18 @@ static void operation_close(struct pg_arena *a, uint32_t slot, enum pg_cause cau
     op->cause = (uint8_t)cause;
     op->check = PG_K_NONE;
     slot_counted(a, slot, -1);
+    struct pg_entry e;
+    struct job_traits traits = {0, 0};
+    if (op->notice_blob != PG_NIL) {
+        e = operation_notice(a, slot, PG_E_OPERATION | late_flag(a, h));
+        traits = job_traits_of(a, &e, PG_NIL);
+    }
     if (has_wal(a))
-        wal_append_outcome(a, slot);
-    if (op->notice_blob != PG_NIL)
-        notice_write(a, slot, op);
+        wal_append_outcome(a, slot, &traits);
+    if (op->notice_blob != PG_NIL) {
+        replay_append(a, &e, &traits);
+        op->notice_blob = PG_NIL;
+    }
     slot_state_set(h, ctl_ticket(h->ctl), PG_S_OUTCOME);
     atomic_thread_fence(memory_order_release);   /* the fence precedes reuse of its watch records */
     watches_release(a, op);

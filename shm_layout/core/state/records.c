@@ -34,6 +34,7 @@ struct pg_wal_topic wal_topic_of(uint32_t row, const struct pg_topic *t, uint32_
     return (struct pg_wal_topic){.incarnation = t->incarnation, .sequence = t->sequence,
                                  .last_position = t->last_position, .slack_ns = t->slack_ns,
                                  .late = t->late, .missed = t->missed, .paused = t->paused,
+                                 .priority = t->priority,
                                  .row = row,
                                  .namespace_row = t->namespace_row,
                                  .created_uid = t->created_uid, .name_len = name_len};
@@ -289,17 +290,20 @@ void wal_append_end(struct pg_arena *a, uint32_t slot, enum pg_end_cause cause)
 }
 
 /* Write the rows that the jobs of a notice will take, in the order in which they will begin. */
-static void births_write(const struct pg_arena *a, uint32_t topic, void *at)
+static void births_write(const struct pg_arena *a, uint32_t topic, const struct job_traits *traits,
+                         void *at)
 {
     struct pg_wal_born *born = at;
     uint32_t count = 0;
     EACH_GROUP_OF_TOPIC(link, a, topic) {
-        born[count] = (struct pg_wal_born){job_row_born(a, count), link->group - 1};
+        born[count] = (struct pg_wal_born){job_row_born(a, count), (uint16_t)(link->group - 1),
+                                           (uint16_t)traits->priority, traits->order};
         count++;
     }
 }
 
-void wal_append_fire(struct pg_arena *a, uint32_t slot, const struct pg_entry *e)
+void wal_append_fire(struct pg_arena *a, uint32_t slot, const struct pg_entry *e,
+                     const struct job_traits *traits)
 {
     const struct pg_topic *t = topic_at(a, e->topic);
     const uint32_t jobs = topic_group_count(a, e->topic);
@@ -313,12 +317,13 @@ void wal_append_fire(struct pg_arena *a, uint32_t slot, const struct pg_entry *e
                                  .bulk_loaded = is_bulk_loaded(slot_hot(a, slot)),
                                  .ended_boot_ns = a->call.real_boot_ns, .missed = e->missed,
                                  .jobs = jobs};
-    births_write(a, e->topic, body + 1);
+    births_write(a, e->topic, traits, body + 1);
     timestamps_write(a, slot, body);
     wal_frame_end(a);
 }
 
-void wal_append_entry(struct pg_arena *a, const struct pg_entry *e)
+void wal_append_entry(struct pg_arena *a, const struct pg_entry *e,
+                      const struct job_traits *traits)
 {
     const struct pg_topic *t = topic_at(a, e->topic);
     const uint32_t bytes = e->key_len + e->payload_len, jobs = topic_group_count(a, e->topic);
@@ -326,7 +331,7 @@ void wal_append_entry(struct pg_arena *a, const struct pg_entry *e)
     struct pg_wal_entry *body = wal_frame_begin(a, PG_WAL_ENTRY, births + bytes);
     *body = wal_entry_of(a->header->replay_tail, e);
     body->jobs = jobs;
-    births_write(a, e->topic, body + 1);
+    births_write(a, e->topic, traits, body + 1);
     body->sequence = t->sequence + 1;
     body->previous = t->last_position;
     body->uid = a->call.uid;
@@ -379,7 +384,7 @@ void wal_append_gone(struct pg_arena *a, uint32_t row)
     wal_frame_end(a);
 }
 
-void wal_append_outcome(struct pg_arena *a, uint32_t slot)
+void wal_append_outcome(struct pg_arena *a, uint32_t slot, const struct job_traits *traits)
 {
     const struct pg_hot *h = slot_hot(a, slot);
     struct pg_operation *op = operation_at(a, slot);
@@ -400,7 +405,7 @@ void wal_append_outcome(struct pg_arena *a, uint32_t slot)
     }
     memcpy(body + 1, operation_missing(op), bitmap);
     if (jobs != 0)
-        births_write(a, h->topic, (uint8_t *)(body + 1) + (bitmap + 7u) / 8 * 8);
+        births_write(a, h->topic, traits, (uint8_t *)(body + 1) + (bitmap + 7u) / 8 * 8);
     timestamps_write(a, slot, body);
     wal_frame_end(a);
 }
@@ -485,7 +490,7 @@ struct pg_wal_job wal_job_of(uint32_t row, const struct pg_job *j)
                                .order = j->order, .row = row,
                                .error_len = (uint32_t)(j->error >> 32), .group = j->group,
                                .topic = j->topic, .meta = j->meta, .priority = j->priority,
-                               .uid = PG_NIL};
+                               .uid = PG_NIL, .missed = j->missed};
 }
 
 void wal_append_job(struct pg_arena *a, uint32_t row, const struct pg_job *fields, bool acked)

@@ -35,7 +35,8 @@ void wal_append_arm(struct pg_arena *a, uint32_t slot, const struct put *put, ui
 void wal_append_unpark(struct pg_arena *a, uint32_t slot);
 void wal_append_move(struct pg_arena *a, uint32_t slot, int64_t deadline_ns, int64_t wall_ns);
 void wal_append_end(struct pg_arena *a, uint32_t slot, enum pg_end_cause cause);
-void wal_append_fire(struct pg_arena *a, uint32_t slot, const struct pg_entry *e);
+void wal_append_fire(struct pg_arena *a, uint32_t slot, const struct pg_entry *e,
+                     const struct job_traits *traits);
 void wal_append_sent(struct pg_arena *a, uint64_t upto, int64_t built_boot_ns,
                      int64_t handed_boot_ns);
 void wal_append_watch(struct pg_arena *a, uint32_t slot, uint64_t ticket);
@@ -44,13 +45,14 @@ void wal_append_watermark(struct pg_arena *a, uint32_t row, const struct pg_wate
                           const struct key *key);
 void wal_append_gone(struct pg_arena *a, uint32_t row);
 /* The caller must have written the operation's cause, error, time of its end and missing keys. */
-void wal_append_outcome(struct pg_arena *a, uint32_t slot);
+void wal_append_outcome(struct pg_arena *a, uint32_t slot, const struct job_traits *traits);
 void wal_append_session(struct pg_arena *a, const struct pg_session *s);
 /* The caller must have written all fields of the session except its id. */
 void wal_append_opened(struct pg_arena *a, const struct pg_session *s, uint64_t id,
                        struct name name);
 /* The caller appends the entry as the newest entry after this call. */
-void wal_append_entry(struct pg_arena *a, const struct pg_entry *e);
+void wal_append_entry(struct pg_arena *a, const struct pg_entry *e,
+                      const struct job_traits *traits);
 /* `fields` are those that the group will have. count = 0: the group is deleted. */
 void wal_append_group(struct pg_arena *a, uint32_t row, const struct pg_consumer_group *fields,
                       struct name name, const uint32_t *topics, uint32_t count);

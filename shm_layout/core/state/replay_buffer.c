@@ -79,7 +79,8 @@ static void entry_settle(struct pg_arena *a, uint64_t position)
 
 /* Append an entry. `fields` has no commit. The commit is stored last; from then on the entry
  * exists. */
-uint64_t replay_append(struct pg_arena *a, const struct pg_entry *fields)
+uint64_t replay_append(struct pg_arena *a, const struct pg_entry *fields,
+                       const struct job_traits *traits)
 {
     const uint64_t position = a->header->replay_tail;
     PG_ASSERT(position - a->header->replay_head < a->header->replay_capacity, "replay buffer",
@@ -93,7 +94,7 @@ uint64_t replay_append(struct pg_arena *a, const struct pg_entry *fields)
     *e = *fields;
     e->sequence = t->sequence + 1;
     e->back = entry_back(position, t->last_position);
-    if (UNLIKELY(t->groups != 0) && jobs_born(a, e, position))
+    if (UNLIKELY(t->groups != 0) && jobs_born(a, e, position, traits))
         e->meta |= PG_E_JOBS << 4;
     STORE_RELEASE(&e->commit, position + 1);
     entry_settle(a, position);

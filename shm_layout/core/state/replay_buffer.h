@@ -6,6 +6,7 @@
 #include "core/base/check.h"
 #include "core/base/common.h"
 #include "core/arena.h"
+#include "core/state/keys.h"
 #include "core/state/rows.h"
 
 /* Return the entry for an id from replay_id. */
@@ -22,9 +23,10 @@ static inline uint32_t replay_id(const struct pg_arena *a, uint64_t position)
 /* Withdraw the oldest sent entries until there is space for another entry with that many blob
  * bytes. Return false if unsent entries prevent this. */
 bool replay_make_space(struct pg_arena *a, uint64_t bytes);
-/* Append an entry. It takes over the blob, which begins with the key. Return the entry's
- * position. */
-uint64_t replay_append(struct pg_arena *a, const struct pg_entry *fields);
+/* Append an entry, and begin its jobs. It takes over the blob, which begins with the key. Return the
+ * entry's position. */
+uint64_t replay_append(struct pg_arena *a, const struct pg_entry *fields,
+                       const struct job_traits *traits);
 /* Let readers take all entries, because their firings are complete. */
 void replay_show(struct pg_arena *a);
 /* For readers: copy the entry at `position`. Return false if it is not there. */

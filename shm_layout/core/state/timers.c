@@ -587,9 +587,10 @@ bool timer_fire_due(struct pg_arena *a, uint32_t slot)
     const uint32_t granules = entry_granules(&e);
     if (wal_buffer_full(a) || !replay_make_space(a, (uint64_t)granules * PG_GRANULE))
         return false;
+    const struct job_traits traits = job_traits_of(a, &e, slot);
     if (has_wal(a))
-        wal_append_fire(a, slot, &e);
-    const uint64_t position = replay_append(a, &e);
+        wal_append_fire(a, slot, &e, &traits);
+    const uint64_t position = replay_append(a, &e, &traits);
     measure(a, PG_HG_STRUCTURAL_LATENESS, a->state.now_ns - slot_fires_ns(slot_hot(a, slot)), 1);
     if (index_find_id(&a->index, e.hash, slot, &at))
         index_replace(&a->index, e.hash, &at, replay_id(a, position));
