@@ -98,7 +98,7 @@ class Config:
     session_grace_ns: int = 60 * 10**9
     """Time that a session outlives its connection if the daemon cannot watch the client's process:
     on another host, in another pid namespace, and after a restart of the daemon."""
-    watches: int = 131_072
+    watches: int = 65_536
     """Number of watch records: one for each watch key of each operation. Each costs 32 bytes."""
     watch_keys: int = 65_536
     """Number of watch keys whose watermarks are stored. Each costs 72 bytes."""
@@ -118,9 +118,9 @@ class Config:
     """Number of uids that may have sessions, timers or watch keys at once. Each costs 64 bytes."""
     groups: int = 64
     """Number of consumer groups. Each costs 1.4 KiB. 0 = none."""
-    jobs: int = 32_768
-    """Total of the budgets of all consumer groups: their pending timers, jobs and dead letters. Each
-    costs 190 bytes. Raise it if `create_group` gets `GroupRefused` for "jobs"."""
+    jobs: int = 16_384
+    """Total of the budgets of all consumer groups: their pending timers, jobs and dead letters.
+    Each costs 190 bytes. Raise it if a new group is refused for lack of jobs."""
     bulk_loads: int = 256
     """Number of bulk loads that the daemon remembers at once."""
     bulk_load_rows: int = 2**22

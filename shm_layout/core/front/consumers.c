@@ -84,7 +84,7 @@ static void topic_insert(struct group_wanted *w, uint32_t row)
     w->topic_count++;
 }
 
-/* Find or create the topics of a new group. Each keeps its row until the group has it. */
+/* Find or create the topics of a new group. Each keeps its row until all are found. */
 static bool topics_find(struct pg_arena *a, const struct group_request *g, struct group_wanted *w,
                         struct refusal *why)
 {
@@ -147,9 +147,9 @@ static bool create(struct pg_arena *a, const struct group_request *g, struct ref
     struct group_wanted w = {.name = g->name, .settings = g->ask.settings};
     if (names_elsewhere(a, g->namespace_name))
         return refused(why, PG_ERR_WRONG_SHARD, a->header->shard, a->header->shards);
-    const bool done = topics_find(a, g, &w, why) && group_create_wanted(a, g, &w, why);
-    topics_release(a, &w);
-    return done;
+    const bool found = topics_find(a, g, &w, why);
+    topics_release(a, &w);        /* a held topic counts as one with a pending timer */
+    return found && group_create_wanted(a, g, &w, why);
 }
 
 #define DROPS_PER_CALL 1024

@@ -324,7 +324,8 @@ static void sent_row(const struct row *r, const void *body)
 static void entry_row(const struct row *r, const void *body)
 {
     const struct pg_wal_entry *j = body;
-    const uint8_t *key = (const uint8_t *)(j + 1);
+    const uint8_t *key =
+        (const uint8_t *)(j + 1) + j->jobs * sizeof(struct pg_wal_born);
     put(r, PG_LC_TICKET, (int64_t)(j->ticket >> 8));
     put_at(r, j->fired_ns);
     put(r, PG_LC_DEADLINE_NS, j->deadline_ns);

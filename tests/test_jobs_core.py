@@ -1,0 +1,538 @@
+"""The jobs of consumer groups, in the core."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Iterator
+
+import pytest
+from core_driver import Fault
+from jobs_driver import LEASE_NS, Held, JobsCore, Session, record
+
+from purgatoryd.shm_layout import wire
+from purgatoryd.shm_layout._core import lib
+from purgatoryd.shm_layout.layout import Op, Status
+
+pytestmark = pytest.mark.tier("test")
+
+MS = 10**6
+SECOND = 10**9
+
+
+@pytest.fixture
+def core() -> Iterator[JobsCore]:
+    core = JobsCore()
+    yield core
+    core.check()
+
+
+def fire(core: JobsCore, *keys: str, topic: bytes = b"t") -> list[int]:
+    """Let timers fire. Return their tickets."""
+    tickets = [core.put(key, 0, topic=topic, payload=b"p" + key.encode()).ticket for key in keys]
+    step(core)
+    return tickets
+
+
+def step(core: JobsCore, ns: int = MS) -> None:
+    """Move the clock."""
+    now_ns = core.header.now_ns + ns
+    while core.advance(now_ns):
+        pass
+    core.publish_all()
+    core.check()
+
+
+def restart(core: JobsCore) -> None:
+    core.attach()
+    core.rebuild(core.header.now_ns)
+    core.check()
+
+
+def test_a_timer_of_a_group_is_leased_to_its_member_and_ends_with_the_ack(core: JobsCore) -> None:
+    core.create_group()
+    session = Session(core)
+    session.join()
+    tickets = fire(core, "a")
+    (held,) = core.jobs_of(session)
+    assert (held.ticket, held.key, held.payload, held.attempt) == (tickets[0], b"a", b"pa", 1)
+    assert core.info().leased == 1
+    assert session.ack(held) == Status.DONE
+    assert (core.info().leased, core.info().acked) == (0, 1)
+    assert session.ack(held) == Status.LEASE_LOST
+    assert core.metrics.jobs == 0
+
+
+def test_a_timer_armed_before_the_group_is_a_job_of_it(core: JobsCore) -> None:
+    core.put("a", 10 * MS, topic=b"t")
+    core.create_group()
+    assert core.info().pending == 1
+    session = Session(core)
+    session.join()
+    step(core, 20 * MS)
+    assert [held.key for held in core.jobs_of(session)] == [b"a"]
+
+
+def test_each_group_gets_each_job_and_the_payload_is_stored_once(core: JobsCore) -> None:
+    for group in (b"g", b"h"):
+        core.create_group(group)
+    before = core.metrics.blob_bytes
+    fire(core, "a")
+    after = core.metrics.blob_bytes
+    one, two = Session(core), Session(core)
+    one.join(b"g")
+    two.join(b"h")
+    step(core)
+    got = core.received()
+    assert got[one.id][0].ticket == got[two.id][0].ticket
+    assert after - before == 16
+    assert one.ack(got[one.id][0]) == Status.DONE
+    core.check()
+    assert two.ack(got[two.id][0]) == Status.DONE
+
+
+def test_a_payload_outlives_its_notice(core: JobsCore) -> None:
+    core.create_group()
+    fire(core, "a")
+    for n in range(100):
+        fire(core, f"other{n}", topic=b"u")
+    assert core.header.replay_head > 1
+    session = Session(core)
+    session.join()
+    step(core)
+    (held,) = core.jobs_of(session)
+    assert held.payload == b"pa"
+    assert session.ack(held) == Status.DONE
+
+
+def test_jobs_go_to_the_member_with_most_credits_and_then_in_rotation(core: JobsCore) -> None:
+    core.create_group()
+    small, large = Session(core), Session(core)
+    small.join(credits_=2)
+    large.join(credits_=4)
+    fire(core, *"abcdef")
+    got = core.received()
+    assert (len(got[small.id]), len(got[large.id])) == (2, 4)
+    small.join(credits_=4)
+    large.join(credits_=6)
+    fire(core, *"ghij")
+    got = core.received()
+    assert (len(got[small.id]), len(got[large.id])) == (4, 6)
+
+
+def test_a_lease_that_expires_is_a_failed_attempt(core: JobsCore) -> None:
+    core.create_group(backoff_base_ns=0)
+    session = Session(core)
+    session.join(lease_ns=10 * MS)
+    fire(core, "a")
+    (first,) = core.jobs_of(session)
+    step(core, 12 * MS)
+    (second,) = core.jobs_of(session)
+    assert (second.attempt, second.lease) == (2, 2)
+    assert session.ack(first) == Status.LEASE_LOST
+    assert session.ack(second) == Status.DONE
+
+
+def test_an_extended_lease_lives_until_its_new_end_and_max_lease(core: JobsCore) -> None:
+    core.create_group(max_lease_ns=50 * MS)
+    session = Session(core)
+    session.join(lease_ns=10 * MS)
+    fire(core, "a")
+    (held,) = core.jobs_of(session)
+    for _ in range(4):
+        assert session.extend(held, 20 * MS) == Status.DONE
+        step(core, 10 * MS)
+    assert session.extend(held, 20 * MS) == Status.DONE
+    step(core, 12 * MS)
+    assert session.ack(held) == Status.LEASE_LOST
+
+
+def test_a_failed_attempt_waits_for_its_delay_and_the_last_one_is_a_dead_letter(
+    core: JobsCore,
+) -> None:
+    core.create_group(max_attempts=2)
+    session = Session(core)
+    session.join()
+    fire(core, "a")
+    (held,) = core.jobs_of(session)
+    assert session.nack(held, 5 * MS, b"no") == Status.DONE
+    assert core.info().delayed == 1
+    step(core, 2 * MS)
+    assert core.jobs_of(session) == []
+    step(core, 5 * MS)
+    (held,) = core.jobs_of(session)
+    assert held.attempt == 2
+    assert session.nack(held, error=b"still no") == Status.DONE
+    (dead,) = core.dead()
+    assert (dead.key, dead.payload, dead.attempts, dead.error) == (b"a", b"pa", 2, b"still no")
+    assert dead.reason == lib.PG_JR_MAX_ATTEMPTS
+    assert core.ask_dead(lib.PG_DA_REQUEUE, ticket=dead.ticket)[0] == 1
+    step(core)
+    (held,) = core.jobs_of(session)
+    assert held.attempt == 1
+    assert session.ack(held) == Status.DONE
+
+
+def test_a_released_job_is_no_failed_attempt(core: JobsCore) -> None:
+    core.create_group()
+    session = Session(core)
+    session.join()
+    fire(core, "a")
+    (held,) = core.jobs_of(session)
+    assert session.release(held) == Status.DONE
+    step(core)
+    (again,) = core.jobs_of(session)
+    assert (again.attempt, again.lease) == (1, 2)
+    assert session.ack(held) == Status.LEASE_LOST
+
+
+def test_a_rejected_job_is_a_dead_letter_and_the_oldest_are_dropped(core: JobsCore) -> None:
+    core.create_group(max_dead=2)
+    session = Session(core)
+    session.join()
+    for key in "abc":
+        fire(core, key)
+    for held in core.jobs_of(session):
+        assert session.reject(held, b"bad") == Status.DONE
+    assert [d.key for d in core.dead()] == [b"b", b"c"]
+    assert {d.reason for d in core.dead()} == {lib.PG_JR_REJECTED}
+    assert core.ask_dead(lib.PG_DA_DROP)[0] == 2
+    assert core.dead() == []
+
+
+def test_the_end_of_a_session_gives_its_jobs_back(core: JobsCore) -> None:
+    core.create_group(backoff_base_ns=0)
+    one, two = Session(core), Session(core)
+    one.join()
+    fire(core, "a")
+    (held,) = core.jobs_of(one)
+    two.join()
+    lib.pg_inbox_away(core.a, one.id)
+    step(core)
+    (again,) = core.jobs_of(two)
+    assert again.attempt == 2
+    two.bye()
+    assert core.info().waiting == 1
+    three = Session(core)
+    three.join()
+    step(core)
+    (last,) = core.jobs_of(three)
+    assert last.attempt == 2
+    assert one.ack(held) == Status.LEASE_LOST
+
+
+def test_a_full_group_refuses_timers_at_the_add(core: JobsCore) -> None:
+    core.create_group(max_jobs=3)
+    session = Session(core)
+    assert [session.one(timer(k)).status for k in ("a", "b", "c")] == [Status.ADDED] * 3
+    refused = session.one(timer("d"))
+    assert (refused.status, refused.deadline_ns) == (Status.FULL_GROUP, 3)
+    assert session.one(timer("a", mode=1)).status == Status.REPLACED
+    step(core, 10 * MS)
+    assert session.one(timer("d")).status == Status.FULL_GROUP
+    session.join()
+    step(core)
+    for held in core.jobs_of(session):
+        session.ack(held)
+    assert session.one(timer("d")).status == Status.ADDED
+
+
+def test_a_full_group_drops_its_oldest_waiting_job(core: JobsCore) -> None:
+    core.create_group(max_jobs=2, flags=lib.PG_G_DROP_OLDEST)
+    fire(core, "a")
+    fire(core, "b")
+    session = Session(core)
+    assert session.one(timer("c")).status == Status.ADDED
+    assert core.info().dropped == 1
+    step(core, 10 * MS)
+    session.join()
+    step(core)
+    assert [h.key for h in core.jobs_of(session)] == [b"b", b"c"]
+
+
+def test_an_old_job_is_a_dead_letter(core: JobsCore) -> None:
+    core.create_group(retention_ns=20 * MS)
+    fire(core, "a")
+    step(core, 30 * MS)
+    (dead,) = core.dead()
+    assert (dead.reason, dead.attempts) == (lib.PG_JR_TOO_OLD, 0)
+
+
+def test_jobs_of_a_key_are_leased_one_by_one_in_order(core: JobsCore) -> None:
+    core.create_group(flags=lib.PG_G_ORDERED, backoff_base_ns=0)
+    fire(core, "a")
+    fire(core, "a")
+    fire(core, "b")
+    session = Session(core)
+    session.join()
+    step(core)
+    first = core.jobs_of(session)
+    assert [h.key for h in first] == [b"a", b"b"]
+    session.nack(first[0], 5 * MS)
+    step(core)
+    assert core.jobs_of(session) == []
+    step(core, 6 * MS)
+    (again,) = core.jobs_of(session)
+    assert again.ticket == first[0].ticket
+    session.ack(again)
+    step(core)
+    (second,) = core.jobs_of(session)
+    assert second.key == b"a" and second.ticket != again.ticket
+    session.ack(second)
+
+
+@pytest.mark.parametrize("blocks", [False, True])
+def test_a_dead_letter_blocks_its_key_if_the_group_says_so(core: JobsCore, blocks: bool) -> None:
+    core.create_group(flags=lib.PG_G_ORDERED | (lib.PG_G_BLOCK if blocks else 0))
+    fire(core, "a")
+    fire(core, "a")
+    session = Session(core)
+    session.join()
+    step(core)
+    (held,) = core.jobs_of(session)
+    session.reject(held)
+    step(core)
+    assert len(core.jobs_of(session)) == (not blocks)
+    core.ask_dead(lib.PG_DA_DROP)
+    step(core)
+    assert len(core.jobs_of(session)) == blocks
+
+
+def test_a_paused_group_leases_nothing(core: JobsCore) -> None:
+    core.create_group()
+    session = Session(core)
+    session.join()
+    core.ask_group(lib.PG_GA_PAUSE, b"g")
+    fire(core, "a")
+    assert core.jobs_of(session) == []
+    core.ask_group(lib.PG_GA_RESUME, b"g")
+    step(core)
+    assert len(core.jobs_of(session)) == 1
+
+
+def test_a_rate_paces_leases(core: JobsCore) -> None:
+    core.create_group(rate=2)
+    session = Session(core)
+    session.join()
+    fire(core, *"abcde")
+    assert len(core.jobs_of(session)) == 2
+    step(core, 400 * MS)
+    assert core.jobs_of(session) == []
+    assert core.next_ns <= core.header.now_ns + 100 * MS
+    step(core, 100 * MS)
+    assert len(core.jobs_of(session)) == 1
+
+
+def test_a_cancel_answers_leased_and_removes_what_nobody_holds(core: JobsCore) -> None:
+    core.create_group()
+    fire(core, "a", "b")
+    session = Session(core)
+    assert session.one(record(Op.CANCEL, b"a")).status == Status.FIRED
+    assert session.one(record(Op.CANCEL, b"a", flags=1)).status == Status.CANCELLED
+    session.join()
+    step(core)
+    (held,) = core.jobs_of(session)
+    assert held.key == b"b"
+    assert session.one(record(Op.CANCEL, b"b", flags=1)).status == Status.LEASED
+    assert session.ack(held) == Status.DONE
+
+
+def test_a_new_group_may_begin_with_the_replay_buffer(core: JobsCore) -> None:
+    fire(core, "a", "b")
+    core.create_group(earliest=True)
+    session = Session(core)
+    session.join()
+    step(core)
+    assert {h.key for h in core.jobs_of(session)} == {b"a", b"b"}
+
+
+def test_a_group_with_other_settings_or_without_space_is_refused(core: JobsCore) -> None:
+    core.create_group()
+    core.create_group()
+    assert refusal(core, b"g", max_jobs=99) == lib.PG_GR_MISMATCH
+    assert refusal(core, b"h", max_jobs=500) == lib.PG_GR_JOBS
+    assert refusal(core, b"h", max_jobs=0) == lib.PG_GR_SETTINGS
+    core.put("x", SECOND, topic=b"u")
+    core.put("y", SECOND, topic=b"u")
+    assert refusal(core, b"h", topics=(b"u",), max_jobs=1) == lib.PG_GR_PENDING
+    for name in (b"h", b"i", b"j"):
+        core.create_group(name, max_jobs=50)
+    assert refusal(core, b"k", max_jobs=1) == lib.PG_GR_ROWS
+    assert core.ask_group(lib.PG_GA_DELETE, b"k").error != 0
+
+
+def refusal(
+    core: JobsCore, group: bytes, topics: tuple[bytes, ...] = (b"t",), **settings: int
+) -> int:
+    from jobs_driver import SETTINGS
+
+    reply = core.ask_group(lib.PG_GA_CREATE, group, topics, **{**SETTINGS, **settings})
+    assert reply.error == lib.PG_ERR_GROUP
+    return reply.detail[0]
+
+
+def test_a_deleted_group_has_no_jobs(core: JobsCore) -> None:
+    core.create_group()
+    session = Session(core)
+    session.join(credits_=1)
+    fire(core, *"abc")
+    (held,) = core.jobs_of(session)
+    assert core.ask_group(lib.PG_GA_DELETE, b"g").error == 0
+    assert core.metrics.jobs == 0
+    assert session.ack(held) == Status.LEASE_LOST
+    assert session.join().status == Status.NO_GROUP
+    fire(core, "d")
+    assert core.metrics.jobs == 0
+
+
+def test_leases_survive_a_restart_and_are_sent_again_when_the_member_joins(
+    core: JobsCore,
+) -> None:
+    core.create_group()
+    session = Session(core)
+    session.join()
+    fire(core, "a")
+    (held,) = core.jobs_of(session)
+    restart(core)
+    step(core)
+    assert core.received() == {}
+    session.join()
+    assert core.jobs_of(session) == [held]
+    restart(core)
+    assert session.ack(held) == Status.DONE
+
+
+def test_a_larger_arena_has_the_same_jobs(core: JobsCore) -> None:
+    core.create_group()
+    core.create_group(b"h")
+    session = Session(core)
+    session.join(credits_=1)
+    fire(core, "a", "b")
+    (held,) = core.jobs_of(session)
+    larger = core.migrated(jobs=500, capacity=300)
+    larger.check()
+    assert larger.metrics.jobs == 4
+    with pytest.raises(Fault, match="budgets of consumer groups"):
+        core.migrated(jobs=100)
+    assert session.ack(held) == Status.DONE
+
+
+def timer(key: str, delay_ns: int = MS, **fields: int) -> tuple[bytes, bytes]:
+    return record(Op.PUT, key.encode(), time_kind=1, time_ns=delay_ns, **fields)
+
+
+# ---- a model -------------------------------------------------------------------------------------
+
+
+class World:
+    """Random steps of clients, and what each job has seen of them."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = random.Random(seed)
+        self.core = JobsCore(sessions=64)
+        self.groups = {b"g": 0, b"h": lib.PG_G_ORDERED, b"i": lib.PG_G_ORDERED | lib.PG_G_BLOCK}
+        for name, flags in self.groups.items():
+            self.core.create_group(
+                name, flags=flags, max_attempts=4, max_jobs=60, max_dead=3,
+                retention_ns=300 * MS if name == b"h" else 0, backoff_base_ns=8 * MS,
+            )  # fmt: skip
+        self.sessions = [Session(self.core) for _ in range(3)]
+        self.held: dict[tuple[int, int], tuple[Held, int]] = {}
+        """The newest lease of each job by group and ticket, and the session that got it."""
+        self.acked: Counter[tuple[int, int]] = Counter()
+        self.keys = 0
+
+    def step(self) -> None:
+        steps = [
+            self.add, self.add, self.add, self.advance, self.advance, self.join, self.answer,
+            self.answer, self.answer, self.answer, self.leave, self.restart, self.dead, self.cancel,
+        ]
+        self.random.choice(steps)()
+        self.core.check()
+
+    def add(self) -> None:
+        self.keys += 1
+        session = self.random.choice(self.sessions)
+        key = f"k{self.random.randrange(12)}"
+        session.one(timer(key, self.random.randrange(20) * MS, mode=1))
+
+    def advance(self) -> None:
+        step(self.core, self.random.choice([1, 5, 40]) * MS)
+        self.receive()
+
+    def receive(self) -> None:
+        """Take the jobs that were sent. A job that was sent before keeps its lease, unless it was
+        leased again."""
+        for session, jobs in self.core.received().items():
+            for held in jobs:
+                before, _ = self.held.get((held.group, held.ticket), (None, 0))
+                assert before is None or held.lease >= before.lease
+                assert (held.group, held.ticket) not in self.acked
+                self.held.pop((held.group, held.ticket), None)  # the newest lease comes last
+                self.held[held.group, held.ticket] = (held, session)
+
+    def join(self) -> None:
+        session = self.random.choice(self.sessions)
+        answer = session.join(
+            self.random.choice(list(self.groups)), self.random.randrange(6),
+            self.random.choice([10, 100]) * MS,
+        )  # fmt: skip
+        assert answer.status == Status.DONE
+        step(self.core)
+        self.receive()
+
+    def answer(self) -> None:
+        """Answer a job, mostly through the session that got it last."""
+        if not self.held:
+            return
+        held, owner = self.random.choice(list(self.held.values())[-6:])
+        owners = [s for s in self.sessions if s.id == owner and self.random.random() < 0.9]
+        session = self.random.choice(owners or self.sessions)
+        how = self.random.choice(["ack", "ack", "nack", "release", "reject", "extend"])
+        job = self.core.rows(lib.PG_R_JOBS, "pg_job")[held.row]
+        owns = (
+            job.control & 0xFF == lib.PG_J_LEASED and job.ticket >> 8 == held.ticket
+            and job.control >> 32 == held.lease and job.session == session.id
+        )  # fmt: skip
+        if how == "nack":
+            status = session.nack(held, self.random.choice([-1, 0, 7 * MS]), b"e" * 40)
+        elif how == "extend":
+            status = session.extend(held, 50 * MS)
+        else:
+            status = getattr(session, how)(held)
+        assert status == (Status.DONE if owns else Status.LEASE_LOST)
+        if owns and how in ("ack", "reject"):
+            del self.held[held.group, held.ticket]
+        if owns and how == "ack":
+            self.acked[held.group, held.ticket] += 1
+
+    def leave(self) -> None:
+        n = self.random.randrange(len(self.sessions))
+        if self.random.random() < 0.5:
+            lib.pg_inbox_away(self.core.a, self.sessions[n].id)
+            self.core.check()
+        self.sessions[n].bye()
+        self.sessions[n] = Session(self.core)
+
+    def restart(self) -> None:
+        restart(self.core)
+        if self.random.random() < 0.2:
+            self.core.migrated(jobs=450).check()
+
+    def dead(self) -> None:
+        group = self.random.choice(list(self.groups))
+        self.core.ask_dead(self.random.choice([lib.PG_DA_DROP, lib.PG_DA_REQUEUE]), group)
+
+    def cancel(self) -> None:
+        key = f"k{self.random.randrange(12)}".encode()
+        self.random.choice(self.sessions).one(record(Op.CANCEL, key, flags=1))
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_no_job_is_acknowledged_twice_or_held_by_two_in_random_steps(seed: int) -> None:
+    world = World(seed)
+    for _ in range(3000):
+        world.step()
+    counts = world.core.metrics
+    assert min(counts.jobs_acked, counts.jobs_retried, counts.jobs_expired, counts.jobs_dead) > 10
+    assert counts.jobs_born == counts.jobs + counts.jobs_acked + counts.jobs_dropped
