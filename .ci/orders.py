@@ -29,7 +29,7 @@ ROW = re.compile(r"^ROW\((\w+), (\w+),", re.MULTILINE)
 FUNCTION = re.compile(r"^[a-z_].*?\b(\w+)\([^;{]*\)\s*\{.*?^\}", re.MULTILINE | re.DOTALL)
 ARROW = re.compile(r"(\w+(?:\((?:[^()]|\([^()]*\))*\))?(?:->\w+)*)->(\w+)\b(?!\()")
 ARGUMENTS = re.compile(r"\((?:[^()]|\([^()]*\))*\)")
-COPIED = {"pg_hot", "pg_cold", "pg_entry", "pg_watermark"}
+COPIED = {"pg_hot", "pg_cold", "pg_entry", "pg_watermark", "pg_job"}
 """Structs whose rows readers copy; readers pass on pointers to these copies."""
 POINTERS = {
     ("front/batch.c", "value"): "pg_result.deadline_ns",

@@ -877,10 +877,10 @@ struct pg_consumer_group {
     uint64_t acked;               /* number of acknowledged jobs; a counter */
     uint64_t retried;             /* number of failed attempts that another one follows; a counter */
     uint64_t dropped;             /* number of jobs and dead letters removed unfinished; a counter */
-    struct pg_tokens tokens;      /* of `rate` */
-    uint32_t ready_heads[10];     /* derived: first waiting job of each priority; PG_NIL = none */
-    uint32_t ready_tails[10];
-    uint32_t dead_head, dead_tail; /* derived: oldest and newest dead letter */
+    struct pg_tokens tokens;      /* tokens that `rate` fills */
+    uint32_t ready_first[10];     /* derived: first waiting job of each priority; PG_NIL = none */
+    uint32_t ready_last[10];
+    uint32_t dead_first, dead_last; /* derived: oldest and newest dead letter */
     uint32_t first_member;        /* derived: row of a member; PG_NIL = none */
     uint32_t last_member;         /* derived: member that got the last lease */
     char     name[64];
@@ -909,18 +909,18 @@ struct pg_member {
 };
 
 enum pg_job_state {
-    PG_J_FREE,
-    PG_J_WAITING,                 /* can be leased, unless an earlier job has its order key */
-    PG_J_LEASED,                  /* a member holds it until due_ns */
-    PG_J_DELAYED,                 /* waits until due_ns for its next attempt */
-    PG_J_DEAD,                    /* a dead letter */
-    PG_J_STATES
+    PG_JOB_FREE,
+    PG_JOB_WAITING,                 /* can be leased, unless an earlier job has its order key */
+    PG_JOB_LEASED,                  /* a member holds it until due_ns */
+    PG_JOB_DELAYED,                 /* waits until due_ns for its next attempt */
+    PG_JOB_DEAD,                    /* a dead letter */
+    PG_JOB_STATES
 };
 enum pg_job_reason {              /* the reason why a job became a dead letter */
     PG_JR_NONE,
-    PG_JR_MAX_ATTEMPTS,           /* all its attempts failed */
-    PG_JR_REJECTED,               /* a member rejected it */
-    PG_JR_TOO_OLD                 /* it waited longer than the retention of its group */
+    PG_JR_MAX_ATTEMPTS,           /* all attempts of the job failed */
+    PG_JR_REJECTED,               /* a member rejected the job */
+    PG_JR_TOO_OLD                 /* the job waited longer than the retention of its group */
 };
 #define PG_JOB_REASON_SHIFT 8            /* pg_job.control: enum pg_job_reason in bits 8-15 */
 #define PG_JOB_FAILURES_SHIFT 16         /* pg_job.control: number of failed attempts, in bits

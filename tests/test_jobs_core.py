@@ -8,9 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 from core_driver import Fault
-from jobs_driver import LEASE_NS, Held, JobsCore, Session, record
+from jobs_driver import Leased, JobsCore, Session, record
 
-from purgatoryd.shm_layout import wire
 from purgatoryd.shm_layout._core import lib
 from purgatoryd.shm_layout.layout import Op, Status
 
@@ -277,7 +276,8 @@ def test_jobs_of_a_key_are_leased_one_by_one_in_order(core: JobsCore) -> None:
     session.ack(again)
     step(core)
     (second,) = core.jobs_of(session)
-    assert second.key == b"a" and second.ticket != again.ticket
+    assert second.key == b"a"
+    assert second.ticket != again.ticket
     session.ack(second)
 
 
@@ -437,15 +437,27 @@ class World:
                 retention_ns=300 * MS if name == b"h" else 0, backoff_base_ns=8 * MS,
             )  # fmt: skip
         self.sessions = [Session(self.core) for _ in range(3)]
-        self.held: dict[tuple[int, int], tuple[Held, int]] = {}
+        self.held: dict[tuple[int, int], tuple[Leased, int]] = {}
         """The newest lease of each job by group and ticket, and the session that got it."""
         self.acked: Counter[tuple[int, int]] = Counter()
         self.keys = 0
 
     def step(self) -> None:
         steps = [
-            self.add, self.add, self.add, self.advance, self.advance, self.join, self.answer,
-            self.answer, self.answer, self.answer, self.leave, self.restart, self.dead, self.cancel,
+            self.add,
+            self.add,
+            self.add,
+            self.advance,
+            self.advance,
+            self.join,
+            self.answer,
+            self.answer,
+            self.answer,
+            self.answer,
+            self.leave,
+            self.restart,
+            self.dead,
+            self.cancel,
         ]
         self.random.choice(steps)()
         self.core.check()
@@ -491,7 +503,7 @@ class World:
         how = self.random.choice(["ack", "ack", "nack", "release", "reject", "extend"])
         job = self.core.rows(lib.PG_R_JOBS, "pg_job")[held.row]
         owns = (
-            job.control & 0xFF == lib.PG_J_LEASED and job.ticket >> 8 == held.ticket
+            job.control & 0xFF == lib.PG_JOB_LEASED and job.ticket >> 8 == held.ticket
             and job.control >> 32 == held.lease and job.session == session.id
         )  # fmt: skip
         if how == "nack":

@@ -18,7 +18,7 @@ SETTINGS: dict[str, int] = {
 LEASE_NS = 30 * 10**9
 
 
-class Held(NamedTuple):
+class Leased(NamedTuple):
     """A job in a JOBS message."""
 
     ticket: int
@@ -84,19 +84,19 @@ class Session:
     def join(self, group: bytes = b"g", credits_: int = 10, lease_ns: int = LEASE_NS) -> Answer:
         return self.one(record(Op.JOIN, group, value=credits_, time_ns=lease_ns))
 
-    def ack(self, held: Held) -> Status:
+    def ack(self, held: Leased) -> Status:
         return self.one(of_job(Op.JOB_ACK, held)).status
 
-    def nack(self, held: Held, delay_ns: int = -1, error: bytes = b"") -> Status:
+    def nack(self, held: Leased, delay_ns: int = -1, error: bytes = b"") -> Status:
         return self.one(of_job(Op.JOB_NACK, held, error, delay_ns)).status
 
-    def extend(self, held: Held, lease_ns: int) -> Status:
+    def extend(self, held: Leased, lease_ns: int) -> Status:
         return self.one(of_job(Op.JOB_EXTEND, held, time_ns=lease_ns)).status
 
-    def release(self, held: Held) -> Status:
+    def release(self, held: Leased) -> Status:
         return self.one(of_job(Op.JOB_RELEASE, held)).status
 
-    def reject(self, held: Held, error: bytes = b"") -> Status:
+    def reject(self, held: Leased, error: bytes = b"") -> Status:
         return self.one(of_job(Op.JOB_REJECT, held, error)).status
 
     def bye(self) -> None:
@@ -122,7 +122,7 @@ def record(op: int, key: bytes, area: bytes = b"", **fields: int) -> tuple[bytes
     return bytes(ffi.buffer(struct)), key + area
 
 
-def of_job(op: int, held: Held, text: bytes = b"", time_ns: int = 0) -> tuple[bytes, bytes]:
+def of_job(op: int, held: Leased, text: bytes = b"", time_ns: int = 0) -> tuple[bytes, bytes]:
     return record(op, held.token, text, key_type=1, payload_len=len(text), time_ns=time_ns)
 
 
@@ -195,7 +195,8 @@ class JobsCore(Core):
             "name_len": len(group),
         })  # fmt: skip
         reply = self._ask(Message.DEAD, bytes(ffi.buffer(ask)) + b"n" + group, 1000)
-        assert reply is not None and reply.error == 0
+        assert reply is not None
+        assert reply.error == 0
         head = ffi.from_buffer("struct pg_frame *", self.newest_reply)
         return int(head.detail[0]), int(head.detail[1])
 
@@ -216,19 +217,19 @@ class JobsCore(Core):
             found.append(Dead(d.ticket >> 8, d.attempts, d.reason, key, payload, error))
         return found
 
-    def received(self) -> dict[int, list[Held]]:
+    def received(self) -> dict[int, list[Leased]]:
         """Take all JOBS messages. Return the jobs of each session."""
-        found: dict[int, list[Held]] = {}
+        found: dict[int, list[Leased]] = {}
         session = ffi.new("uint64_t *")
         while used := lib.pg_jobs(self.a, session, ffi.from_buffer(self._jobs_out), MESSAGE_MAX):
-            found.setdefault(int(session[0]), []).extend(_held(bytes(self._jobs_out[:used])))
+            found.setdefault(int(session[0]), []).extend(_leased(bytes(self._jobs_out[:used])))
         return found
 
-    def jobs_of(self, session: Session) -> list[Held]:
+    def jobs_of(self, session: Session) -> list[Leased]:
         return self.received().get(session.id, [])
 
 
-def _held(message: bytes) -> list[Held]:
+def _leased(message: bytes) -> list[Leased]:
     head = ffi.from_buffer("struct pg_frame *", message)
     infos = ffi.cast("struct pg_job_info *", ffi.addressof(head[0]) + 1)
     at = ffi.sizeof("struct pg_frame") + head.count * ffi.sizeof("struct pg_job_info")
@@ -236,7 +237,7 @@ def _held(message: bytes) -> list[Held]:
     for i in range(head.count):
         j = infos[i]
         topic, rest = message[at : at + j.topic_len], message[at + j.topic_len :]
-        found.append(Held(
+        found.append(Leased(
             j.ticket >> 8, j.row, j.lease, j.attempt, j.group, topic, rest[: j.key_len],
             rest[j.key_len : j.key_len + j.payload_len], j.lease_ends_ns, j.priority,
         ))  # fmt: skip

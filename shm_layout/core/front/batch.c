@@ -347,7 +347,7 @@ static uint32_t lease_row(const struct pg_arena *a, const struct step *s)
     if (lease.row >= a->job_slots.capacity)
         return PG_NIL;
     const struct pg_job *j = job_at(a, lease.row);
-    const bool held = job_state(j) == PG_J_LEASED && j->ticket >> 8 == lease.ticket &&
+    const bool held = job_state(j) == PG_JOB_LEASED && j->ticket >> 8 == lease.ticket &&
                       job_leases(j) == lease.lease && j->session == s->session->id &&
                       group_at(a, j->group)->namespace_row == s->put.key.namespace_row;
     return held ? lease.row : PG_NIL;

@@ -160,7 +160,7 @@ static bool group_empty(struct pg_arena *a, uint32_t group)
 {
     uint32_t left = DROPS_PER_CALL;
     for (uint32_t row = 0; row < a->job_slots.capacity && group_at(a, group)->jobs != 0; row++) {
-        if (job_state(job_at(a, row)) == PG_J_FREE || job_at(a, row)->group != group)
+        if (job_state(job_at(a, row)) == PG_JOB_FREE || job_at(a, row)->group != group)
             continue;
         if (left-- == 0 || wal_buffer_full(a))
             return false;
@@ -210,7 +210,7 @@ static int64_t oldest_ns(const struct pg_arena *a, uint32_t group)
         return oldest;
     for (uint32_t row = 0; row < a->job_slots.capacity; row++) {
         const struct pg_job *j = job_at(a, row);
-        if (job_state(j) != PG_J_FREE && job_state(j) != PG_J_DEAD && j->group == group &&
+        if (job_state(j) != PG_JOB_FREE && job_state(j) != PG_JOB_DEAD && j->group == group &&
             j->fired_ns < oldest)
             oldest = j->fired_ns;
     }
@@ -360,7 +360,7 @@ static void job_bytes_write(const struct pg_arena *a, const struct pg_job *j, st
 static uint64_t dead_list(const struct pg_arena *a, uint32_t group, const struct pg_dead_ask *ask,
                           struct sink *out, uint32_t *count)
 {
-    uint32_t rows[DEAD_PER_MESSAGE], row = group_at(a, group)->dead_head;
+    uint32_t rows[DEAD_PER_MESSAGE], row = group_at(a, group)->dead_first;
     const uint32_t most = ask->most < DEAD_PER_MESSAGE ? ask->most : DEAD_PER_MESSAGE;
     uint64_t used = sizeof(struct pg_frame);
     while (ask->after != 0 && row != PG_NIL && job_at(a, row)->ticket >> 8 != ask->after)
@@ -388,7 +388,7 @@ static uint64_t dead_list(const struct pg_arena *a, uint32_t group, const struct
 static uint64_t dead_change(struct pg_arena *a, uint32_t group, const struct pg_dead_ask *ask)
 {
     uint64_t done = 0;
-    uint32_t next = group_at(a, group)->dead_head;
+    uint32_t next = group_at(a, group)->dead_first;
     while (next != PG_NIL && done < DROPS_PER_CALL && !wal_buffer_full(a)) {
         const uint32_t row = next;
         next = job_at(a, row)->next;

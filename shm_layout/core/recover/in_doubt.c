@@ -181,8 +181,8 @@ static bool job_visible(const struct pg_arena *a, const void *body)
     if (j->row >= a->job_slots.capacity)
         return false;
     const struct pg_job *found = job_at(a, j->row);
-    if (j->control == PG_J_FREE)
-        return found->control == PG_J_FREE || found->ticket != j->ticket;
+    if (j->control == PG_JOB_FREE)
+        return found->control == PG_JOB_FREE || found->ticket != j->ticket;
     return found->control == j->control && found->ticket == j->ticket &&
            found->due_ns == j->due_ns;
 }

@@ -269,7 +269,7 @@ static bool jobs_migrate(struct pg_arena *to, const struct pg_arena *from, struc
 {
     for (uint32_t row = 0; row < from->job_slots.capacity; row++) {
         const struct pg_job *j = job_at(from, row);
-        if (job_state(j) == PG_J_FREE)
+        if (job_state(j) == PG_JOB_FREE)
             continue;
         if (row >= to->job_slots.capacity)
             return fits(why, "jobs in use", row + 1, to->job_slots.capacity);

@@ -647,7 +647,7 @@ static bool redo_job(const struct redo *r)
     if (!below(r, "a job that does not exist", r->a->job_slots.capacity, j->row) ||
         !below(r, "a consumer group that does not exist", r->a->group_rows, j->group) ||
         !below(r, "a topic that does not exist", r->a->topic_rows, j->topic) ||
-        !below(r, "state of a job", PG_J_STATES, j->control & 0xff) ||
+        !below(r, "state of a job", PG_JOB_STATES, j->control & 0xff) ||
         !below(r, "priority of a job", PG_PRIORITY_MAX + 1, j->priority) ||
         !below(r, "length of an error text", PG_JOB_ERROR_MAX + 1, j->error_len) ||
         !below(r, "length of a payload", PG_PAYLOAD_MAX + PG_VERDICT_MAX + 1, j->payload_len))

@@ -418,7 +418,7 @@ static bool job_frame_write(const struct pg_arena *a, struct pg_snapshot *s, str
     const struct pg_job *live = job_at(a, s->next);
     const uint32_t passes = LOAD_ACQUIRE(&blobs_heap(&a->blobs)->passes);
     const uint64_t control = LOAD_ACQUIRE(&live->control), before = out->used;
-    if ((control & 0xff) == PG_J_FREE)
+    if ((control & 0xff) == PG_JOB_FREE)
         return true;
     const struct pg_job j = *live;
     atomic_thread_fence(memory_order_acquire);   /* the fence precedes reads of a moved blob */

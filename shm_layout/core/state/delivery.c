@@ -149,7 +149,7 @@ void members_rebuild(struct pg_arena *a)
     members_init(a);
     for (uint32_t row = 0; row < a->job_slots.capacity; row++) {
         const struct pg_job *j = job_at(a, row);
-        if (job_state(j) != PG_J_LEASED || session_find(a, j->session) == NULL)
+        if (job_state(j) != PG_JOB_LEASED || session_find(a, j->session) == NULL)
             continue;
         const uint32_t member = member_found_or_born(a, j->session, j->group);
         if (member != PG_NIL)

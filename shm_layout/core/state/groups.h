@@ -8,7 +8,7 @@
 #include "core/state/keys.h"
 #include "core/state/rows.h"
 
-/* What a message asks for: the names of a group and of its topics, and its settings. */
+/* A group that a message wants: its name, its settings and its topics. */
 struct group_wanted {
     struct name name;
     uint32_t namespace_row;

@@ -33,9 +33,9 @@
 static uint64_t *count_of(struct pg_consumer_group *g, unsigned state)
 {
     switch (state) {
-    case PG_J_WAITING: return &g->waiting;
-    case PG_J_LEASED: return &g->leased;
-    case PG_J_DELAYED: return &g->delayed;
+    case PG_JOB_WAITING: return &g->waiting;
+    case PG_JOB_LEASED: return &g->leased;
+    case PG_JOB_DELAYED: return &g->delayed;
     default: return &g->dead;
     }
 }
@@ -81,9 +81,9 @@ static int64_t placed_at_ns(const struct pg_arena *a, const struct pg_job *j)
     const int64_t retention_ns = group_at(a, j->group)->settings.retention_ns;
     int64_t at_ns;
     switch (job_state(j)) {
-    case PG_J_LEASED:
-    case PG_J_DELAYED: return j->due_ns;
-    case PG_J_WAITING:
+    case PG_JOB_LEASED:
+    case PG_JOB_DELAYED: return j->due_ns;
+    case PG_JOB_WAITING:
         return retention_ns == 0 || __builtin_add_overflow(j->fired_ns, retention_ns, &at_ns)
                    ? INT64_MAX
                    : at_ns;
@@ -131,7 +131,7 @@ static void ready_append(struct pg_arena *a, uint32_t row)
 {
     const struct pg_job *j = job_at(a, row);
     struct pg_consumer_group *g = group_at(a, j->group);
-    list_append(a, &g->ready_heads[j->priority], &g->ready_tails[j->priority], row);
+    list_append(a, &g->ready_first[j->priority], &g->ready_last[j->priority], row);
     a->state.jobs_wait = true;
 }
 
@@ -139,7 +139,7 @@ static void ready_remove(struct pg_arena *a, uint32_t row)
 {
     const struct pg_job *j = job_at(a, row);
     struct pg_consumer_group *g = group_at(a, j->group);
-    list_remove(a, &g->ready_heads[j->priority], &g->ready_tails[j->priority], row);
+    list_remove(a, &g->ready_first[j->priority], &g->ready_last[j->priority], row);
 }
 
 /* A waiting job gains one priority in this time, so that no priority waits for ever. */
@@ -151,7 +151,7 @@ uint32_t job_next(const struct pg_arena *a, uint32_t group)
     uint32_t best = PG_NIL;
     int64_t best_ns = INT64_MAX;
     for (int64_t priority = PG_PRIORITY_MAX; priority >= 0; priority--) {
-        const uint32_t row = g->ready_heads[priority];
+        const uint32_t row = g->ready_first[priority];
         if (row == PG_NIL)
             continue;
         const int64_t rank_ns = job_at(a, row)->due_ns - priority * AGING_NS;
@@ -224,7 +224,7 @@ static void order_lead(struct pg_arena *a, uint32_t row)
 static bool order_overtake(struct pg_arena *a, uint32_t first, uint32_t row, const struct probe *at)
 {
     struct pg_job *head = job_at(a, first), *j = job_at(a, row);
-    if (job_state(head) != PG_J_WAITING || !is_earlier(j, head))
+    if (job_state(head) != PG_JOB_WAITING || !is_earlier(j, head))
         return false;
     ready_remove(a, first);
     index_erase(&a->order_index, at);
@@ -284,7 +284,7 @@ static void order_leave(struct pg_arena *a, uint32_t row)
         return;
     job_at(a, next)->order_last = j->order_last;
     order_lead(a, next);
-    if (job_state(job_at(a, next)) == PG_J_WAITING)
+    if (job_state(job_at(a, next)) == PG_JOB_WAITING)
         ready_append(a, next);
 }
 
@@ -375,17 +375,17 @@ static void job_unlist(struct pg_arena *a, uint32_t row)
     const struct pg_job *j = job_at(a, row);
     struct pg_consumer_group *g = group_at(a, j->group);
     switch (job_state(j)) {
-    case PG_J_WAITING:
+    case PG_JOB_WAITING:
         if (!j->behind)
             ready_remove(a, row);
         break;
-    case PG_J_LEASED: member_gives(a, row); break;
-    case PG_J_DEAD: list_remove(a, &g->dead_head, &g->dead_tail, row); break;
+    case PG_JOB_LEASED: member_gives(a, row); break;
+    case PG_JOB_DEAD: list_remove(a, &g->dead_first, &g->dead_last, row); break;
     default: break;
     }
 }
 
-/* Free the row of a job whose control word is PG_J_FREE. */
+/* Free the row of a job whose control word is PG_JOB_FREE. */
 static void row_free(struct pg_arena *a, uint32_t row)
 {
     struct pg_job *j = job_at(a, row);
@@ -402,14 +402,14 @@ static void job_end(struct pg_arena *a, uint32_t row, bool acked)
 {
     struct pg_job *j = job_at(a, row);
     struct pg_job ended = *j;
-    ended.control = PG_J_FREE;
+    ended.control = PG_JOB_FREE;
     if (has_wal(a))
         wal_append_job(a, row, &ended, acked);
     job_unplace(a, row);
     job_unlist(a, row);
     order_leave(a, row);
     job_count(a, j, -1);
-    STORE_RELEASE(&j->control, (uint64_t)PG_J_FREE);
+    STORE_RELEASE(&j->control, (uint64_t)PG_JOB_FREE);
     row_free(a, row);
 }
 
@@ -433,7 +433,7 @@ static bool job_drop_oldest(struct pg_arena *a, uint32_t group)
     const struct pg_consumer_group *g = group_at(a, group);
     uint32_t oldest = PG_NIL;
     for (uint32_t i = 0; i <= PG_PRIORITY_MAX; i++) {
-        const uint32_t row = g->ready_heads[i];
+        const uint32_t row = g->ready_first[i];
         if (row != PG_NIL &&
             (oldest == PG_NIL || job_at(a, row)->due_ns < job_at(a, oldest)->due_ns))
             oldest = row;
@@ -461,7 +461,7 @@ bool jobs_admit(struct pg_arena *a, uint32_t topic, uint64_t granules, struct pg
 static void job_wait(struct pg_arena *a, uint32_t row, struct pg_job to, unsigned failures)
 {
     const bool was_first = job_at(a, row)->in_order != 0;
-    to.control = job_control(PG_J_WAITING, PG_JR_NONE, failures, job_leases(&to));
+    to.control = job_control(PG_JOB_WAITING, PG_JR_NONE, failures, job_leases(&to));
     to.session = 0;
     job_unlist(a, row);
     job_store(a, row, to);
@@ -475,17 +475,17 @@ static void job_bury(struct pg_arena *a, uint32_t row, struct pg_job to, unsigne
                      unsigned failures)
 {
     struct pg_consumer_group *g = group_at(a, to.group);
-    to.control = job_control(PG_J_DEAD, reason, failures, job_leases(&to));
+    to.control = job_control(PG_JOB_DEAD, reason, failures, job_leases(&to));
     to.session = 0;
     job_unlist(a, row);
     job_store(a, row, to);
     job_place_again(a, row);
-    list_append(a, &g->dead_head, &g->dead_tail, row);
+    list_append(a, &g->dead_first, &g->dead_last, row);
     if (!(g->settings.flags & PG_G_BLOCK))
         order_leave(a, row);
     a->metrics->jobs_dead++;
     while (g->dead > g->settings.max_dead && !wal_buffer_full(a))
-        job_drop(a, g->dead_head);
+        job_drop(a, g->dead_first);
 }
 
 /* Return a delay between 0 and the largest delay after so many failures ("full jitter"; Brooker,
@@ -518,7 +518,7 @@ static void job_delay(struct pg_arena *a, uint32_t row, struct pg_job to, uint32
         job_wait(a, row, to, failures);
         return;
     }
-    to.control = job_control(PG_J_DELAYED, PG_JR_NONE, failures, job_leases(&to));
+    to.control = job_control(PG_JOB_DELAYED, PG_JR_NONE, failures, job_leases(&to));
     to.session = 0;
     job_unlist(a, row);
     job_store(a, row, to);
@@ -596,7 +596,7 @@ void job_lease(struct pg_arena *a, uint32_t row, uint32_t member, int64_t lease_
     to.due_ns = a->state.now_ns + lease_ns;
     to.session = member_at(a, member)->session;
     to.control =
-        job_control(PG_J_LEASED, PG_JR_NONE, job_failures(&to), job_leases(&to) + 1);
+        job_control(PG_JOB_LEASED, PG_JR_NONE, job_failures(&to), job_leases(&to) + 1);
     job_unlist(a, row);
     job_store(a, row, to);
     job_place_again(a, row);
@@ -620,8 +620,8 @@ bool job_due(struct pg_arena *a, uint32_t row)
         return false;
     slot_mark(job_hot(a, row), PG_S_PARKED);
     switch (job_state(&to)) {
-    case PG_J_LEASED: job_expired(a, row); break;
-    case PG_J_DELAYED: job_wait(a, row, to, job_failures(&to)); break;
+    case PG_JOB_LEASED: job_expired(a, row); break;
+    case PG_JOB_DELAYED: job_wait(a, row, to, job_failures(&to)); break;
     default: job_bury(a, row, to, PG_JR_TOO_OLD, job_failures(&to)); break;
     }
     return true;
@@ -645,10 +645,10 @@ static void job_write(struct pg_arena *a, uint32_t row, uint32_t group, const st
         .payload_len = e->payload_len, .hash = e->hash, .next = PG_NIL, .previous = PG_NIL,
         .member = PG_NIL, .order_next = PG_NIL, .order_last = PG_NIL, .group = (uint16_t)group,
         .topic = e->topic, .key_len = e->key_len, .meta = (uint8_t)(e->meta & ~(PG_E_JOBS << 4))};
-    STORE_RELEASE(&j->control, job_control(PG_J_WAITING, PG_JR_NONE, 0, 0));
+    STORE_RELEASE(&j->control, job_control(PG_JOB_WAITING, PG_JR_NONE, 0, 0));
 }
 
-/* Link a new job into what is derived. */
+/* Add a new job to the index, the counts, the wheel and its queue. */
 static void job_link(struct pg_arena *a, uint32_t row)
 {
     const struct pg_job *j = job_at(a, row);
@@ -706,10 +706,10 @@ static uint32_t job_of_key(const struct pg_arena *a, const struct key *k, uint64
     uint32_t found = PG_NIL, row = index_first(&a->job_index, k->hash, &at);
     for (; row != PG_NIL; row = index_next(&a->job_index, k->hash, &at)) {
         const struct pg_job *j = job_at(a, row);
-        if (job_state(j) == PG_J_DEAD || !job_has_key(a, j, k) ||
+        if (job_state(j) == PG_JOB_DEAD || !job_has_key(a, j, k) ||
             (ticket != 0 && j->ticket >> 8 != ticket))
             continue;
-        if (job_state(j) == PG_J_LEASED)
+        if (job_state(j) == PG_JOB_LEASED)
             return row;
         found = row;
     }
@@ -720,12 +720,12 @@ bool jobs_cancel(struct pg_arena *a, const struct key *k, uint64_t ticket, bool 
                  struct pg_result *r)
 {
     uint32_t row = job_of_key(a, k, ticket);
-    if (row == PG_NIL || (job_state(job_at(a, row)) != PG_J_LEASED && !delivered))
+    if (row == PG_NIL || (job_state(job_at(a, row)) != PG_JOB_LEASED && !delivered))
         return false;
     const struct pg_job *j = job_at(a, row);
-    answer(r, j->ticket >> 8, job_state(j) == PG_J_LEASED ? PG_ST_LEASED : PG_ST_CANCELLED,
+    answer(r, j->ticket >> 8, job_state(j) == PG_JOB_LEASED ? PG_ST_LEASED : PG_ST_CANCELLED,
            j->deadline_ns);
-    while (row != PG_NIL && job_state(job_at(a, row)) != PG_J_LEASED) {
+    while (row != PG_NIL && job_state(job_at(a, row)) != PG_JOB_LEASED) {
         job_drop(a, row);
         row = job_of_key(a, k, ticket);
     }
@@ -762,7 +762,7 @@ static uint32_t error_evacuate(struct pg_arena *a, struct pg_job *j)
 uint32_t job_evacuate(struct pg_arena *a, uint32_t row)
 {
     struct pg_job *j = job_at(a, row);
-    if (job_state(j) == PG_J_FREE)
+    if (job_state(j) == PG_JOB_FREE)
         return 0;
     const uint32_t granules = job_granules(j), old = j->blob;
     const uint32_t blob = blobs_evacuate(&a->blobs, old, granules);
@@ -784,13 +784,13 @@ static void restore_end(struct pg_arena *a, uint32_t row)
 {
     struct pg_job *j = job_at(a, row);
     struct probe at;
-    if (job_state(j) == PG_J_FREE)
+    if (job_state(j) == PG_JOB_FREE)
         return;
     if (index_find_id(&a->job_index, j->hash, row, &at))
         index_erase(&a->job_index, &at);
     payload_leave(a, j);
     error_free(a, j->error);
-    j->control = PG_J_FREE;
+    j->control = PG_JOB_FREE;
 }
 
 void jobs_restore_end_of_group(struct pg_arena *a, uint32_t group)
@@ -804,7 +804,7 @@ void jobs_restore_end_of_group(struct pg_arena *a, uint32_t group)
 static bool row_wanted(const struct pg_arena *a, uint32_t row, uint64_t ticket)
 {
     const struct pg_job *j = job_at(a, row);
-    return job_state(j) == PG_J_FREE || ticket_number(j->ticket >> 8) <= ticket_number(ticket >> 8);
+    return job_state(j) == PG_JOB_FREE || ticket_number(j->ticket >> 8) <= ticket_number(ticket >> 8);
 }
 
 void jobs_restore_born(struct pg_arena *a, const struct pg_wal_born *born, uint32_t count,
@@ -814,7 +814,7 @@ void jobs_restore_born(struct pg_arena *a, const struct pg_wal_born *born, uint3
     for (uint32_t i = 0; i < count; i++) {
         const uint32_t row = born[i].row;
         if (!row_wanted(a, row, e->ticket) ||
-            (job_state(job_at(a, row)) != PG_J_FREE && job_at(a, row)->ticket == e->ticket))
+            (job_state(job_at(a, row)) != PG_JOB_FREE && job_at(a, row)->ticket == e->ticket))
             continue;
         restore_end(a, row);
         job_write(a, row, born[i].group, e, position);
@@ -871,10 +871,10 @@ static bool payload_restore(struct pg_arena *a, const struct pg_wal_job *from, u
 bool job_restore(struct pg_arena *a, const struct pg_wal_job *from, const uint8_t *bytes)
 {
     struct pg_job *j = job_at(a, from->row);
-    const bool same = job_state(j) != PG_J_FREE && j->ticket == from->ticket;
+    const bool same = job_state(j) != PG_JOB_FREE && j->ticket == from->ticket;
     if (!same && (from->key_len == 0 || !row_wanted(a, from->row, from->ticket)))
         return true;              /* the job has ended, or its snapshot is newer */
-    if (same && (from->control & 0xff) == PG_J_FREE) {
+    if (same && (from->control & 0xff) == PG_JOB_FREE) {
         restore_end(a, from->row);
         return true;
     }
@@ -900,7 +900,7 @@ static void lease_restored(struct pg_arena *a, struct pg_job *j)
     const uint32_t failures = job_failures(j);
     j->session = 0;
     j->due_ns = a->state.now_ns;
-    j->control = job_control(PG_J_WAITING, PG_JR_NONE,
+    j->control = job_control(PG_JOB_WAITING, PG_JR_NONE,
                              failures < PG_ATTEMPTS_MAX ? failures + 1 : failures, job_leases(j));
 }
 
@@ -908,7 +908,7 @@ void jobs_restored(struct pg_arena *a, int64_t shift_ns)
 {
     for (uint32_t row = 0; row < a->job_slots.capacity; row++) {
         struct pg_job *j = job_at(a, row);
-        if (job_state(j) == PG_J_FREE)
+        if (job_state(j) == PG_JOB_FREE)
             continue;
         j->deadline_ns = shifted(j->deadline_ns, shift_ns);
         j->fired_ns = shifted(j->fired_ns, shift_ns);
@@ -919,7 +919,7 @@ void jobs_restored(struct pg_arena *a, int64_t shift_ns)
         const uint8_t *key = blob_at(&a->blobs, j->blob);
         const uint64_t scope = key_scope(group_at(a, j->group)->namespace_row, j->meta & 15);
         j->hash = key_hash_of(keyed_hash(a->secret->secret, scope, key, j->key_len));
-        if (job_state(j) == PG_J_LEASED)
+        if (job_state(j) == PG_JOB_LEASED)
             lease_restored(a, j);
     }
 }
@@ -935,7 +935,7 @@ void jobs_init(struct pg_arena *a)
 
 static bool job_sound(const struct pg_arena *a, const struct pg_job *j)
 {
-    return job_state(j) < PG_J_STATES && j->key_len != 0 && j->priority <= PG_PRIORITY_MAX &&
+    return job_state(j) < PG_JOB_STATES && j->key_len != 0 && j->priority <= PG_PRIORITY_MAX &&
            j->topic < a->topic_rows && topic_at(a, j->topic)->name_len != 0 &&
            j->payload_len <= PG_PAYLOAD_MAX + PG_VERDICT_MAX &&
            job_error_len(j) <= PG_JOB_ERROR_MAX &&
@@ -952,13 +952,13 @@ bool jobs_void(struct pg_arena *a, struct pg_fault *why)
 {
     for (uint32_t row = 0; row < a->job_slots.capacity; row++) {
         struct pg_job *j = job_at(a, row);
-        if (job_state(j) == PG_J_FREE)
+        if (job_state(j) == PG_JOB_FREE)
             continue;
         if (!exists(a, j))
-            STORE_RELEASE(&j->control, (uint64_t)PG_J_FREE);
+            STORE_RELEASE(&j->control, (uint64_t)PG_JOB_FREE);
         else if (!job_sound(a, j))
             return fault_set(why, "jobs", "a job's group, topic, state or key is invalid", row,
-                             PG_J_STATES, job_state(j));
+                             PG_JOB_STATES, job_state(j));
     }
     for (uint64_t p = a->header->replay_head; p < a->header->replay_tail; p++)
         replay_at(a, p)->meta &= (uint8_t)~(PG_E_JOBS << 4);
@@ -1004,11 +1004,11 @@ static void job_relink(struct pg_arena *a, uint32_t row)
     struct pg_consumer_group *g = group_at(a, j->group);
     job_count(a, j, 1);
     const bool in_order =
-        is_ordered(a, j) && (job_state(j) != PG_J_DEAD || g->settings.flags & PG_G_BLOCK);
+        is_ordered(a, j) && (job_state(j) != PG_JOB_DEAD || g->settings.flags & PG_G_BLOCK);
     const bool first = !in_order || order_enter(a, row);
-    if (job_state(j) == PG_J_DEAD)
-        list_append(a, &g->dead_head, &g->dead_tail, row);
-    else if (job_state(j) == PG_J_WAITING && first)
+    if (job_state(j) == PG_JOB_DEAD)
+        list_append(a, &g->dead_first, &g->dead_last, row);
+    else if (job_state(j) == PG_JOB_WAITING && first)
         ready_append(a, row);
 }
 
@@ -1017,10 +1017,10 @@ static void jobs_relink(struct pg_arena *a, uint32_t *rows, uint32_t count)
 {
     qsort_r(rows, count, sizeof *rows, row_compare, a);
     for (uint32_t i = 0; i < count; i++)
-        if (job_state(job_at(a, rows[i])) != PG_J_WAITING)
+        if (job_state(job_at(a, rows[i])) != PG_JOB_WAITING)
             job_relink(a, rows[i]);
     for (uint32_t i = 0; i < count; i++)
-        if (job_state(job_at(a, rows[i])) == PG_J_WAITING)
+        if (job_state(job_at(a, rows[i])) == PG_JOB_WAITING)
             job_relink(a, rows[i]);
 }
 
@@ -1035,7 +1035,7 @@ bool jobs_rebuild(struct pg_arena *a, struct pg_fault *why)
     a->metrics->jobs = 0;
     for (uint32_t row = 0; row < a->job_slots.capacity; row++) {
         struct pg_job *j = job_at(a, row);
-        if (job_state(j) == PG_J_FREE)
+        if (job_state(j) == PG_JOB_FREE)
             continue;
         j->next = j->previous = j->member = j->order_next = j->order_last = PG_NIL;
         j->behind = j->in_order = 0;
@@ -1048,7 +1048,7 @@ bool jobs_rebuild(struct pg_arena *a, struct pg_fault *why)
     jobs_relink(a, rows, count);
     slots_free_none(&a->job_slots);
     for (uint32_t row = a->job_slots.capacity; row-- > 0;)
-        if (job_state(job_at(a, row)) == PG_J_FREE)
+        if (job_state(job_at(a, row)) == PG_JOB_FREE)
             slots_give(&a->job_slots, row);
     return true;
 }
@@ -1058,7 +1058,7 @@ int64_t jobs_earliest_ns(const struct pg_arena *a)
     int64_t earliest_ns = INT64_MAX;
     for (uint32_t row = 0; row < a->job_slots.capacity; row++) {
         const struct pg_job *j = job_at(a, row);
-        const int64_t at_ns = job_state(j) == PG_J_FREE ? INT64_MAX : placed_at_ns(a, j);
+        const int64_t at_ns = job_state(j) == PG_JOB_FREE ? INT64_MAX : placed_at_ns(a, j);
         earliest_ns = at_ns < earliest_ns ? at_ns : earliest_ns;
     }
     return earliest_ns;
@@ -1068,8 +1068,8 @@ void jobs_place(struct pg_arena *a)
 {
     for (uint32_t row = 0; row < a->job_slots.capacity; row++) {
         const struct pg_job *j = job_at(a, row);
-        slot_mark(job_hot(a, row), job_state(j) == PG_J_FREE ? PG_S_FREE : PG_S_PARKED);
-        if (job_state(j) != PG_J_FREE)
+        slot_mark(job_hot(a, row), job_state(j) == PG_JOB_FREE ? PG_S_FREE : PG_S_PARKED);
+        if (job_state(j) != PG_JOB_FREE)
             job_place_again(a, row);
     }
 }
@@ -1082,7 +1082,7 @@ static bool job_check(const struct pg_arena *a, uint32_t row, struct pg_fault *f
     struct probe at;
     if (!job_sound(a, j) || !exists(a, j))
         return fault_set(fault, "jobs", "a job's group, topic, state or key is invalid", row,
-                         PG_J_STATES, job_state(j));
+                         PG_JOB_STATES, job_state(j));
     if (!index_find_id(&a->job_index, j->hash, row, &at))
         return fault_set(fault, "jobs", "a job that the index does not lead to", row, row, j->hash);
     if (is_placed(a, row) != (placed_at_ns(a, j) != INT64_MAX))
@@ -1116,7 +1116,7 @@ bool jobs_check(const struct pg_arena *a, struct pg_fault *fault, uint64_t *gran
         return true;
     for (uint32_t row = 0; row < a->job_slots.capacity; row++) {
         const struct pg_job *j = job_at(a, row);
-        if (job_state(j) == PG_J_FREE)
+        if (job_state(j) == PG_JOB_FREE)
             continue;
         if (!job_check(a, row, fault))
             return false;

@@ -135,7 +135,7 @@ static bool member_check(const struct pg_arena *a, uint32_t row, struct pg_fault
     uint32_t held = 0;
     for (uint32_t job = m->first; job != PG_NIL && held <= m->held; job = job_at(a, job)->next) {
         held++;
-        if (job_at(a, job)->member != row || (job_at(a, job)->control & 0xff) != PG_J_LEASED ||
+        if (job_at(a, job)->member != row || (job_at(a, job)->control & 0xff) != PG_JOB_LEASED ||
             job_at(a, job)->session != m->session || job_at(a, job)->group != m->group)
             return fault_set(fault, "members", "a member holds a job that is not leased to it", row,
                              row, job);

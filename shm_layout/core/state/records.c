@@ -478,7 +478,7 @@ struct pg_wal_job wal_job_of(uint32_t row, const struct pg_job *j)
 void wal_append_job(struct pg_arena *a, uint32_t row, const struct pg_job *fields, bool acked)
 {
     struct pg_wal_job j = wal_job_of(row, fields);
-    if (j.control == PG_J_FREE)
+    if (j.control == PG_JOB_FREE)
         j.error_len = 0;
     struct pg_wal_job *body = wal_frame_begin(a, PG_WAL_JOB, j.error_len);
     j.at_ns = a->call.moment_ns;
