@@ -38,7 +38,7 @@ from purgatoryd.clients.core import (
     Mode,
     check_spin,
 )
-from purgatoryd.clients.groups import AsyncGroupCalls, GroupJob
+from purgatoryd.clients.groups import AsyncGroupCalls, GroupJob, named
 from purgatoryd.clients.jobs import Job, Jobs, Started, in_doubt
 from purgatoryd.clients.ledger import Ledger
 from purgatoryd.clients.local_channel import Transport
@@ -65,6 +65,7 @@ from purgatoryd.shm_layout.errors import (
     Closed,
     DaemonError,
     DaemonUnreachable,
+    FullGroup,
     PurgatorydError,
     QueueFull,
 )
@@ -399,6 +400,14 @@ class AsyncClient(
         self, kind: Kind, arguments: tuple[Any, ...], wait: bool, timeout: float | None
     ) -> Any:
         limit_s = self._limit_s(timeout)
+        try:
+            return await self._made_at_once(kind, arguments, wait, limit_s)
+        except FullGroup as error:
+            raise await self._run(named(self._core, error, limit_s)) from None
+
+    async def _made_at_once(
+        self, kind: Kind, arguments: tuple[Any, ...], wait: bool, limit_s: float
+    ) -> Any:
         if wait and self._lent and self._posted is None and limit_s > DIRECT_S:
             pending = kind.pending()
             if await self._direct(kind, pending, arguments, limit_s):

@@ -41,7 +41,7 @@ from purgatoryd.clients.core import (
     check_spin,
 )
 from purgatoryd.clients.engine import Call, Engine
-from purgatoryd.clients.groups import GroupCalls, GroupJob
+from purgatoryd.clients.groups import GroupCalls, GroupJob, named
 from purgatoryd.clients.jobs import Job, in_doubt
 from purgatoryd.clients.local_channel import Transport
 from purgatoryd.clients.lots import Lot
@@ -50,6 +50,7 @@ from purgatoryd.clients.packing import Entry, Pending
 from purgatoryd.shm_layout.errors import (
     Closed,
     DaemonError,
+    FullGroup,
     PurgatorydError,
     QueueFull,
 )
@@ -427,6 +428,14 @@ class Client(
         self, kind: Kind, arguments: tuple[Any, ...], wait: bool, timeout: float | None
     ) -> Any:
         limit_s = self.timeout if timeout is None else check_limit_s(timeout)
+        try:
+            return self._made_at_once(kind, arguments, wait, limit_s)
+        except FullGroup as error:
+            raise self._engine.call(named(self._core, error, limit_s)) from None
+
+    def _made_at_once(
+        self, kind: Kind, arguments: tuple[Any, ...], wait: bool, limit_s: float
+    ) -> Any:
         if wait and (direct := self._core.direct) is not None:
             pending = kind.pending()
             try:

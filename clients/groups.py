@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
+from contextlib import suppress
 from datetime import timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar, cast
 
 from purgatoryd.clients import times
 from purgatoryd.clients.arguments import check_type, check_whole, each
@@ -13,11 +14,13 @@ from purgatoryd.clients.core import Asked, Core
 from purgatoryd.clients.jobs import Job, asked
 from purgatoryd.shm_layout import group_wire, wire
 from purgatoryd.shm_layout.errors import (
+    FullGroup,
     GroupMismatch,
     GroupMissing,
     GroupRefused,
     InvalidArgument,
     MessageRefused,
+    PurgatorydError,
 )
 from purgatoryd.shm_layout.group_wire import DeadLetter, GroupInfo, GroupSettings
 from purgatoryd.shm_layout.layout import (
@@ -41,7 +44,7 @@ Start = Literal["latest", "earliest"]
 PAGE = 256
 """Number of dead letters in one reply of the daemon."""
 DEFAULTS = GroupSettings(
-    max_backlog=10_000, max_bytes=0, retention_ns=0, max_lease_ns=3_600_000_000_000,
+    max_backlog=4096, max_bytes=0, retention_ns=0, max_lease_ns=3_600_000_000_000,
     backoff_ns=1_000_000_000, backoff_cap_ns=600_000_000_000, rate=0, max_attempts=20,
     max_dead=1000,
 )  # fmt: skip
@@ -218,13 +221,18 @@ def _dead_question(
 # ---- jobs ------------------------------------------------------------------------------------
 
 
+def shards_of(core: Core) -> list[Connection]:
+    """Return a connection to each daemon that has a partition of the namespace."""
+    return list({connection.daemon: connection for connection in core.connections}.values())
+
+
 def each_group(
     core: Core, action: GroupAction, group: str, limit_s: float,
     settings: GroupSettings | None = None, topics: Sequence[bytes] = (), *, earliest: bool = False,
 ) -> Job[list[GroupInfo]]:  # fmt: skip
-    """Send a GROUP message to each partition, and return the merged descriptions."""
+    """Send a GROUP message to each shard, and return the merged descriptions."""
     found: list[GroupInfo] = []
-    for connection in core.connections:
+    for connection in shards_of(core):
         ask = partial(_group_question, core, action, group, settings, topics, earliest, connection)
         found += yield from asked(connection, ask, "consumer group", limit_s)
     return merged(found)
@@ -264,11 +272,11 @@ def created(
     core: Core, group: str, limit_s: float, given: dict[str, Any], topics: tuple[bytes, ...],
     earliest: bool,
 ) -> Job[GroupInfo]:  # fmt: skip
-    """Create a consumer group in each partition. A consumer group that exists must have the given
+    """Create a consumer group in each shard. A consumer group that exists must have the given
     settings and topics. Raises GroupMismatch, GroupRefused."""
     settings = DEFAULTS._replace(**given)
     infos: list[GroupInfo] = []
-    for connection in core.connections:
+    for connection in shards_of(core):
         info = yield from _created_in(
             core, connection, group, limit_s, given, settings, topics, earliest
         )
@@ -341,9 +349,9 @@ def changed(core: Core, group: str, limit_s: float, given: dict[str, Any]) -> Jo
 
 
 def each_dead(core: Core, action: DeadAction, group: str, ticket: int, limit_s: float) -> Job[int]:
-    """Requeue or drop dead letters in each partition, and return their number."""
+    """Requeue or drop dead letters in each shard, and return their number."""
     count = 0
-    for connection in core.connections:
+    for connection in shards_of(core):
         ask = partial(_dead_question, core, action, group, ticket, 0, connection)
         page = yield from asked(connection, ask, "dead letters", limit_s)
         count += page.changed
@@ -351,10 +359,21 @@ def each_dead(core: Core, action: DeadAction, group: str, ticket: int, limit_s: 
 
 
 def dead_page(core: Core, group: str, number: int, after: int, limit_s: float) -> Job[DeadPage]:
-    """Return a page of the dead letters of one partition."""
-    connection = core.connections[number]
+    """Return a page of the dead letters of one shard."""
+    connection = shards_of(core)[number]
     ask = partial(_dead_question, core, DeadAction.LIST, group, 0, after, connection)
     return (yield from asked(connection, ask, "dead letters", limit_s))
+
+
+def named(core: Core, error: FullGroup, limit_s: float) -> Job[FullGroup]:
+    """Return the refusal of a timer with the name of the consumer group, if the daemon says it."""
+    connection = core.of(cast("wire.Key", error.key))
+    ask = partial(_group_question, core, GroupAction.DESCRIBE, "", None, (), False, connection)
+    with suppress(PurgatorydError):
+        found = yield from asked(connection, ask, "consumer group", limit_s)
+        names = [info.name for info in found if info.row == error.row]
+        return FullGroup(error.key, error.status, error.resource, error.row, error.jobs, *names[:1])
+    return error
 
 
 def check_ticket(ticket: int | None) -> int:
@@ -473,7 +492,7 @@ class GroupCalls:
         self._ask_about(action_job(GroupAction.RESUME, group), timeout)
 
     def dead_letters(self, group: str, *, timeout: float | None = None) -> Iterator[DeadLetter]:
-        """Iterate over the dead letters of a consumer group, oldest first in each partition. The
+        """Iterate over the dead letters of a consumer group, oldest first in each shard. The
         iterator asks the daemon for one page at a time."""
         group_wire.encode_group(group)
         return self._letters(group, timeout)
@@ -593,13 +612,13 @@ def settings_of(arguments: dict[str, Any]) -> dict[str, Any]:
 
 
 def _page_job(group: str, number: int, after: int) -> GroupJob:
-    """Return a job for one page of dead letters. It returns the dead letters, and the partition and
-    position of the next page; partition -1 = there is none."""
+    """Return a job for one page of dead letters. It returns the dead letters, and the shard and
+    position of the next page; shard -1 = there is none."""
 
     def job(core: Core, limit_s: float) -> Job[tuple[list[DeadLetter], int, int]]:
         _, later, letters = yield from dead_page(core, group, number, after, limit_s)
         if later:
             return letters, number, later
-        return letters, number + 1 if number + 1 < len(core.connections) else -1, 0
+        return letters, number + 1 if number + 1 < len(shards_of(core)) else -1, 0
 
     return job
