@@ -343,7 +343,8 @@ def test_close_waits_for_running_handlers(model: GroupDaemon) -> None:
     goes_on.set()
     closer.join(30)
     worker.join(30)
-    assert not (closer.is_alive() or worker.is_alive())
+    assert not closer.is_alive()
+    assert not worker.is_alive()
     assert model.states() == ["acked", "waiting", "waiting"]
 
 

@@ -376,7 +376,8 @@ class GroupDaemon:
         now_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
         info = group_wire.JOB_INFO.pack(
             job.ticket << 8, job.deadline_ns, job.deadline_ns, job.ends_ns, now_ns,
-            time.time_ns() - now_ns, job.row, job.leases, job.failed + 1, list(self.groups).index(group.name),
+            time.time_ns() - now_ns, job.row, job.leases, job.failed + 1,
+            list(self.groups).index(group.name),
             len(job.payload), len(job.key), KeyType.STR, 0, len(job.topic), job.priority,
         )  # fmt: skip
         head = wire.encode_frame(Message.JOBS, session.id, count=1)
