@@ -129,8 +129,9 @@ struct pg_namespace_stats {       /* statistics of a namespace in one arena */
     uint64_t notices;             /* unsent notices */
     uint64_t bulk_loads;
     uint64_t topics;
-    uint64_t digest;              /* digest of everything that the fields `timers` to `notices`
-                                     count; the sum over the arenas of a deployment does not depend
+    uint64_t jobs;                /* jobs of consumer groups, dead letters included */
+    uint64_t digest;              /* digest of everything that the fields `timers` to `notices` and
+                                     `jobs` count; the sum over the arenas of a deployment does not depend
                                      on the sharding */
     uint64_t settings;            /* digest of the namespace's settings */
     uint64_t streams;             /* digest of the namespace's topics and bulk loads */

@@ -41,6 +41,7 @@ class NamespaceStats:
     notices: int = 0
     bulk_loads: int = 0
     topics: int = 0
+    jobs: int = 0
     digest: int = 0
     settings: int = 0
     streams: int = 0

@@ -10,7 +10,7 @@ import pytest
 from core_driver import Fault
 from jobs_driver import Leased, JobsCore, Session, record
 
-from purgatoryd.shm_layout._core import lib
+from purgatoryd.shm_layout._core import ffi, lib
 from purgatoryd.shm_layout.layout import Op, Status
 
 pytestmark = pytest.mark.tier("test")
@@ -415,6 +415,52 @@ def test_a_larger_arena_has_the_same_jobs(core: JobsCore) -> None:
     with pytest.raises(Fault, match="budgets of consumer groups"):
         core.migrated(jobs=100)
     assert session.ack(held) == Status.DONE
+
+
+def merged(source: JobsCore, shard: int, shards: int) -> JobsCore:
+    """Return the arena of one of the shards to which the namespace is moved."""
+    to = JobsCore(shards=shards, shard=shard)
+    to.nonces = 100
+    numbers = ffi.new("uint32_t[]", list(range(shards)))
+    routes = ffi.new("struct pg_route[]", 4)
+    routes[0] = {"shards": numbers, "partitions": shards, "fresh_topics": shards > 1}
+    scratch = {
+        name: ffi.new("uint32_t[]", 64)
+        for name in ("namespaces", "topics", "watermarks", "sessions", "bulk_loads")
+    }
+    sources = ffi.new("struct pg_source[]", [{"arena": source.a, "routes": routes, **scratch}])
+    fault = ffi.new("struct pg_fault *")
+    assert lib.pg_merge(to.a, sources, 1, fault), ffi.string(fault.detail)
+    to.rebuild(source.header.now_ns)
+    to.check()
+    return to
+
+
+@pytest.mark.parametrize("shards", [1, 3])
+def test_resharding_keeps_groups_and_jobs(core: JobsCore, shards: int) -> None:
+    core.create_group(max_attempts=3)
+    core.create_group(b"h")
+    session = Session(core)
+    session.join(credits_=2)
+    keys = [f"k{n}" for n in range(20)]
+    fire(core, *keys)
+    first, second = core.jobs_of(session)
+    session.nack(first, SECOND, b"later")
+    session.reject(second, b"never")
+    step(core)
+    assert len(core.jobs_of(session)) == 2
+    cores = [merged(core, shard, shards) for shard in range(shards)]
+    found: list[bytes] = []
+    for to in cores:
+        assert to.info().settings.max_attempts == 3
+        found += [dead.error for dead in to.dead()]
+        again = Session(to)
+        again.join(credits_=100)
+        step(to, 2 * SECOND)
+        jobs = to.jobs_of(again)
+        found += [job.key for job in jobs]
+        assert {again.ack(job) for job in jobs} <= {Status.DONE}
+    assert sorted(found) == sorted([b"never", *(k.encode() for k in keys if k.encode() != second.key)])
 
 
 def timer(key: str, delay_ns: int = MS, **fields: int) -> tuple[bytes, bytes]:

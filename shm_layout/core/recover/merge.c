@@ -7,11 +7,14 @@
 #include "core/base/blobs.h"
 #include "core/base/check.h"
 #include "core/base/common.h"
+#include "core/base/index.h"
 #include "core/base/slots.h"
 #include "core/base/tickets.h"
 #include "core/arena.h"
 #include "core/wal/wal_buffer.h"
 #include "core/state/bulk_loads.h"
+#include "core/state/groups.h"
+#include "core/state/jobs.h"
 #include "core/state/operations.h"
 #include "core/state/quotas.h"
 #include "core/state/replay_buffer.h"
@@ -35,7 +38,7 @@ struct merge {
     struct pg_source *source;
     struct pg_fault *why;
     /* Number of rows in use, per table. */
-    uint32_t namespaces, topics, watermarks, bulk_loads, sessions, watches, slots;
+    uint32_t namespaces, topics, watermarks, bulk_loads, sessions, watches, slots, groups, jobs;
     uint64_t wanted_slots, wanted_granules;
 };
 
@@ -503,6 +506,100 @@ static bool slots_merge(struct merge *g)
     return fits(g, "watches in use", g->watches, g->to->watch_rows);
 }
 
+/* ---- consumer groups ------------------------------------------------------------------------- */
+
+static struct name group_name(const struct pg_consumer_group *f)
+{
+    return (struct name){f->name, f->name_len};
+}
+
+/* Return the new arena's row for a group of the source; PG_NIL = the group is not merged. */
+static uint32_t group_merged(const struct merge *g, uint32_t i)
+{
+    const struct pg_consumer_group *f = group_at(g->from, i);
+    const bool here = group_exists(g->from, i) && f->incarnation != 0 &&
+                      g->source->namespaces[f->namespace_row] != PG_NIL;
+    return here ? group_find(g->to, g->source->namespaces[f->namespace_row], group_name(f)) : PG_NIL;
+}
+
+/* Merge a group and its topics. All partitions of a namespace have the same groups. */
+static bool group_merge(struct merge *g, uint32_t i)
+{
+    struct pg_consumer_group fields = *group_at(g->from, i);
+    uint32_t topics[PG_GROUP_TOPICS_MAX];
+    const uint32_t count = group_topics(g->from, i, topics);
+    for (uint32_t n = 0; n < count; n++)
+        topics[n] = g->source->topics[topics[n]];
+    fields.namespace_row = g->source->namespaces[fields.namespace_row];
+    const uint32_t row = g->groups++;
+    return row >= g->to->group_rows || group_restore(g->to, row, &fields, topics, count) ||
+           fits(g, "topics of consumer groups", g->to->group_topic_rows + 1ull,
+                g->to->group_topic_rows);
+}
+
+static bool groups_merge(struct merge *g)
+{
+    for (uint32_t i = 0; i < g->from->group_rows; i++) {
+        const struct pg_consumer_group *f = group_at(g->from, i);
+        const bool here = group_exists(g->from, i) && f->incarnation != 0 &&
+                          g->source->namespaces[f->namespace_row] != PG_NIL;
+        if (here && group_merged(g, i) == PG_NIL && !group_merge(g, i))
+            return false;
+    }
+    return fits(g, "consumer groups in use", g->groups, g->to->group_rows);
+}
+
+static bool error_merge(struct merge *g, struct pg_job *j)
+{
+    const uint32_t len = job_error_len(j), granules = blob_granules(len);
+    if (len == 0)
+        return true;
+    const uint32_t blob = blob_copy(g->to, g->from, (uint32_t)j->error, granules);
+    j->error = (uint64_t)len << 32 | blob;
+    return blob != PG_NIL || no_memory(g, granules);
+}
+
+/* Merge a job. A leased job waits again, because its lease names a row of the source. All jobs with
+ * one ticket use one copy of their blob. */
+static bool job_merge(struct merge *g, const struct pg_job *f, uint32_t group, uint32_t row)
+{
+    const uint32_t ns = group_at(g->to, group)->namespace_row;
+    struct pg_job j = *f;
+    j.group = (uint16_t)group;
+    j.topic = (uint16_t)g->source->topics[f->topic];
+    j.position = 0;
+    j.session = 0;
+    j.hash = key_hash(g->to, ns, j.meta & 15, blob_at(&g->from->blobs, f->blob), j.key_len);
+    if (job_state(&j) == PG_JOB_LEASED)
+        j.control = job_control(PG_JOB_WAITING, PG_JR_NONE, job_failures(&j), job_leases(&j));
+    j.blob = job_blob(g->to, j.hash, j.ticket >> 8);
+    if (j.blob == PG_NIL)
+        j.blob = blob_copy(g->to, g->from, f->blob, job_granules(f));
+    if (j.blob == PG_NIL)
+        return no_memory(g, job_granules(f));
+    if (!error_merge(g, &j))
+        return false;
+    *job_at(g->to, row) = j;
+    index_insert(&g->to->job_index, j.hash, row);
+    return true;
+}
+
+static bool jobs_merge(struct merge *g)
+{
+    for (uint32_t i = 0; i < g->from->job_slots.capacity; i++) {
+        const struct pg_job *f = job_at(g->from, i);
+        const uint32_t group =
+            job_state(f) == PG_JOB_FREE ? PG_NIL : group_merged(g, f->group);
+        if (group == PG_NIL || !belongs(g, group_at(g->from, f->group)->namespace_row,
+                                        blob_at(&g->from->blobs, f->blob), f->key_len))
+            continue;
+        const uint32_t row = g->jobs++;
+        if (row < g->to->job_slots.capacity && !job_merge(g, f, group, row))
+            return false;
+    }
+    return fits(g, "jobs in use", g->jobs, g->to->job_slots.capacity);
+}
+
 /* ---- the replay buffer --------------------------------------------------------------------- */
 
 /* Number and size of some entries. Sent entries are merged before unsent entries, each kind in
@@ -573,6 +670,7 @@ static bool entry_merge(struct merge *g, const struct pg_entry *e)
     if (blob == PG_NIL)
         return no_memory(g, entry_granules(e));
     *n = *e;
+    n->meta = (uint8_t)(e->meta & ~(PG_E_JOBS << 4));
     n->blob = blob;
     n->topic = (uint16_t)row;
     n->hash = key_hash(g->to, t->namespace_row, entry_key_type(e), blob_at(&g->to->blobs, blob),
@@ -648,5 +746,7 @@ int pg_merge(struct pg_arena *to, struct pg_source *sources, uint32_t count,
            each(&g, sources, count, topics_merge) && each(&g, sources, count, slots_count) &&
            slots_fit(&g) && each(&g, sources, count, watermarks_merge) &&
            each(&g, sources, count, bulk_loads_merge) && each(&g, sources, count, sessions_merge) &&
-           each(&g, sources, count, slots_merge) && replay_merge(&g, sources, count);
+           each(&g, sources, count, slots_merge) && each(&g, sources, count, groups_merge) &&
+           budgets_fit(to, why) && each(&g, sources, count, jobs_merge) &&
+           replay_merge(&g, sources, count);
 }

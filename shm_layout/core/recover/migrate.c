@@ -285,7 +285,7 @@ static bool jobs_migrate(struct pg_arena *to, const struct pg_arena *from, struc
     return true;
 }
 
-static bool budgets_fit(const struct pg_arena *to, struct pg_fault *why)
+bool budgets_fit(const struct pg_arena *to, struct pg_fault *why)
 {
     uint64_t budgets = 0;
     for (uint32_t i = 0; i < to->group_rows; i++)

@@ -13,5 +13,7 @@ uint32_t blob_copy(struct pg_arena *to, const struct pg_arena *from, uint32_t bl
  * into `to` before. */
 bool replies_migrate(struct pg_arena *to, const struct pg_arena *from, uint32_t session,
                      struct pg_fault *why);
+/* Check that the budgets of all consumer groups fit into the table of jobs. */
+bool budgets_fit(const struct pg_arena *to, struct pg_fault *why);
 
 #endif

@@ -9,6 +9,7 @@
 #include "core/base/slots.h"
 #include "core/arena.h"
 #include "core/state/bulk_loads.h"
+#include "core/state/jobs.h"
 #include "core/state/names.h"
 #include "core/state/operations.h"
 #include "core/state/quotas.h"
@@ -25,7 +26,8 @@ static uint64_t mark(uint64_t kind, uint64_t x, uint64_t y, const void *bytes, s
     return keyed_hash(secret, kind, bytes, len);
 }
 
-enum { TOPIC = 1, TIMER, OPERATION, KEY, WATERMARK, NOTICE, BULK_LOAD, BLOCK, SETTINGS, STREAM };
+enum { TOPIC = 1, TIMER, OPERATION, KEY, WATERMARK, NOTICE, BULK_LOAD, BLOCK, SETTINGS, STREAM,
+       JOB };
 
 static uint64_t topic_mark(const struct pg_arena *a, uint32_t topic)
 {
@@ -134,10 +136,34 @@ static void notices_stats(const struct pg_arena *a, struct pg_namespace_stats *r
         const struct pg_entry *e = replay_at(a, p);
         struct pg_namespace_stats *row = &rows[topic_at(a, e->topic)->namespace_row];
         const uint64_t bytes = (uint64_t)e->key_len + e->payload_len;
-        const uint64_t about[] = {mark(KEY, e->meta, e->key_len, blob_at(&a->blobs, e->blob), bytes),
+        const uint64_t meta = e->meta & ~(PG_E_JOBS << 4);
+        const uint64_t about[] = {mark(KEY, meta, e->key_len, blob_at(&a->blobs, e->blob), bytes),
                                   topic_mark(a, e->topic), (uint64_t)e->fired_ns};
         row->notices++;
         row->digest += mark(NOTICE, e->ticket, (uint64_t)e->deadline_ns, about, sizeof about);
+    }
+}
+
+/* The digest of a job does not include its state, because a merge ends all leases. */
+static uint64_t job_mark(const struct pg_arena *a, const struct pg_job *j)
+{
+    const struct pg_consumer_group *g = group_at(a, j->group);
+    const uint64_t bytes = (uint64_t)j->key_len + j->payload_len;
+    const uint64_t about[] = {mark(KEY, j->meta, j->key_len, blob_at(&a->blobs, j->blob), bytes),
+                              topic_mark(a, j->topic), mark(KEY, 0, 0, g->name, g->name_len),
+                              (uint64_t)j->fired_ns, job_failures(j), job_leases(j)};
+    return mark(JOB, j->ticket, (uint64_t)j->deadline_ns, about, sizeof about);
+}
+
+static void jobs_stats(const struct pg_arena *a, struct pg_namespace_stats *rows)
+{
+    for (uint32_t row = 0; row < a->job_slots.capacity; row++) {
+        const struct pg_job *j = job_at(a, row);
+        if (job_state(j) == PG_JOB_FREE)
+            continue;
+        struct pg_namespace_stats *found = &rows[group_at(a, j->group)->namespace_row];
+        found->jobs++;
+        found->digest += job_mark(a, j);
     }
 }
 
@@ -191,5 +217,6 @@ int pg_namespace_stats(const struct pg_arena *a, struct pg_namespace_stats *rows
     watermarks_stats(a, rows);
     notices_stats(a, rows);
     bulk_loads_stats(a, rows);
+    jobs_stats(a, rows);
     return slots_stats(a, rows, why);
 }
