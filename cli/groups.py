@@ -41,9 +41,6 @@ SETTINGS = (
     click.option("--max-dead", type=units.Whole(0), help="Number of dead letters that are kept."),
     click.option("--rate", type=units.Whole(0), help="Leases per second; 0 = no limit."),
     click.option(
-        "--ordered/--unordered", default=None, help="Lease one job of a key at a time, in order."
-    ),
-    click.option(
         "--on-dead", type=click.Choice(["skip", "block"]),
         help="Ordered: whether a dead letter holds back later jobs of its key.",
     ),
@@ -57,6 +54,10 @@ start_option = click.option(
     help="earliest: begin with the notices that the replay buffer has.",
 )  # fmt: skip
 
+ordered_option = click.option(
+    "--ordered/--unordered", default=None, help="Lease one job of a key at a time, in order."
+)
+
 
 def setting_options(command: F) -> F:
     """Add the options for the settings of a consumer group to a command."""
@@ -67,7 +68,7 @@ def setting_options(command: F) -> F:
 
 def group_options(command: F) -> F:
     """Add the options for a new consumer group to a command."""
-    return setting_options(start_option(command))
+    return setting_options(ordered_option(start_option(command)))
 
 
 def settings_of_options(options: dict[str, Any]) -> dict[str, Any]:
@@ -192,7 +193,8 @@ def create_command(
 def change_command(
     group: str, name: str, namespace: str, timeout: float, as_json: bool, **settings: Any
 ) -> None:
-    """Change settings of the consumer group GROUP. Settings that are not given stay."""
+    """Change settings of the consumer group GROUP. Settings that are not given stay, and so
+    do its topics and its order."""
     with clients.Client(name, namespace=namespace, timeout=timeout) as client:
         info = client.change_group(group, **settings_of_options(settings))
     emit(group_record(info), group_lines(info), as_json)

@@ -351,7 +351,7 @@ class AsyncClient(
         connection = core.for_bulk_loads()
         return await self._ask(connection, job(core, bulk_load, fencing_token, limit_s))
 
-    async def _ask_about(self, job: GroupJob, timeout: float | None) -> Any:
+    async def _ask_about(self, job: GroupJob[Result], timeout: float | None) -> Result:
         limit_s, core = self._limit_s(timeout), await self._ready()
         return await self._ask(core.connections[0], job(core, limit_s))
 

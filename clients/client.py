@@ -339,7 +339,7 @@ class Client(
         connection = self._core.for_bulk_loads()
         return self._ask(connection, job(self._core, bulk_load, fencing_token, limit_s))
 
-    def _ask_about(self, job: GroupJob, timeout: float | None) -> Any:
+    def _ask_about(self, job: GroupJob[T], timeout: float | None) -> T:
         limit_s, core = self._limit_s(timeout), self._core
         core.check()
         return self._ask(core.connections[0], job(core, limit_s))

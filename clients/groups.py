@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from functools import partial
@@ -67,7 +67,7 @@ _REASONS: dict[int, str] = {
     GroupRefusal.MISMATCH: "it exists with other settings or topics",
     GroupRefusal.ROWS: "no free row for a consumer group or one of its topics, of {0}",
     GroupRefusal.JOBS: "max_backlog is larger than the {0} jobs that are free in the daemon",
-    GroupRefusal.PENDING: "its topics already have {0} pending timers, more than its budget",
+    GroupRefusal.PENDING: "it has {0} pending timers and jobs, more than max_backlog",
     GroupRefusal.SETTINGS: "a setting is out of bounds",
 }
 
@@ -275,6 +275,8 @@ def created(
     """Create a consumer group in each shard. A consumer group that exists must have the given
     settings and topics. Raises GroupMismatch, GroupRefused."""
     settings = DEFAULTS._replace(**given)
+    if settings.on_dead == "block" and not settings.ordered:
+        raise InvalidArgument("on_dead='block' needs ordered=True")
     infos: list[GroupInfo] = []
     for connection in shards_of(core):
         info = yield from _created_in(
@@ -383,22 +385,24 @@ def check_ticket(ticket: int | None) -> int:
 
 # ---- the calls of the clients ----------------------------------------------------------------
 
-GroupJob = Callable[[Core, float], Job[Any]]
+GroupJob = Callable[[Core, float], Job[Result]]
 """The job of a call; the arguments are the core and the limit in seconds."""
 
 
-def describe_job(group: str) -> GroupJob:
+def describe_job(group: str) -> GroupJob[GroupInfo]:
     """Return the job of group(), after a check of the name."""
     group_wire.encode_group(group)
     return lambda core, limit_s: one_group(core, GroupAction.DESCRIBE, group, limit_s)
 
 
-def list_job() -> GroupJob:
+def list_job() -> GroupJob[list[GroupInfo]]:
     """Return the job of groups()."""
     return lambda core, limit_s: each_group(core, GroupAction.DESCRIBE, "", limit_s)
 
 
-def create_job(group: str, topics: Any, start: str, settings: dict[str, Any]) -> GroupJob:
+def create_job(
+    group: str, topics: Any, start: str, settings: dict[str, Any]
+) -> GroupJob[GroupInfo]:
     """Return the job of create_group(), after a check of its arguments."""
     group_wire.encode_group(group)
     names, given = check_topics(topics), check_settings(settings)
@@ -406,20 +410,24 @@ def create_job(group: str, topics: Any, start: str, settings: dict[str, Any]) ->
     return lambda core, limit_s: created(core, group, limit_s, given, names, earliest)
 
 
-def change_job(group: str, settings: dict[str, Any]) -> GroupJob:
+def change_job(group: str, settings: dict[str, Any]) -> GroupJob[GroupInfo]:
     """Return the job of change_group(), after a check of its arguments."""
     group_wire.encode_group(group)
     given = check_settings(settings)
     return lambda core, limit_s: changed(core, group, limit_s, given)
 
 
-def action_job(action: GroupAction, group: str) -> GroupJob:
+def action_job(action: GroupAction, group: str) -> GroupJob[None]:
     """Return the job of pause_group(), resume_group() and delete_group()."""
     group_wire.encode_group(group)
-    return lambda core, limit_s: each_group(core, action, group, limit_s)
+
+    def job(core: Core, limit_s: float) -> Job[None]:
+        yield from each_group(core, action, group, limit_s)
+
+    return job
 
 
-def dead_job(action: DeadAction, group: str, ticket: int | None) -> GroupJob:
+def dead_job(action: DeadAction, group: str, ticket: int | None) -> GroupJob[int]:
     """Return the job of requeue_dead() and drop_dead(), after a check of the arguments."""
     group_wire.encode_group(group)
     number = check_ticket(ticket)
@@ -434,18 +442,16 @@ class GroupCalls:
     anything is sent, GroupMissing, GroupRefused and DaemonError.
     """
 
-    def _ask_about(self, job: GroupJob, timeout: float | None) -> Any:
+    def _ask_about(self, job: GroupJob[Result], timeout: float | None) -> Result:
         raise NotImplementedError
 
     def groups(self, *, timeout: float | None = None) -> list[GroupInfo]:
         """Return the consumer groups of the namespace."""
-        found: list[GroupInfo] = self._ask_about(list_job(), timeout)
-        return found
+        return self._ask_about(list_job(), timeout)
 
     def group(self, group: str, *, timeout: float | None = None) -> GroupInfo:
         """Return settings and counts of a consumer group."""
-        info: GroupInfo = self._ask_about(describe_job(group), timeout)
-        return info
+        return self._ask_about(describe_job(group), timeout)
 
     def create_group(
         self, group: str, topics: Sequence[str], *, start: Start = "latest",
@@ -462,22 +468,21 @@ class GroupCalls:
         A consumer group that exists stays as it is; if it has another value of a given setting or
         other topics, the call raises GroupMismatch.
         """
-        info: GroupInfo = self._ask_about(
-            create_job(group, topics, start, settings_of(locals())), timeout
-        )
-        return info
+        job = create_job(group, topics, start, settings_of(locals()))
+        return self._ask_about(job, timeout)
 
     def change_group(
         self, group: str, *, timeout: float | None = None, max_backlog: int | None = None,
         max_bytes: int | None = None, retention: float | timedelta | None = None,
         max_lease: float | timedelta | None = None, backoff: float | timedelta | None = None,
         backoff_cap: float | timedelta | None = None, max_attempts: int | None = None,
-        max_dead: int | None = None, rate: int | None = None, ordered: bool | None = None,
+        max_dead: int | None = None, rate: int | None = None,
         on_dead: OnDead | None = None, full: OnFull | None = None,
     ) -> GroupInfo:  # fmt: skip
-        """Change the given settings of a consumer group, and return it."""
-        info: GroupInfo = self._ask_about(change_job(group, settings_of(locals())), timeout)
-        return info
+        """Change the given settings of a consumer group, and return it. Its topics and `ordered`
+        stay."""
+        job = change_job(group, settings_of(locals()))
+        return self._ask_about(job, timeout)
 
     def delete_group(self, group: str, *, timeout: float | None = None) -> None:
         """Delete a consumer group with its jobs and dead letters."""
@@ -509,32 +514,28 @@ class GroupCalls:
     ) -> int:
         """Make dead letters wait again, with all their attempts. Return their number. `ticket`:
         only this dead letter; None = all."""
-        count: int = self._ask_about(dead_job(DeadAction.REQUEUE, group, ticket), timeout)
-        return count
+        return self._ask_about(dead_job(DeadAction.REQUEUE, group, ticket), timeout)
 
     def drop_dead(
         self, group: str, ticket: int | None = None, *, timeout: float | None = None
     ) -> int:
         """Remove dead letters. Return their number. `ticket`: only this dead letter; None = all."""
-        count: int = self._ask_about(dead_job(DeadAction.DROP, group, ticket), timeout)
-        return count
+        return self._ask_about(dead_job(DeadAction.DROP, group, ticket), timeout)
 
 
 class AsyncGroupCalls:
     """The asyncio version of GroupCalls, with the same arguments and errors."""
 
-    def _ask_about(self, job: GroupJob, timeout: float | None) -> Coroutine[Any, Any, Any]:
+    async def _ask_about(self, job: GroupJob[Result], timeout: float | None) -> Result:
         raise NotImplementedError
 
     async def groups(self, *, timeout: float | None = None) -> list[GroupInfo]:
         """Return the consumer groups of the namespace."""
-        found: list[GroupInfo] = await self._ask_about(list_job(), timeout)
-        return found
+        return await self._ask_about(list_job(), timeout)
 
     async def group(self, group: str, *, timeout: float | None = None) -> GroupInfo:
         """Return a consumer group, as Client.group does."""
-        info: GroupInfo = await self._ask_about(describe_job(group), timeout)
-        return info
+        return await self._ask_about(describe_job(group), timeout)
 
     async def create_group(
         self, group: str, topics: Sequence[str], *, start: Start = "latest",
@@ -546,22 +547,20 @@ class AsyncGroupCalls:
         on_dead: OnDead | None = None, full: OnFull | None = None,
     ) -> GroupInfo:  # fmt: skip
         """Create a consumer group, as Client.create_group does."""
-        info: GroupInfo = await self._ask_about(
-            create_job(group, topics, start, settings_of(locals())), timeout
-        )
-        return info
+        job = create_job(group, topics, start, settings_of(locals()))
+        return await self._ask_about(job, timeout)
 
     async def change_group(
         self, group: str, *, timeout: float | None = None, max_backlog: int | None = None,
         max_bytes: int | None = None, retention: float | timedelta | None = None,
         max_lease: float | timedelta | None = None, backoff: float | timedelta | None = None,
         backoff_cap: float | timedelta | None = None, max_attempts: int | None = None,
-        max_dead: int | None = None, rate: int | None = None, ordered: bool | None = None,
+        max_dead: int | None = None, rate: int | None = None,
         on_dead: OnDead | None = None, full: OnFull | None = None,
     ) -> GroupInfo:  # fmt: skip
         """Change a consumer group, as Client.change_group does."""
-        info: GroupInfo = await self._ask_about(change_job(group, settings_of(locals())), timeout)
-        return info
+        job = change_job(group, settings_of(locals()))
+        return await self._ask_about(job, timeout)
 
     async def delete_group(self, group: str, *, timeout: float | None = None) -> None:
         """Delete a consumer group with its jobs and dead letters."""
@@ -594,24 +593,22 @@ class AsyncGroupCalls:
         self, group: str, ticket: int | None = None, *, timeout: float | None = None
     ) -> int:
         """Make dead letters wait again, as Client.requeue_dead does."""
-        count: int = await self._ask_about(dead_job(DeadAction.REQUEUE, group, ticket), timeout)
-        return count
+        return await self._ask_about(dead_job(DeadAction.REQUEUE, group, ticket), timeout)
 
     async def drop_dead(
         self, group: str, ticket: int | None = None, *, timeout: float | None = None
     ) -> int:
         """Remove dead letters, as Client.drop_dead does."""
-        count: int = await self._ask_about(dead_job(DeadAction.DROP, group, ticket), timeout)
-        return count
+        return await self._ask_about(dead_job(DeadAction.DROP, group, ticket), timeout)
 
 
 def settings_of(arguments: dict[str, Any]) -> dict[str, Any]:
     """Return the arguments of a call that are settings of a consumer group."""
     names = (*_COUNTS, *_TIMES, *_CHOICES, "ordered")
-    return {name: arguments[name] for name in names}
+    return {name: arguments[name] for name in names if name in arguments}
 
 
-def _page_job(group: str, number: int, after: int) -> GroupJob:
+def _page_job(group: str, number: int, after: int) -> GroupJob[tuple[list[DeadLetter], int, int]]:
     """Return a job for one page of dead letters. It returns the dead letters, and the shard and
     position of the next page; shard -1 = there is none."""
 

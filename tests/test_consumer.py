@@ -416,7 +416,8 @@ def test_a_missing_consumer_group_is_not_created(model: GroupDaemon) -> None:
         ({"lease": 0}, InvalidArgument), ({"lease": 1e9}, InvalidArgument),
         ({"max_in_flight": 0}, InvalidArgument), ({"start": "now"}, InvalidArgument),
         ({"full": "drop"}, InvalidArgument), ({"on_dead": 1}, InvalidArgument),
-        ({"ordered": 1}, InvalidArgument), ({"max_attempts": 0}, InvalidArgument),
+        ({"ordered": 1}, InvalidArgument), ({"on_dead": "block"}, InvalidArgument),
+        ({"max_attempts": 0}, InvalidArgument),
         ({"backoff": -1}, InvalidArgument), ({"create": None}, InvalidArgument),
     ],
 )  # fmt: skip
@@ -530,6 +531,25 @@ def test_cancelled_handlers_release_their_jobs(model: GroupDaemon) -> None:
     asyncio.run(main())
     assert model.states() == ["waiting"] * 3
     assert [one.failed for one in model.groups["mailers"].jobs.values()] == [0] * 3
+
+
+def test_a_cancelled_answer_can_be_repeated(model: GroupDaemon) -> None:
+    async def main() -> None:
+        async with async_consumer() as jobs:
+            model.fire("a")
+            job = await jobs.get(30)
+            assert job is not None
+            model.mute = True
+            acking = asyncio.ensure_future(job.ack())
+            await asyncio.sleep(0.01)
+            acking.cancel()
+            await asyncio.gather(acking, return_exceptions=True)
+            model.restart()
+            model.mute = False
+            await job.ack()
+
+    asyncio.run(main())
+    assert [(op, ticket) for op, ticket in ops(model)] == [("JOB_ACK", 1)]
 
 
 # ---- credits -----------------------------------------------------------------------------------
