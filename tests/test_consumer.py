@@ -15,6 +15,7 @@ from real_daemon import eventually
 
 from purgatoryd.clients import (
     AsyncConsumer,
+    AsyncJob,
     Busy,
     Client,
     Closed,
@@ -55,6 +56,12 @@ def async_consumer(**settings: Any) -> AsyncConsumer:
 
 def taken(jobs: Consumer) -> Job:
     job = jobs.get(30)
+    assert job is not None
+    return job
+
+
+async def next_of(jobs: AsyncConsumer) -> AsyncJob:
+    job = await jobs.get(30)
     assert job is not None
     return job
 
@@ -362,7 +369,8 @@ def test_stop_ends_a_loop(model: GroupDaemon) -> None:
 
 
 def test_handlers_run_in_threads(model: GroupDaemon) -> None:
-    barrier, failed = threading.Barrier(4, timeout=30), []
+    barrier = threading.Barrier(4, timeout=30)
+    failed: list[Any] = []
     with consumer() as jobs:
 
         def handle(job: Job) -> None:
@@ -472,12 +480,12 @@ def test_tasks_take_and_answer_jobs(model: GroupDaemon) -> None:
     async def main() -> None:
         async with async_consumer() as jobs:
             model.fire("a", "b", "c", "d")
-            async with await jobs.get(30) as job:
+            async with await next_of(jobs) as job:
                 assert job.attempt == 1
-            async with await jobs.get(30):
+            async with await next_of(jobs):
                 raise ValueError("bad")
             with pytest.raises(asyncio.CancelledError):
-                async with await jobs.get(30):
+                async with await next_of(jobs):
                     raise asyncio.CancelledError
             got = await jobs.get_many(9, 30)
             await jobs.ack_many(got)
@@ -568,7 +576,7 @@ class _Partition(Member):
     def confirm(self) -> None:
         self._sent = self._granted = self.wanted
         held = self.wanted if self._busy else 0
-        self.held = dict.fromkeys(map(str, range(held)))  # type: ignore[assignment]
+        self.held = dict.fromkeys(b"%d" % n for n in range(held))  # type: ignore[assignment]
 
 
 def rebalanced(members: list[_Partition], most: int) -> list[int]:

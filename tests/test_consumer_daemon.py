@@ -261,7 +261,7 @@ def test_a_consumer_takes_jobs_of_all_partitions(daemon: StartDaemon) -> None:
         admin.create_namespace("shop", 4)
     with client() as c, consumer(max_in_flight=8) as jobs:
         c.add_many([(f"k{n}", 0.0) for n in range(200)], topic="orders")
-        keys = []
+        keys: list[Any] = []
         while len(keys) < 200:
             job = taken(jobs)
             assert jobs.in_flight <= 8
@@ -437,11 +437,11 @@ def check_runs(workers: list[Worker], count: int) -> None:
                 assert int(ticket) not in acked, f"job {ticket} was acknowledged twice"
                 acked[int(ticket)] = int(attempt)
     assert len(runs) == count
-    for ticket, found in runs.items():
+    for job, found in runs.items():
         found.sort(key=lambda run: run[1])
-        assert acked.get(ticket, found[-1][0]) == found[-1][0], f"job {ticket} ran after its ack"
-        for (attempt, _, worker), (later, at_ns, _) in itertools.pairwise(found):
-            assert later > attempt, f"job {ticket} ran twice in attempt {attempt}"
-            assert worker.killed_ns < at_ns, f"job {ticket} ran in two live processes"
-        if ticket not in acked:  # the answer came after the kill
+        assert acked.get(job, found[-1][0]) == found[-1][0], f"job {job} ran after its ack"
+        for (first, _, worker), (later, at_ns, _) in itertools.pairwise(found):
+            assert later > first, f"job {job} ran twice in attempt {first}"
+            assert worker.killed_ns < at_ns, f"job {job} ran in two live processes"
+        if job not in acked:  # the answer came after the kill
             assert found[-1][2].killed_ns < 2**63
