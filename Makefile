@@ -46,7 +46,7 @@ HARNESSES := $(SAN_TESTS) $(SAN_FUZZ) build/crash/crash build/crash/stores build
 LINT      := $(patsubst %.c,build/lint/%.o,$(CORE_C) $(PACK_C) $(TESTS_C) $(GUEST_C) $(FUZZ_C) $(CRASH_C) $(ORDERS_C) $(BENCH_C))
 
 .DEFAULT_GOAL := help
-.PHONY: help build run report check test test-all test-aarch64 crash-test soak fuzz world world-bugs world-coverage mutants lint bench-core bench-purgatory bench-watchers bench-recovery bench-place-again bench-hostile bench-wal bench-pipeline bench-placement bench-metrics bench-idle bench-slack bench-waiting bench-compare docs bench-commands site clean
+.PHONY: help build run report check test test-all test-aarch64 crash-test soak fuzz world world-bugs world-coverage mutants lint bench-core bench-purgatory bench-watchers bench-recovery bench-place-again bench-hostile bench-wal bench-pipeline bench-placement bench-metrics bench-idle bench-jobs bench-slack bench-waiting bench-compare docs bench-commands site clean
 .DELETE_ON_ERROR:
 # If this variable were set, each of the many daemons in the tests would compile all Python modules.
 unexport PYTHONDONTWRITEBYTECODE
@@ -233,6 +233,9 @@ bench-watchers: build ## measure one key with many watchers; writes benchmarks/r
 
 bench-peers: build ## measure next to Redis and beanstalkd, about 15 min; writes benchmarks/results/peers.json, docs/peers.md and its plot
 	$(BIN)/python benchmarks/bench_peers.py $(ARGS)
+
+bench-jobs: build ## measure consumers next to beanstalkd, Redis streams and PostgreSQL; writes benchmarks/results/jobs.json
+	$(BIN)/python benchmarks/bench_jobs.py $(ARGS)
 
 bench-gate: build ## fail if a key measure costs 30 % more than its baseline; ARGS=--write stores a new baseline
 	$(BIN)/python benchmarks/bench_gate.py $(ARGS)

@@ -38,7 +38,7 @@ from purgatoryd.clients.core import (
     Mode,
     check_spin,
 )
-from purgatoryd.clients.groups import AsyncGroupCalls, GroupJob
+from purgatoryd.clients.groups import AsyncGroupCalls, GroupJob, named
 from purgatoryd.clients.jobs import Job, Jobs, Started, in_doubt
 from purgatoryd.clients.ledger import Ledger
 from purgatoryd.clients.local_channel import Transport
@@ -65,6 +65,7 @@ from purgatoryd.shm_layout.errors import (
     Closed,
     DaemonError,
     DaemonUnreachable,
+    FullGroup,
     PurgatorydError,
     QueueFull,
 )
@@ -353,7 +354,7 @@ class AsyncClient(
         connection = core.for_bulk_loads()
         return await self._ask(connection, job(core, bulk_load, fencing_token, limit_s))
 
-    async def _ask_about(self, job: GroupJob, timeout: float | None) -> Any:
+    async def _ask_about(self, job: GroupJob[Result], timeout: float | None) -> Result:
         limit_s, core = self._limit_s(timeout), await self._ready()
         return await self._ask(core.connections[0], job(core, limit_s))
 
@@ -402,6 +403,14 @@ class AsyncClient(
         self, kind: Kind, arguments: tuple[Any, ...], wait: bool, timeout: float | timedelta | None
     ) -> Any:
         limit_s = self._limit_s(timeout)
+        try:
+            return await self._made_at_once(kind, arguments, wait, limit_s)
+        except FullGroup as error:
+            raise await self._run(named(self._core, error, limit_s)) from None
+
+    async def _made_at_once(
+        self, kind: Kind, arguments: tuple[Any, ...], wait: bool, limit_s: float
+    ) -> Any:
         if wait and self._lent and self._posted is None and limit_s > DIRECT_S:
             pending = kind.pending()
             if await self._direct(kind, pending, arguments, limit_s):

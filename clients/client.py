@@ -41,7 +41,7 @@ from purgatoryd.clients.core import (
     check_spin,
 )
 from purgatoryd.clients.engine import Call, Engine
-from purgatoryd.clients.groups import GroupCalls, GroupJob
+from purgatoryd.clients.groups import GroupCalls, GroupJob, named
 from purgatoryd.clients.jobs import Job, in_doubt
 from purgatoryd.clients.local_channel import Transport
 from purgatoryd.clients.lots import Lot
@@ -50,6 +50,7 @@ from purgatoryd.clients.packing import Entry, Pending
 from purgatoryd.shm_layout.errors import (
     Closed,
     DaemonError,
+    FullGroup,
     PurgatorydError,
     QueueFull,
 )
@@ -347,7 +348,7 @@ class Client(
         connection = self._core.for_bulk_loads()
         return self._ask(connection, job(self._core, bulk_load, fencing_token, limit_s))
 
-    def _ask_about(self, job: GroupJob, timeout: float | None) -> Any:
+    def _ask_about(self, job: GroupJob[T], timeout: float | None) -> T:
         limit_s, core = self._limit_s(timeout), self._core
         core.check()
         return self._ask(core.connections[0], job(core, limit_s))
@@ -436,6 +437,14 @@ class Client(
         self, kind: Kind, arguments: tuple[Any, ...], wait: bool, timeout: float | timedelta | None
     ) -> Any:
         limit_s = self.timeout if timeout is None else check_limit_s(timeout)
+        try:
+            return self._made_at_once(kind, arguments, wait, limit_s)
+        except FullGroup as error:
+            raise self._engine.call(named(self._core, error, limit_s)) from None
+
+    def _made_at_once(
+        self, kind: Kind, arguments: tuple[Any, ...], wait: bool, limit_s: float
+    ) -> Any:
         if wait and (direct := self._core.direct) is not None:
             pending = kind.pending()
             try:

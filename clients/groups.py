@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import suppress
 from datetime import timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar, cast
 
 from purgatoryd.clients import times
 from purgatoryd.clients.arguments import check_type, check_whole, each
@@ -13,11 +14,13 @@ from purgatoryd.clients.core import Asked, Core
 from purgatoryd.clients.jobs import Job, asked
 from purgatoryd.shm_layout import group_wire, wire
 from purgatoryd.shm_layout.errors import (
+    FullGroup,
     GroupMismatch,
     GroupMissing,
     GroupRefused,
     InvalidArgument,
     MessageRefused,
+    PurgatorydError,
 )
 from purgatoryd.shm_layout.group_wire import DeadLetter, GroupInfo, GroupSettings
 from purgatoryd.shm_layout.layout import (
@@ -41,7 +44,7 @@ Start = Literal["latest", "earliest"]
 PAGE = 256
 """Number of dead letters in one reply of the daemon."""
 DEFAULTS = GroupSettings(
-    max_backlog=10_000, max_bytes=0, retention_ns=0, max_lease_ns=3_600_000_000_000,
+    max_backlog=4096, max_bytes=0, retention_ns=0, max_lease_ns=3_600_000_000_000,
     backoff_ns=1_000_000_000, backoff_cap_ns=600_000_000_000, rate=0, max_attempts=20,
     max_dead=1000,
 )  # fmt: skip
@@ -64,7 +67,7 @@ _REASONS: dict[int, str] = {
     GroupRefusal.MISMATCH: "it exists with other settings or topics",
     GroupRefusal.ROWS: "no free row for a consumer group or one of its topics, of {0}",
     GroupRefusal.JOBS: "max_backlog is larger than the {0} jobs that are free in the daemon",
-    GroupRefusal.PENDING: "its topics already have {0} pending timers, more than its budget",
+    GroupRefusal.PENDING: "it has {0} pending timers and jobs, more than max_backlog",
     GroupRefusal.SETTINGS: "a setting is out of bounds",
 }
 
@@ -218,13 +221,18 @@ def _dead_question(
 # ---- jobs ------------------------------------------------------------------------------------
 
 
+def shards_of(core: Core) -> list[Connection]:
+    """Return a connection to each daemon that has a partition of the namespace."""
+    return list({connection.daemon: connection for connection in core.connections}.values())
+
+
 def each_group(
     core: Core, action: GroupAction, group: str, limit_s: float,
     settings: GroupSettings | None = None, topics: Sequence[bytes] = (), *, earliest: bool = False,
 ) -> Job[list[GroupInfo]]:  # fmt: skip
-    """Send a GROUP message to each partition, and return the merged descriptions."""
+    """Send a GROUP message to each shard, and return the merged descriptions."""
     found: list[GroupInfo] = []
-    for connection in core.connections:
+    for connection in shards_of(core):
         ask = partial(_group_question, core, action, group, settings, topics, earliest, connection)
         found += yield from asked(connection, ask, "consumer group", limit_s)
     return merged(found)
@@ -264,11 +272,13 @@ def created(
     core: Core, group: str, limit_s: float, given: dict[str, Any], topics: tuple[bytes, ...],
     earliest: bool,
 ) -> Job[GroupInfo]:  # fmt: skip
-    """Create a consumer group in each partition. A consumer group that exists must have the given
+    """Create a consumer group in each shard. A consumer group that exists must have the given
     settings and topics. Raises GroupMismatch, GroupRefused."""
     settings = DEFAULTS._replace(**given)
+    if settings.on_dead == "block" and not settings.ordered:
+        raise InvalidArgument("on_dead='block' needs ordered=True")
     infos: list[GroupInfo] = []
-    for connection in core.connections:
+    for connection in shards_of(core):
         info = yield from _created_in(
             core, connection, group, limit_s, given, settings, topics, earliest
         )
@@ -341,9 +351,9 @@ def changed(core: Core, group: str, limit_s: float, given: dict[str, Any]) -> Jo
 
 
 def each_dead(core: Core, action: DeadAction, group: str, ticket: int, limit_s: float) -> Job[int]:
-    """Requeue or drop dead letters in each partition, and return their number."""
+    """Requeue or drop dead letters in each shard, and return their number."""
     count = 0
-    for connection in core.connections:
+    for connection in shards_of(core):
         ask = partial(_dead_question, core, action, group, ticket, 0, connection)
         page = yield from asked(connection, ask, "dead letters", limit_s)
         count += page.changed
@@ -351,10 +361,21 @@ def each_dead(core: Core, action: DeadAction, group: str, ticket: int, limit_s: 
 
 
 def dead_page(core: Core, group: str, number: int, after: int, limit_s: float) -> Job[DeadPage]:
-    """Return a page of the dead letters of one partition."""
-    connection = core.connections[number]
+    """Return a page of the dead letters of one shard."""
+    connection = shards_of(core)[number]
     ask = partial(_dead_question, core, DeadAction.LIST, group, 0, after, connection)
     return (yield from asked(connection, ask, "dead letters", limit_s))
+
+
+def named(core: Core, error: FullGroup, limit_s: float) -> Job[FullGroup]:
+    """Return the refusal of a timer with the name of the consumer group, if the daemon says it."""
+    connection = core.of(cast("wire.Key", error.key))
+    ask = partial(_group_question, core, GroupAction.DESCRIBE, "", None, (), False, connection)
+    with suppress(PurgatorydError):
+        found = yield from asked(connection, ask, "consumer group", limit_s)
+        names = [info.name for info in found if info.row == error.row]
+        return FullGroup(error.key, error.status, error.resource, error.row, error.jobs, *names[:1])
+    return error
 
 
 def check_ticket(ticket: int | None) -> int:
@@ -364,22 +385,24 @@ def check_ticket(ticket: int | None) -> int:
 
 # ---- the calls of the clients ----------------------------------------------------------------
 
-GroupJob = Callable[[Core, float], Job[Any]]
+GroupJob = Callable[[Core, float], Job[Result]]
 """The job of a call; the arguments are the core and the limit in seconds."""
 
 
-def describe_job(group: str) -> GroupJob:
+def describe_job(group: str) -> GroupJob[GroupInfo]:
     """Return the job of group(), after a check of the name."""
     group_wire.encode_group(group)
     return lambda core, limit_s: one_group(core, GroupAction.DESCRIBE, group, limit_s)
 
 
-def list_job() -> GroupJob:
+def list_job() -> GroupJob[list[GroupInfo]]:
     """Return the job of groups()."""
     return lambda core, limit_s: each_group(core, GroupAction.DESCRIBE, "", limit_s)
 
 
-def create_job(group: str, topics: Any, start: str, settings: dict[str, Any]) -> GroupJob:
+def create_job(
+    group: str, topics: Any, start: str, settings: dict[str, Any]
+) -> GroupJob[GroupInfo]:
     """Return the job of create_group(), after a check of its arguments."""
     group_wire.encode_group(group)
     names, given = check_topics(topics), check_settings(settings)
@@ -387,20 +410,24 @@ def create_job(group: str, topics: Any, start: str, settings: dict[str, Any]) ->
     return lambda core, limit_s: created(core, group, limit_s, given, names, earliest)
 
 
-def change_job(group: str, settings: dict[str, Any]) -> GroupJob:
+def change_job(group: str, settings: dict[str, Any]) -> GroupJob[GroupInfo]:
     """Return the job of change_group(), after a check of its arguments."""
     group_wire.encode_group(group)
     given = check_settings(settings)
     return lambda core, limit_s: changed(core, group, limit_s, given)
 
 
-def action_job(action: GroupAction, group: str) -> GroupJob:
+def action_job(action: GroupAction, group: str) -> GroupJob[None]:
     """Return the job of pause_group(), resume_group() and delete_group()."""
     group_wire.encode_group(group)
-    return lambda core, limit_s: each_group(core, action, group, limit_s)
+
+    def job(core: Core, limit_s: float) -> Job[None]:
+        yield from each_group(core, action, group, limit_s)
+
+    return job
 
 
-def dead_job(action: DeadAction, group: str, ticket: int | None) -> GroupJob:
+def dead_job(action: DeadAction, group: str, ticket: int | None) -> GroupJob[int]:
     """Return the job of requeue_dead() and drop_dead(), after a check of the arguments."""
     group_wire.encode_group(group)
     number = check_ticket(ticket)
@@ -415,18 +442,16 @@ class GroupCalls:
     anything is sent, GroupMissing, GroupRefused and DaemonError.
     """
 
-    def _ask_about(self, job: GroupJob, timeout: float | None) -> Any:
+    def _ask_about(self, job: GroupJob[Result], timeout: float | None) -> Result:
         raise NotImplementedError
 
     def groups(self, *, timeout: float | None = None) -> list[GroupInfo]:
         """Return the consumer groups of the namespace."""
-        found: list[GroupInfo] = self._ask_about(list_job(), timeout)
-        return found
+        return self._ask_about(list_job(), timeout)
 
     def group(self, group: str, *, timeout: float | None = None) -> GroupInfo:
         """Return settings and counts of a consumer group."""
-        info: GroupInfo = self._ask_about(describe_job(group), timeout)
-        return info
+        return self._ask_about(describe_job(group), timeout)
 
     def create_group(
         self, group: str, topics: Sequence[str], *, start: Start = "latest",
@@ -443,22 +468,21 @@ class GroupCalls:
         A consumer group that exists stays as it is; if it has another value of a given setting or
         other topics, the call raises GroupMismatch.
         """
-        info: GroupInfo = self._ask_about(
-            create_job(group, topics, start, settings_of(locals())), timeout
-        )
-        return info
+        job = create_job(group, topics, start, settings_of(locals()))
+        return self._ask_about(job, timeout)
 
     def change_group(
         self, group: str, *, timeout: float | None = None, max_backlog: int | None = None,
         max_bytes: int | None = None, retention: float | timedelta | None = None,
         max_lease: float | timedelta | None = None, backoff: float | timedelta | None = None,
         backoff_cap: float | timedelta | None = None, max_attempts: int | None = None,
-        max_dead: int | None = None, rate: int | None = None, ordered: bool | None = None,
+        max_dead: int | None = None, rate: int | None = None,
         on_dead: OnDead | None = None, full: OnFull | None = None,
     ) -> GroupInfo:  # fmt: skip
-        """Change the given settings of a consumer group, and return it."""
-        info: GroupInfo = self._ask_about(change_job(group, settings_of(locals())), timeout)
-        return info
+        """Change the given settings of a consumer group, and return it. Its topics and `ordered`
+        stay."""
+        job = change_job(group, settings_of(locals()))
+        return self._ask_about(job, timeout)
 
     def delete_group(self, group: str, *, timeout: float | None = None) -> None:
         """Delete a consumer group with its jobs and dead letters."""
@@ -473,7 +497,7 @@ class GroupCalls:
         self._ask_about(action_job(GroupAction.RESUME, group), timeout)
 
     def dead_letters(self, group: str, *, timeout: float | None = None) -> Iterator[DeadLetter]:
-        """Iterate over the dead letters of a consumer group, oldest first in each partition. The
+        """Iterate over the dead letters of a consumer group, oldest first in each shard. The
         iterator asks the daemon for one page at a time."""
         group_wire.encode_group(group)
         return self._letters(group, timeout)
@@ -490,32 +514,28 @@ class GroupCalls:
     ) -> int:
         """Make dead letters wait again, with all their attempts. Return their number. `ticket`:
         only this dead letter; None = all."""
-        count: int = self._ask_about(dead_job(DeadAction.REQUEUE, group, ticket), timeout)
-        return count
+        return self._ask_about(dead_job(DeadAction.REQUEUE, group, ticket), timeout)
 
     def drop_dead(
         self, group: str, ticket: int | None = None, *, timeout: float | None = None
     ) -> int:
         """Remove dead letters. Return their number. `ticket`: only this dead letter; None = all."""
-        count: int = self._ask_about(dead_job(DeadAction.DROP, group, ticket), timeout)
-        return count
+        return self._ask_about(dead_job(DeadAction.DROP, group, ticket), timeout)
 
 
 class AsyncGroupCalls:
     """The asyncio version of GroupCalls, with the same arguments and errors."""
 
-    def _ask_about(self, job: GroupJob, timeout: float | None) -> Coroutine[Any, Any, Any]:
+    async def _ask_about(self, job: GroupJob[Result], timeout: float | None) -> Result:
         raise NotImplementedError
 
     async def groups(self, *, timeout: float | None = None) -> list[GroupInfo]:
         """Return the consumer groups of the namespace."""
-        found: list[GroupInfo] = await self._ask_about(list_job(), timeout)
-        return found
+        return await self._ask_about(list_job(), timeout)
 
     async def group(self, group: str, *, timeout: float | None = None) -> GroupInfo:
         """Return a consumer group, as Client.group does."""
-        info: GroupInfo = await self._ask_about(describe_job(group), timeout)
-        return info
+        return await self._ask_about(describe_job(group), timeout)
 
     async def create_group(
         self, group: str, topics: Sequence[str], *, start: Start = "latest",
@@ -527,22 +547,20 @@ class AsyncGroupCalls:
         on_dead: OnDead | None = None, full: OnFull | None = None,
     ) -> GroupInfo:  # fmt: skip
         """Create a consumer group, as Client.create_group does."""
-        info: GroupInfo = await self._ask_about(
-            create_job(group, topics, start, settings_of(locals())), timeout
-        )
-        return info
+        job = create_job(group, topics, start, settings_of(locals()))
+        return await self._ask_about(job, timeout)
 
     async def change_group(
         self, group: str, *, timeout: float | None = None, max_backlog: int | None = None,
         max_bytes: int | None = None, retention: float | timedelta | None = None,
         max_lease: float | timedelta | None = None, backoff: float | timedelta | None = None,
         backoff_cap: float | timedelta | None = None, max_attempts: int | None = None,
-        max_dead: int | None = None, rate: int | None = None, ordered: bool | None = None,
+        max_dead: int | None = None, rate: int | None = None,
         on_dead: OnDead | None = None, full: OnFull | None = None,
     ) -> GroupInfo:  # fmt: skip
         """Change a consumer group, as Client.change_group does."""
-        info: GroupInfo = await self._ask_about(change_job(group, settings_of(locals())), timeout)
-        return info
+        job = change_job(group, settings_of(locals()))
+        return await self._ask_about(job, timeout)
 
     async def delete_group(self, group: str, *, timeout: float | None = None) -> None:
         """Delete a consumer group with its jobs and dead letters."""
@@ -575,31 +593,29 @@ class AsyncGroupCalls:
         self, group: str, ticket: int | None = None, *, timeout: float | None = None
     ) -> int:
         """Make dead letters wait again, as Client.requeue_dead does."""
-        count: int = await self._ask_about(dead_job(DeadAction.REQUEUE, group, ticket), timeout)
-        return count
+        return await self._ask_about(dead_job(DeadAction.REQUEUE, group, ticket), timeout)
 
     async def drop_dead(
         self, group: str, ticket: int | None = None, *, timeout: float | None = None
     ) -> int:
         """Remove dead letters, as Client.drop_dead does."""
-        count: int = await self._ask_about(dead_job(DeadAction.DROP, group, ticket), timeout)
-        return count
+        return await self._ask_about(dead_job(DeadAction.DROP, group, ticket), timeout)
 
 
 def settings_of(arguments: dict[str, Any]) -> dict[str, Any]:
     """Return the arguments of a call that are settings of a consumer group."""
     names = (*_COUNTS, *_TIMES, *_CHOICES, "ordered")
-    return {name: arguments[name] for name in names}
+    return {name: arguments[name] for name in names if name in arguments}
 
 
-def _page_job(group: str, number: int, after: int) -> GroupJob:
-    """Return a job for one page of dead letters. It returns the dead letters, and the partition and
-    position of the next page; partition -1 = there is none."""
+def _page_job(group: str, number: int, after: int) -> GroupJob[tuple[list[DeadLetter], int, int]]:
+    """Return a job for one page of dead letters. It returns the dead letters, and the shard and
+    position of the next page; shard -1 = there is none."""
 
     def job(core: Core, limit_s: float) -> Job[tuple[list[DeadLetter], int, int]]:
         _, later, letters = yield from dead_page(core, group, number, after, limit_s)
         if later:
             return letters, number, later
-        return letters, number + 1 if number + 1 < len(core.connections) else -1, 0
+        return letters, number + 1 if number + 1 < len(shards_of(core)) else -1, 0
 
     return job

@@ -326,7 +326,7 @@ class Leases:
         with suppress(PurgatorydError):
             held.member.answer(held, op, text, NO_DELAY if held.handed else 0)
 
-    # ---- for every exchange ------------------------------------------------------------------------
+    # ---- for every exchange ----------------------------------------------------------------------
 
     def speak(self) -> float:
         """Pack what is due: JOINs, extensions, a PING. Return the host time at which speak() must
@@ -353,7 +353,7 @@ class Leases:
                 member.extend_all(now_s)
         return self._scan_s
 
-    # ---- credits of several partitions --------------------------------------------------------------
+    # ---- credits of several partitions -----------------------------------------------------------
 
     def _share(self, now_s: float) -> float:
         """Move credits of idle members to members that hold as many jobs as they may."""

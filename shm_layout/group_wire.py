@@ -254,8 +254,8 @@ def decode_jobs(body: bytes, count: int) -> Iterator[RawJob]:
         key = decode_key(key_type, body[key_at:payload_at])
         at = payload_at + payload_len
         yield RawJob(
-            word >> 8, word & 0xFF, deadline_ns, fired_ns, ends_ns, now_ns, offset_ns, row, lease, attempt,
-            group, flags, priority, topic, key, body[payload_at:at],
+            word >> 8, word & 0xFF, deadline_ns, fired_ns, ends_ns, now_ns, offset_ns, row,
+            lease, attempt, group, flags, priority, topic, key, body[payload_at:at],
         )  # fmt: skip
 
 

@@ -100,6 +100,16 @@ CLIENT_CALLS: dict[str, dict[str, Any]] = {
     "at": {"at_ns": None},
     "settle": {"result": BulkResult(None, arrays=False)},
     "flush": {},
+    "groups": {},
+    "group": {"group": "g"},
+    "create_group": {"group": "g", "topics": ["t"], "max_backlog": 1},
+    "change_group": {"group": "g", "max_dead": 5},
+    "pause_group": {"group": "g"},
+    "resume_group": {"group": "g"},
+    "dead_letters": {"group": "g"},
+    "requeue_dead": {"group": "g"},
+    "drop_dead": {"group": "g"},
+    "delete_group": {"group": "g"},
 }
 PURGATORY_CALLS = CLIENT_CALLS | {
     "watch": {"key": "o", "condition": CONDITION, "timeout": 0.01},

@@ -21,7 +21,7 @@ from types import FrameType
 from typing import Any, TypeVar
 
 import pytest
-from interrupts import EFFECTS, HOUR_S, Interrupt, Interrupted, run
+from interrupts import EFFECTS, HOUR_S, Interrupt, Interrupted, run, some_group
 from partitioned import start_partitioned
 from public_names import public
 from real_daemon import PATIENCE_S, StartDaemon
@@ -40,6 +40,7 @@ from purgatoryd.clients import (
     operations,
 )
 from purgatoryd.clients.aio import AsyncClient, AsyncHandle, AsyncSubscriber
+from purgatoryd.clients.aio_consumer import AsyncConsumer, AsyncJob
 from purgatoryd.clients.aio_purgatory import AsyncOperation, AsyncPurgatory
 from purgatoryd.clients.operation_columns import AsyncOperations
 
@@ -169,12 +170,19 @@ async def ended(client: Any, n: int) -> None:
     await (await client.watch(f"e{n}", AllOf({"w": 0}), HOUR_S)).result()
 
 
+async def listed(client: Any, number: int) -> None:
+    """List the dead letters of a consumer group."""
+    await some_group(client, number)
+    assert [letter async for letter in client.dead_letters("g")] == []
+
+
 CALLS: dict[str, Callable[[Any, int], Any]] = {
     "cancel later": lambda c, n: c.cancel("none", wait=False),
     "unpark_many": lambda c, n: c.unpark_many([("none", 1, b"")]),
     "flush": lambda c, n: c.flush(),
     "settle": settle,
     "AsyncHandle.result": result,
+    "dead_letters": listed,
     "AsyncOperation.result": ended,
 }
 WAITS = ("flush", "settle")
@@ -587,6 +595,9 @@ TRIED: dict[type, set[str]] = {
     # `wait` is tested in test_operation_columns.py; only AsyncPurgatory calls the others.
     AsyncOperations: {"wait", "failed", "wake", "call_back"},
     AsyncSubscriber: {"get", "get_many", "close", "connect"},
+    # Both are tested in test_consumer.py.
+    AsyncConsumer: public(AsyncConsumer),
+    AsyncJob: public(AsyncJob),
 }
 """Calls that the tests cancel, by class."""
 DO_NOT_WAIT = {"at", "add_done_callback", "future"}

@@ -41,7 +41,7 @@ PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").r
 _BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"\]\((?!https?:)([^)#\s]+)")
 _NAME = re.compile(
-    r"(?:Client|Subscriber|\bPurgatory|arena_paths)\([\"']([a-z0-9-]+)|--name[ =]([a-z0-9-]+)"
+    r"(?:Client|Subscriber|Consumer|\bPurgatory|arena_paths)\([\"']([a-z0-9-]+)|--name[ =]([a-z0-9-]+)"
 )
 _NAMESPACE = re.compile(r"(?:namespace=|--namespace[ =]|-n )[\"']?([a-z0-9-]+)")
 _TOPIC = re.compile(r"(?:topics?=\[?|--topic[ =]|-t )[\"']?([a-z0-9-]+)")
@@ -157,8 +157,8 @@ def test_python_runs(block: Block, daemon: StartDaemon, daemon_dir: Path, tmp_pa
         daemon(name, "--capacity", "1000")
     script = tmp_path / "example.py"
     script.write_text(block.text.replace(_HOST_DIRECTORY, str(daemon_dir)))
-    waits = "Subscriber(" in block.text or "SUBSCRIBE" in block.text
-    endless = waits and bool(re.search(r"for \w+ in|while True", block.text))
+    waits = any(word in block.text for word in ("Subscriber(", "SUBSCRIBE", "jobs.run("))
+    endless = waits and bool(re.search(r"for \w+ in|while True|jobs\.run\(", block.text))
     command = [sys.executable, str(script)]
     run_block(block, command, tmp_path, fed=waits, endless=endless)
 

@@ -36,6 +36,7 @@ from interrupts import (
     is_none,
     never,
     run,
+    some_group,
     state_is,
     status,
     swallowed,
@@ -113,6 +114,7 @@ CALLS: dict[str, Step] = {
     "flush": lambda c, n: c.flush(),
     "settle": lambda c, n: c.settle(c.add_many([("s", 0)], mode="replace", wait=False)),
     "Handle.result": lambda c, n: c.cancel("none", wait=False).result(),
+    "dead_letters": lambda c, n: (some_group(c, n), list(c.dead_letters("g"))),
     "Operation.result": lambda c, n: c.watch(f"o{n}", AllOf({"w": 0}), HOUR_S).result(),
 }
 
@@ -603,6 +605,8 @@ TRIED: dict[type, set[str]] = {
 """Calls that the tests of this file interrupt, by class."""
 ELSEWHERE = {
     "DelayedOperation", "DelayedOperationPurgatory",  # tested in test_local.py
+    "Consumer", "Job",  # tested in test_consumer_daemon.py
+    "FakeConsumer",  # sends nothing
     "BulkLoad", "BulkLoadStatus", "BulkResult", "Remote", "Resume",  # neither send nor wait
     "Ledger",  # only called by clients
     "LocalPurgatory",  # tested in test_local_purgatory.py

@@ -287,7 +287,8 @@ def test_every_error_is_in_the_drawing_and_survives_pickling(kind: type[Purgator
     assert kind.__name__ in (errors.__doc__ or "")
     samples = {
         "str": "text", "int": 1, "float": 1.5, "object": b"thing", "dict[str, int]": {"a": 5},
-        "tuple[int, int]": (5, 6), "tuple[tuple[str, str, str], ...]": (("a", "b", "c"),),
+        "tuple[int, int]": (5, 6), "tuple[tuple[str, object, object], ...]": (("a", 5, b"c"),),
+        "tuple[tuple[str, str, str], ...]": (("a", "b", "c"),),
     }  # fmt: skip
     kinds = {
         name: kind

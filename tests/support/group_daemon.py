@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from queue import Empty, SimpleQueue
 
@@ -121,11 +122,13 @@ class GroupDaemon:
 
     def fire(self, *keys: str, group: str = "mailers", payload: bytes = b"") -> None:
         """Let timers fire, and lease their jobs."""
-        self.do(lambda: [self._fire(group, key.encode(), payload) for key in keys])
+        for key in keys:
+            self.do(partial(self._fire, group, key.encode(), payload))
 
     def expire(self, group: str = "mailers") -> None:
         """Let all leases end."""
-        self.do(lambda: [self._fail(self.groups[group], job) for job in self._leased(group)])
+        for job in self._leased(group):
+            self.do(partial(self._fail, self.groups[group], job))
 
     def restart(self, *, sessions: bool = True) -> None:
         """Close all connections and forget all members, as a restart of the daemon does. Without
@@ -376,7 +379,8 @@ class GroupDaemon:
         now_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
         info = group_wire.JOB_INFO.pack(
             job.ticket << 8, job.deadline_ns, job.deadline_ns, job.ends_ns, now_ns,
-            time.time_ns() - now_ns, job.row, job.leases, job.failed + 1, list(self.groups).index(group.name),
+            time.time_ns() - now_ns, job.row, job.leases, job.failed + 1,
+            list(self.groups).index(group.name),
             len(job.payload), len(job.key), KeyType.STR, 0, len(job.topic), job.priority,
         )  # fmt: skip
         head = wire.encode_frame(Message.JOBS, session.id, count=1)

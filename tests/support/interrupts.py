@@ -199,6 +199,11 @@ def cancelled(found: Any) -> bool:
     return bool(found == [CancelResult.CANCELLED])
 
 
+def some_group(client: Any, _: int) -> Any:
+    """Create the consumer group "g", unless it exists."""
+    return client.create_group("g", ["of g"], max_backlog=5)
+
+
 EFFECTS: dict[str, Effect] = {
     "add": Effect(
         [], ADDS["add"], lambda timer: timer.key[0] == "k", [lambda c, n: c.get(f"k{n}")], bool
@@ -235,6 +240,36 @@ EFFECTS: dict[str, Effect] = {
     "bulk_load_status": Effect(
         [lambda c, n: c.add_many([(f"k{n}", HOUR_S)], bulk_load=BulkLoad(id_of(n)))], status,
         lambda found: found.rows == 1, [], never,
+    ),
+    "create_group": Effect(
+        [some_group, lambda c, n: c.delete_group("g")], some_group, lambda info: info.name == "g",
+        [lambda c, n: c.groups()], bool,
+    ),
+    "delete_group": Effect(
+        [some_group], lambda c, n: c.delete_group("g"), is_none, [lambda c, n: c.groups()],
+        lambda found: not found,
+    ),
+    "change_group": Effect(
+        [some_group, lambda c, n: c.change_group("g", max_dead=9)],
+        lambda c, n: c.change_group("g", max_dead=5), lambda info: info.settings.max_dead == 5,
+        [lambda c, n: c.group("g")], lambda info: info.settings.max_dead == 5,
+    ),
+    "pause_group": Effect(
+        [some_group, lambda c, n: c.resume_group("g")], lambda c, n: c.pause_group("g"), is_none,
+        [lambda c, n: c.group("g")], lambda info: info.paused,
+    ),
+    "resume_group": Effect(
+        [some_group, lambda c, n: c.pause_group("g")], lambda c, n: c.resume_group("g"), is_none,
+        [lambda c, n: c.group("g")], lambda info: not info.paused,
+    ),
+    "groups": Effect([some_group], lambda c, n: c.groups(), bool, [], never),
+    "group": Effect([some_group], lambda c, n: c.group("g"), lambda info: info.pending == 0, [],
+                    never),
+    "requeue_dead": Effect(
+        [some_group], lambda c, n: c.requeue_dead("g"), lambda count: count == 0, [], never
+    ),
+    "drop_dead": Effect(
+        [some_group], lambda c, n: c.drop_dead("g"), lambda count: count == 0, [], never
     ),
     "advance": Effect([watched], advanced, is_one, [advanced], lambda ended: ended == 0),
     "bump": Effect(

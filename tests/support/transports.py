@@ -16,9 +16,10 @@ from tiers import wide
 
 BOTH = frozenset((
     "test_access", "test_batch_crash", "test_bulk_loads_daemon", "test_cancelled", "test_client",
-    "test_clients_gone", "test_continuity", "test_crash", "test_disk_errors", "test_faults",
-    "test_hostile", "test_interrupts", "test_late_daemon", "test_lost_names", "test_lots",
-    "test_operation_columns", "test_operations", "test_outage", "test_parking_daemon",
+    "test_clients_gone", "test_consumer_daemon", "test_continuity", "test_crash",
+    "test_disk_errors", "test_faults", "test_hostile", "test_interrupts", "test_late_daemon",
+    "test_lost_names", "test_lots", "test_operation_columns", "test_operations", "test_outage",
+    "test_parking_daemon",
     "test_purgatory_daemon", "test_resharding", "test_shards_daemon", "test_uid_share",
     "test_wal_daemon",
 ))  # fmt: skip

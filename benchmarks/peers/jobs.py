@@ -1,0 +1,218 @@
+"""Jobs on all sides: work that is handed to one of several consumers, which acknowledge it.
+
+A side fills a queue, and gives each consumer an iterator over batches. A batch is a list with the
+deadline of each job in it; the next step of the iterator acknowledges the batch. An empty batch
+means that no job came for WAIT_S. The first batch is empty, once the consumer is
+connected. No side writes to a disk before it answers.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from own_daemon import own_daemon
+
+from purgatoryd.clients import Client, Consumer
+
+from . import beanstalkd_side, ours, postgres_side, redis_side
+from .side import PATIENCE_S, Server, Start, boot_ns, stamp, stamped
+
+BATCH = 64
+"""Largest number of jobs in a batch."""
+HELD = 4 * BATCH
+"""Largest number of jobs that a Consumer holds: the daemon sends some while others are handled."""
+WAIT_S = 0.05
+POLL_S = 0.001
+GROUP, STREAM = "jobs", b"jobs"
+ADDED_AT_ONCE = 1000
+Batches = Iterator[list[int]]
+
+
+@dataclass(frozen=True)
+class Side:
+    """A contestant. `fill(server, deadlines in ns of the boot clock)` adds jobs, each with a
+    payload of 48 bytes. `helper`: runs in a process of its own while jobs are added."""
+
+    name: str
+    missing: Callable[[], str]
+    server: Callable[[Start], AbstractContextManager[Server]]
+    fill: Callable[[Server, Sequence[int]], object]
+    batches: Callable[[Server], Batches]
+    helper: Callable[[Server], object] | None = None
+
+
+def slices(items: Sequence[int]) -> Iterator[Sequence[int]]:
+    """Yield the items of one call after another."""
+    for at in range(0, len(items), ADDED_AT_ONCE):
+        yield items[at : at + ADDED_AT_ONCE]
+
+
+# ---- purgatoryd ----------------------------------------------------------------------------------
+
+
+@contextmanager
+def our_server(start: Start) -> Iterator[Server]:
+    """Start a daemon with a consumer group."""
+    settings = [*ours.settings(start), "--jobs", str(start.timers + 4096)]
+    with own_daemon(start.directory, ours.NAME, settings) as pid:
+        server = Server(start.directory, (pid,))
+        with ours.client(server, "ring") as client:
+            client.create_group(GROUP, [ours.TOPIC], max_backlog=start.timers + 1024)
+        yield server
+
+
+def our_fill(transport: str) -> Callable[[Server, Sequence[int]], None]:
+    def fill(server: Server, deadlines_ns: Sequence[int]) -> None:
+        client: Client
+        with ours.client(server, transport) as client:
+            number = 0
+            for some in slices(deadlines_ns):
+                rows = [
+                    {"key": b"%016d" % n, "deadline_boot_ns": due_ns, "payload": stamped(due_ns)}
+                    for n, due_ns in enumerate(some, number)
+                ]
+                number += len(rows)
+                assert client.add_many(rows, topic=ours.TOPIC).ok
+
+    return fill
+
+
+def our_batches(transport: str) -> Callable[[Server], Batches]:
+    def batches(server: Server) -> Batches:
+        os.environ["PURGATORYD_DIR"] = str(server.address)
+        with Consumer(
+            ours.NAME, group=GROUP, create=False, max_in_flight=HELD, timeout=PATIENCE_S,
+            **ours.TRANSPORTS[transport],
+        ) as consumer:  # fmt: skip
+            yield []
+            while True:
+                jobs = consumer.get_many(BATCH, WAIT_S)
+                yield [stamp(job.payload) for job in jobs]
+                if jobs:
+                    consumer.ack_many(jobs)
+
+    return batches
+
+
+# ---- beanstalkd ----------------------------------------------------------------------------------
+
+
+def beanstalkd_fill(server: Server, deadlines_ns: Sequence[int]) -> None:
+    beanstalkd_side.arm(server, list(deadlines_ns))
+
+
+def beanstalkd_batches(server: Server) -> Batches:
+    """Reserve and delete single jobs, because the protocol has no batches."""
+    import greenstalk
+
+    client = beanstalkd_side.connected(server)
+    yield []
+    while True:
+        try:
+            job = client.reserve(timeout=0)
+        except greenstalk.TimedOutError:
+            yield []
+            time.sleep(POLL_S)
+            continue
+        yield [stamp(job.body[16:])]
+        client.delete(job)
+
+
+# ---- Redis ---------------------------------------------------------------------------------------
+
+
+@contextmanager
+def redis_server(start: Start) -> Iterator[Server]:
+    """Start Redis with a stream and its consumer group."""
+    with redis_side.server(start) as server:
+        redis_side.connected(server).xgroup_create(STREAM, GROUP, mkstream=True)
+        yield server
+
+
+def redis_fill(server: Server, deadlines_ns: Sequence[int]) -> None:
+    """Add what is due to the stream, and the rest to a sorted set."""
+    client, now_ns, number = redis_side.connected(server), boot_ns(), 0
+    for some in slices(deadlines_ns):
+        pipe = client.pipeline(transaction=False)
+        for due_ns in some:
+            number += 1
+            if due_ns <= now_ns:
+                pipe.xadd(STREAM, {b"p": stamped(due_ns)})
+            else:
+                pipe.zadd(redis_side.SET, {b"%016d" % number + stamped(due_ns): due_ns / 1000})
+        pipe.execute()
+
+
+def redis_mover(server: Server) -> None:
+    """Move due members of the sorted set to the stream, every millisecond."""
+    client = redis_side.connected(server)
+    while True:
+        due = client.zrangebyscore(redis_side.SET, 0, boot_ns() // 1000, start=0, num=1000)
+        if due:
+            pipe = client.pipeline(transaction=True)
+            pipe.zrem(redis_side.SET, *due)
+            for member in due:
+                pipe.xadd(STREAM, {b"p": member[16:]})
+            pipe.execute()
+        else:
+            time.sleep(POLL_S)
+
+
+def redis_batches(server: Server) -> Batches:
+    client, name = redis_side.connected(server), str(os.getpid())
+    yield []
+    while True:
+        found: Any = client.xreadgroup(
+            GROUP, name, {STREAM: b">"}, count=BATCH, block=round(WAIT_S * 1000)
+        )
+        entries = found[0][1] if found else []
+        yield [stamp(fields[b"p"]) for _, fields in entries]
+        if entries:
+            client.xack(STREAM, GROUP, *(entry for entry, _ in entries))
+
+
+# ---- PostgreSQL ----------------------------------------------------------------------------------
+
+LEASED = """SELECT key, payload FROM timers WHERE due_ns <= %s ORDER BY due_ns
+    LIMIT %s FOR UPDATE SKIP LOCKED"""
+
+
+def postgres_fill(server: Server, deadlines_ns: Sequence[int]) -> None:
+    postgres_side.arm(server, list(deadlines_ns))
+
+
+def postgres_batches(server: Server) -> Batches:
+    """Lock due rows until the end of a transaction, which deletes them."""
+    connection = postgres_side.connected(server.address)
+    yield []
+    while True:
+        with connection.transaction():
+            rows = connection.execute(LEASED, [boot_ns(), BATCH]).fetchall()
+            yield [stamp(payload) for _, payload in rows]
+            if rows:
+                keys = [key for key, _ in rows]
+                connection.execute("DELETE FROM timers WHERE key = ANY(%s)", [keys])
+        if not rows:
+            time.sleep(POLL_S)
+
+
+SIDES = (
+    Side("purgatoryd", ours.missing, our_server, our_fill("ring"), our_batches("ring")),
+    Side("purgatoryd over ZeroMQ", ours.missing, our_server, our_fill("zmq"), our_batches("zmq")),
+    Side(
+        "beanstalkd", beanstalkd_side.missing, beanstalkd_side.server, beanstalkd_fill,
+        beanstalkd_batches,
+    ),
+    Side(
+        "Redis streams", redis_side.missing, redis_server, redis_fill, redis_batches, redis_mover
+    ),
+    Side(
+        "PostgreSQL SKIP LOCKED", postgres_side.missing, postgres_side.server, postgres_fill,
+        postgres_batches,
+    ),
+)  # fmt: skip

@@ -1,0 +1,447 @@
+"""Consumers of a real daemon: answers, kills of consumers and daemon, partitions, asyncio."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import ExitStack, closing
+from pathlib import Path
+from typing import Any
+
+import job_worker
+import pytest
+from interrupts import interrupted
+from real_daemon import PATIENCE_S, StartDaemon, boot_ns, eventually
+from tiers import wide
+
+from purgatoryd.clients import (
+    Admin,
+    AsyncConsumer,
+    CancelResult,
+    Client,
+    Consumer,
+    ForkedProcess,
+    Full,
+    FullGroup,
+    GroupMissing,
+    GroupRefused,
+    Job,
+    JobReason,
+    LeaseLost,
+    Partitioned,
+)
+
+pytestmark = pytest.mark.tier("test")
+
+
+def client(**settings: Any) -> Client:
+    return Client("demo", namespace="shop", timeout=PATIENCE_S, **settings)
+
+
+def consumer(**settings: Any) -> Consumer:
+    given = {"namespace": "shop", "group": "mailers", "topics": ["orders"], "timeout": PATIENCE_S}
+    return Consumer("demo", **{**given, **settings})
+
+
+def taken(jobs: Consumer) -> Job:
+    job = jobs.get(PATIENCE_S)
+    assert job is not None
+    return job
+
+
+# ---- answers -----------------------------------------------------------------------------------
+
+
+def test_each_job_goes_to_one_member(daemon: StartDaemon) -> None:
+    daemon("demo")
+    with client() as c, consumer() as one, consumer() as other:
+        c.add_many([(f"k{n}", 0.0) for n in range(400)], topic="orders")
+        counts, both = {one: 0, other: 0}, threading.Lock()
+        keys: list[Any] = []
+
+        def work(jobs: Consumer) -> None:
+            for job in jobs:
+                job.ack()
+                with both:
+                    counts[jobs] += 1
+                    keys.append(job.key)
+                    if len(keys) == 400:
+                        one.stop()
+                        other.stop()
+
+        threads = [threading.Thread(target=work, args=(jobs,)) for jobs in (one, other)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(PATIENCE_S)
+        assert sorted(keys) == sorted(f"k{n}" for n in range(400))
+        assert min(counts.values()) > 50
+        assert c.group("mailers").acked == 400
+
+
+def test_a_job_has_the_times_of_its_timer(daemon: StartDaemon) -> None:
+    daemon("demo")
+    with client() as c, consumer() as jobs:
+        timer = c.add("k", 0.05, topic="orders", payload=b"p")
+        job = taken(jobs)
+        assert (job.key, job.payload, job.topic, job.group) == ("k", b"p", "orders", "mailers")
+        assert (job.ticket, job.attempt) == (timer.ticket, 1)
+        assert job.deadline_boot_ns == timer.deadline_boot_ns
+        assert 0 <= (job.fired - job.deadline).total_seconds() <= job.lateness_ns / 1e9
+        job.ack()
+
+
+def test_a_failed_attempt_is_followed_by_another_and_then_by_a_dead_letter(
+    daemon: StartDaemon,
+) -> None:
+    daemon("demo")
+    with client() as c, consumer(max_attempts=3, backoff=0) as jobs:
+        c.add("k", 0, topic="orders", payload=b"p")
+        for attempt in (1, 2, 3):
+            with taken(jobs) as job:
+                assert job.attempt == attempt
+                raise ValueError(f"no {attempt}")
+        eventually(lambda: c.group("mailers").dead == 1)
+        [letter] = c.dead_letters("mailers")
+        assert (letter.key, letter.payload, letter.topic) == ("k", b"p", "orders")
+        assert (letter.attempts, letter.reason) == (3, JobReason.MAX_ATTEMPTS)
+        assert letter.error == "ValueError: no 3"
+        assert letter.first_failed_boot_ns is not None
+        assert letter.last_failed_boot_ns is not None
+        assert letter.first_failed_boot_ns <= letter.last_failed_boot_ns
+        assert c.requeue_dead("mailers", letter.ticket) == 1
+        with taken(jobs) as job:
+            assert (job.key, job.attempt) == ("k", 1)
+            job.reject("bad")
+        assert [one.reason for one in c.dead_letters("mailers")] == [JobReason.REJECTED]
+        assert c.drop_dead("mailers") == 1
+        assert list(c.dead_letters("mailers")) == []
+
+
+def test_a_delayed_attempt_waits(daemon: StartDaemon) -> None:
+    daemon("demo")
+    with client() as c, consumer() as jobs:
+        c.add("k", 0, topic="orders")
+        job = taken(jobs)
+        job.nack("later", delay=0.3)
+        answered_s = time.monotonic()
+        assert c.group("mailers").delayed == 1
+        with taken(jobs) as job:
+            assert job.attempt == 2
+        assert time.monotonic() - answered_s >= 0.29
+
+
+def test_a_lease_outlasts_its_length_while_the_process_lives(daemon: StartDaemon) -> None:
+    daemon("demo")
+    with client() as c, consumer(lease=0.3) as jobs:
+        c.add("k", 0, topic="orders")
+        job = taken(jobs)
+        assert jobs.get(1.0) is None
+        assert not job.lost
+        job.ack()
+        assert c.group("mailers").acked == 1
+
+
+def test_a_lease_ends_at_max_lease(daemon: StartDaemon) -> None:
+    daemon("demo")
+    with client() as c, consumer(lease=0.2, max_lease=0.5, backoff=0) as jobs:
+        c.add("k", 0, topic="orders")
+        job, again = taken(jobs), taken(jobs)
+        assert (again.key, again.attempt) == ("k", 2)
+        assert job.lost
+        with pytest.raises(LeaseLost):
+            job.ack()
+        again.ack()
+
+
+def test_a_used_budget_refuses_timers(daemon: StartDaemon) -> None:
+    daemon("demo")
+    with client() as c:
+        c.create_group("mailers", ["orders"], max_backlog=3)
+        for n in range(3):
+            c.add(f"k{n}", 3600, topic="orders")
+        with pytest.raises(FullGroup, match="consumer group 'mailers'") as raised:
+            c.add("one", 3600, topic="orders")
+        assert isinstance(raised.value, Full)
+        assert (raised.value.group, raised.value.jobs) == ("mailers", 3)
+        c.add("one", 3600, topic="other")
+        with pytest.raises(GroupRefused, match="3 pending timers"):
+            c.create_group("printers", ["orders"], max_backlog=2)
+
+
+def test_a_leased_job_is_not_cancelled(daemon: StartDaemon) -> None:
+    daemon("demo")
+    with client() as c, consumer() as jobs:
+        c.add("k", 0, topic="orders")
+        job = taken(jobs)
+        assert c.cancel("k") is CancelResult.LEASED
+        assert c.cancel_many(["k", "none"]) == [CancelResult.LEASED, CancelResult.UNKNOWN]
+        job.release()
+
+
+def test_a_paused_consumer_group_leases_nothing(daemon: StartDaemon) -> None:
+    daemon("demo")
+    with client() as c, consumer() as jobs:
+        c.pause_group("mailers")
+        c.add("k", 0, topic="orders")
+        eventually(lambda: c.group("mailers").waiting == 1)
+        assert jobs.get(0) is None
+        c.resume_group("mailers")
+        taken(jobs).ack()
+
+
+def test_a_deleted_consumer_group_is_missing(daemon: StartDaemon) -> None:
+    daemon("demo")
+    with client() as c:
+        c.create_group("mailers", ["orders"])
+        assert [one.name for one in c.groups()] == ["mailers"]
+        c.delete_group("mailers")
+        assert c.groups() == []
+        with pytest.raises(GroupMissing):
+            c.group("mailers")
+        with pytest.raises(GroupMissing):
+            consumer(create=False)
+
+
+def test_a_group_can_begin_with_the_replay_buffer(daemon: StartDaemon) -> None:
+    daemon("demo")
+    with client() as c:
+        c.add("k", 0, topic="orders")
+        eventually(lambda: c.get("k") is None)
+        with consumer(group="late") as late, consumer(group="early", start="earliest") as early:
+            taken(early).ack()
+            assert late.get(0) is None
+
+
+# ---- asyncio -----------------------------------------------------------------------------------
+
+
+def test_tasks_share_the_jobs_of_a_consumer(daemon: StartDaemon) -> None:
+    daemon("demo")
+
+    async def main() -> list[Any]:
+        keys = []
+        async with AsyncConsumer(
+            "demo", namespace="shop", group="mailers", topics=["orders"], timeout=PATIENCE_S
+        ) as jobs:
+
+            async def handle(job: Any) -> None:
+                await asyncio.sleep(0)
+                keys.append(job.key)
+                if len(keys) == 300:
+                    jobs.stop()
+
+            with client() as c:
+                c.add_many([(n, 0.0) for n in map(str, range(300))], topic="orders")
+            await asyncio.wait_for(jobs.run(handle, concurrency=16), PATIENCE_S)
+        return keys
+
+    assert sorted(asyncio.run(main())) == sorted(map(str, range(300)))
+    with client() as c:
+        assert c.group("mailers").acked == 300
+
+
+# ---- partitions --------------------------------------------------------------------------------
+
+SMALL = ("--capacity", "4096", "--payload-memory", "1MiB")
+
+
+def test_a_consumer_takes_jobs_of_all_partitions(daemon: StartDaemon) -> None:
+    daemon("demo", "--shards", "2", *SMALL)
+    with Admin("demo", timeout=PATIENCE_S) as admin:
+        admin.create_namespace("shop", 4)
+    with client() as c, consumer(max_in_flight=8) as jobs:
+        c.add_many([(f"k{n}", 0.0) for n in range(200)], topic="orders")
+        keys: list[Any] = []
+        while len(keys) < 200:
+            job = taken(jobs)
+            assert jobs.in_flight <= 8
+            keys.append(job.key)
+            job.ack()
+        assert sorted(keys) == sorted(f"k{n}" for n in range(200))
+        info = c.group("mailers")
+        assert (info.acked, info.members) == (200, 4)
+    with pytest.raises(Partitioned, match="max_in_flight of at least 4"):
+        consumer(max_in_flight=3)
+
+
+# ---- interrupts, fork, the end -----------------------------------------------------------------
+
+
+def test_an_interrupt_loses_no_job(daemon: StartDaemon) -> None:
+    daemon("demo")
+    with client() as c, consumer(backoff=0) as jobs:
+
+        def call(number: int) -> str:
+            job = taken(jobs)
+            job.ack()
+            return str(job.key)
+
+        for number, _, error in interrupted(call, [lambda n: c.add(f"k{n}", 0, topic="orders")]):
+            if error is not None:
+                error.__traceback__ = None  # it refers to the job
+            while c.group("mailers").acked <= number:
+                if (job := jobs.get(0.01)) is not None:
+                    job.ack()
+        assert jobs.in_flight == 0
+
+
+def test_a_child_process_may_not_use_a_consumer(daemon: StartDaemon) -> None:
+    daemon("demo")
+    with client() as c, consumer() as jobs:
+        c.add("k", 0, topic="orders")
+        job = taken(jobs)
+        if (child := os.fork()) == 0:
+            refused = 0
+            for call in (jobs.get, job.ack, jobs.close):
+                try:
+                    call()
+                except ForkedProcess:
+                    refused += 1
+            os._exit(refused)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 3
+        job.ack()
+        assert c.group("mailers").acked == 1
+
+
+class Worker:
+    """A process that takes jobs."""
+
+    def __init__(self, directory: Path, lease_s: float) -> None:
+        environment = os.environ | {"PYTHONPATH": str(Path(job_worker.__file__).parent)}
+        self.out = (directory / f"worker{time.monotonic_ns()}").open("w+b")
+        self.process = subprocess.Popen(
+            [sys.executable, job_worker.__file__, "demo", "mailers", str(lease_s)],
+            stdin=subprocess.DEVNULL, stdout=self.out, env=environment,
+        )  # fmt: skip
+        self.killed_ns = 2**63
+
+    def ready(self) -> bool:
+        return self.lines()[:1] == ["ready"]
+
+    def lines(self) -> list[str]:
+        """Return the lines that the process has written completely."""
+        self.out.seek(0)
+        return [line.decode() for line in self.out.read().split(b"\n")[:-1]]
+
+    def kill(self) -> None:
+        self.killed_ns = boot_ns()
+        self.process.kill()
+        self.process.wait(PATIENCE_S)
+
+    def stop(self) -> None:
+        self.process.send_signal(signal.SIGTERM)
+        assert self.process.wait(PATIENCE_S) == 0
+
+    def close(self) -> None:
+        if self.process.poll() is None:
+            self.kill()
+        self.out.close()
+
+
+@pytest.fixture
+def workers(daemon_dir: Path) -> Iterator[list[Worker]]:
+    found: list[Worker] = []
+    yield found
+    for one in found:
+        one.close()
+
+
+def begin(workers: list[Worker], directory: Path, lease_s: float = 5.0) -> Worker:
+    workers.append(Worker(directory, lease_s))
+    eventually(workers[-1].ready)
+    return workers[-1]
+
+
+def test_a_process_ends_after_sigterm_without_failed_attempts(
+    daemon: StartDaemon, daemon_dir: Path, workers: list[Worker]
+) -> None:
+    daemon("demo")
+    with client() as c:
+        c.create_group("mailers", ["orders"])
+        worker = begin(workers, daemon_dir)
+        c.add_many([(f"k{n}", 0.0) for n in range(500)], topic="orders")
+        eventually(lambda: c.group("mailers").acked > 50)
+        worker.stop()
+        info = c.group("mailers")
+        assert (info.leased, info.retried, info.delayed) == (0, 0, 0)
+        assert info.acked + info.waiting == 500
+
+
+def test_a_killed_process_loses_no_job(
+    daemon: StartDaemon, daemon_dir: Path, workers: list[Worker]
+) -> None:
+    """Repeat the trial of 2,000 jobs with one kill: no job is lost, and only those run twice that
+    the killed process held."""
+    daemon("demo")
+    with client() as c:
+        c.create_group("mailers", ["orders"], backoff=0)
+        first, _ = begin(workers, daemon_dir), begin(workers, daemon_dir)
+        c.add_many([(f"k{n}", 0.0005 * n) for n in range(2000)], topic="orders")
+        eventually(lambda: len(first.lines()) > 100)
+        first.kill()
+        begin(workers, daemon_dir)
+        eventually(lambda: c.group("mailers").acked == 2000)
+    check_runs(workers, 2000)
+
+
+@pytest.mark.parametrize("kills", [12, wide(150)])
+def test_kills_of_consumers_and_daemon_lose_no_job(
+    daemon: StartDaemon, daemon_dir: Path, workers: list[Worker], kills: int
+) -> None:
+    demo, rng = daemon("demo", "--wal-dir", str(daemon_dir / "wal")), random.Random(kills)
+    count = 0
+    with client() as c, ExitStack() as stack:
+        c.create_group("mailers", ["orders"], backoff=0, max_attempts=1000, max_backlog=16_000)
+        adder = stack.enter_context(closing(client()))
+        for _ in range(3):
+            begin(workers, daemon_dir)
+        alive = list(workers)
+        for number in range(kills):
+            rows = [(f"k{count + n}", rng.random() * 0.2) for n in range(200)]
+            assert adder.add_many(rows, topic="orders").ok
+            count += 200
+            time.sleep(rng.random() * 0.1)
+            if number % 4 == 3:
+                demo.kill()
+                demo.start()
+            else:
+                victim = alive.pop(rng.randrange(3))
+                victim.kill()
+                alive.append(begin(workers, daemon_dir))
+        eventually(lambda: c.group("mailers").acked >= count, 4 * PATIENCE_S)
+        info = c.group("mailers")
+        assert (info.acked, info.waiting, info.leased, info.dead) == (count, 0, 0, 0)
+    check_runs(workers, count)
+
+
+def check_runs(workers: list[Worker], count: int) -> None:
+    """Check that each job ran, that no two live processes had it, that an acknowledged job did not
+    run again, and that only the end of a process is followed by another attempt."""
+    runs: dict[int, list[tuple[int, int, Worker]]] = defaultdict(list)
+    acked: dict[int, int] = {}
+    for worker in workers:
+        for what, ticket, attempt, at in (line.split() for line in worker.lines()[1:]):
+            if what == "start":
+                runs[int(ticket)].append((int(attempt), int(at), worker))
+            elif what == "acked":
+                assert int(ticket) not in acked, f"job {ticket} was acknowledged twice"
+                acked[int(ticket)] = int(attempt)
+    assert len(runs) == count
+    for job, found in runs.items():
+        found.sort(key=lambda run: run[1])
+        assert acked.get(job, found[-1][0]) == found[-1][0], f"job {job} ran after its ack"
+        for (first, _, worker), (later, at_ns, _) in itertools.pairwise(found):
+            assert later > first, f"job {job} ran twice in attempt {first}"
+            assert worker.killed_ns < at_ns, f"job {job} ran in two live processes"
+        if job not in acked:  # the answer came after the kill
+            assert found[-1][2].killed_ns < 2**63
