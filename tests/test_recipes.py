@@ -119,6 +119,7 @@ def logged(log: Path) -> dict[Key, list[int]]:
     return found
 
 
+@pytest.mark.tier("test")
 @pytest.mark.costly("runs two processes and a daemon, and kills each of them three times")
 def test_a_session_ends_once_after_its_last_request(daemon: StartDaemon, tmp_path: Path) -> None:
     demo = daemon("demo", "--capacity", "100000")
