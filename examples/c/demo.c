@@ -4,7 +4,7 @@
  *                                 SIGTERM ends it after the answers to what it has sent
  *     demo listen DIR/NAME        print the notices, and the ranges that were lost
  *
- *     cc -std=c11 -O2 demo.c client.c listener.c -lzmq -o demo */
+ *     cc -std=gnu11 -O2 demo.c client.c listener.c -lzmq -o demo */
 #include "purgatoryd.h"
 
 #include <inttypes.h>
