@@ -8,7 +8,7 @@ import click
 
 from purgatoryd import clients
 from purgatoryd.cli import units
-from purgatoryd.cli.arena import print_table, reading
+from purgatoryd.cli.arena import human, print_table, reading
 from purgatoryd.cli.completion import namespace_names
 from purgatoryd.cli.exits import Command, Group
 from purgatoryd.cli.options import emit, json_option, name_option, timeout_option, visible
@@ -116,10 +116,7 @@ def set_command(
             late_per_s=late_per_second,
         )
     record = settings_record(namespace, settings)
-    lines = (
-        f"{field:<16}{'-' if value is None else visible(str(value))}"
-        for field, value in record.items()
-    )
+    lines = (f"{field:<16}{visible(human(field, value))}" for field, value in record.items())
     emit(record, "\n".join(lines), as_json)
 
 

@@ -23,6 +23,7 @@ from purgatoryd.cli.options import (
     namespace_option,
     payload_record,
     read_key,
+    time_text,
     timeout_option,
     visible,
 )
@@ -174,9 +175,18 @@ def get_command(
         return Exit.NEGATIVE
     record = timer_record(timer) | ({} if virtual else due_record(timer, as_json))
     shown = record if timer.operation is None else operation_fields(record, timer.operation)
-    lines = [f"{label:<18}{visible(str(value))}" for label, value in shown.items()]
+    if "due" in shown:
+        del shown["deadline_boot_ns"]  # a number of the boot clock, for programs
+    lines = [f"{label:<18}{visible(field_text(label, value))}" for label, value in shown.items()]
     emit(record, "\n".join(lines), as_json)
     return Exit.DONE
+
+
+def field_text(label: str, value: Any) -> str:
+    """Return a field of `get` for people. A slack has a unit, a deadline a relative time."""
+    if label == "deadline_at":
+        return time_text(str(value))
+    return units.format_duration(value) if label == "within_ns" else str(value)
 
 
 def due_record(timer: TimerInfo, as_json: bool) -> dict[str, str]:

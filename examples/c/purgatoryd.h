@@ -1,0 +1,93 @@
+/* A client of purgatoryd in C over ZeroMQ, written from docs/protocol.md.
+ *
+ * A client packs records into batches, sends unanswered batches again after a reconnect and after
+ * silence, and so applies each record once, while the daemon is killed and started again. A
+ * listener receives the notices of one topic in order, and reports each range that it lost.
+ *
+ * Neither is thread-safe. The daemon must have the real clock and no shards. Link with libzmq. */
+#ifndef PURGATORYD_H
+#define PURGATORYD_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+enum pg_mode { PG_MODE_ERROR, PG_MODE_REPLACE, PG_MODE_KEEP, PG_MODE_EXTEND };
+
+enum pg_status { /* those of docs/protocol.md; from 16 on refusals */
+    PG_IN_DOUBT = -1, /* the session expired, and the record was applied once or not at all */
+    PG_NO_ANSWER = 0,
+    PG_ADDED = 1,
+    PG_REPLACED = 2,
+    PG_KEPT = 3,
+    PG_EXTENDED = 4,
+    PG_EXISTS = 5,
+    PG_CANCELLED = 6,
+    PG_FIRED = 7,
+    PG_UNKNOWN = 8,
+    PG_BUSY = 26, /* the client sends such records again itself */
+};
+
+struct pg_answer {
+    uint64_t ticket;
+    int64_t deadline_ns; /* CLOCK_BOOTTIME; 0 = there is no timer */
+    int status;
+};
+
+struct pg_topic {
+    const char *namespace;
+    const char *topic;
+};
+
+struct pg_client;
+
+/* Return a client of the command socket, such as "ipc:///run/purgatoryd/demo.cmd". `worker` names
+ * this client in the WAL. Return NULL if memory or descriptors are exhausted. */
+struct pg_client *pg_open(const char *endpoint, const char *worker);
+
+/* Pack a record: arm a timer under `key` that is due at `deadline_ns` on CLOCK_BOOTTIME. `answer` is
+ * filled before pg_flush() returns. Return false after an error. */
+bool pg_put(struct pg_client *client, struct pg_topic topic, const char *key, const void *payload,
+            size_t payload_len, int64_t deadline_ns, enum pg_mode mode, struct pg_answer *answer);
+
+/* Pack a record: cancel the timer of `key`, if it has this ticket or `ticket` is 0. */
+bool pg_cancel(struct pg_client *client, struct pg_topic topic, const char *key, uint64_t ticket,
+               struct pg_answer *answer);
+
+/* Send all packed records and wait for their answers. Return false after an error. */
+bool pg_flush(struct pg_client *client);
+
+/* Return the error that ended the client's work, or NULL. */
+const char *pg_error(const struct pg_client *client);
+
+/* End the session and free the client. Records without an answer may still be applied. */
+void pg_close(struct pg_client *client);
+
+enum pg_event { PG_FAILED = -1, PG_SILENCE = 0, PG_NOTICE, PG_LOST, PG_NEW_STREAM };
+
+struct pg_notice {
+    uint64_t sequence; /* PG_LOST: the first lost notice */
+    uint64_t lost_to;  /* PG_LOST: the last lost notice */
+    uint64_t ticket;
+    int64_t deadline_ns;
+    int64_t fired_ns;
+    const char *key; /* valid until the next call; not terminated by a zero byte */
+    size_t key_len;
+    const void *payload;
+    size_t payload_len;
+    int cause; /* 1 = a deadline passed */
+};
+
+struct pg_listener;
+
+/* Return a listener at the notice socket, such as "ipc:///run/purgatoryd/demo.pub". It becomes
+ * active a moment later. Return NULL if memory or descriptors are exhausted. */
+struct pg_listener *pg_listen(const char *endpoint, struct pg_topic topic);
+
+/* Wait up to `timeout_ms` for the next event. PG_LOST: notices were lost. PG_NEW_STREAM: the
+ * sequence starts again, and the loss is unknown. */
+enum pg_event pg_next(struct pg_listener *listener, struct pg_notice *notice, long timeout_ms);
+
+void pg_unlisten(struct pg_listener *listener);
+
+#endif
