@@ -18,7 +18,6 @@ import argparse
 import json
 import os
 import statistics
-import subprocess
 import sys
 import tempfile
 import threading
@@ -166,7 +165,12 @@ def admin_round(seconds: float) -> dict[str, Figures]:
 
 def catch_up(count: int, seconds: float, rate: int) -> dict[str, Figures]:
     """Measure a live namespace without a catch-up and during one of `count` timers."""
-    settings = ("--capacity", str(count + 100_000), "--payload-memory", f"{count // 10_000 + 64}MiB")
+    settings = (
+        "--capacity",
+        str(count + 100_000),
+        "--payload-memory",
+        f"{count // 10_000 + 64}MiB",
+    )
     with daemon(*settings) as (_, directory), closing(Quiet()) as quiet:
         found = {"without": quiet.probe(seconds)}
         with Admin(NAME, timeout=PATIENCE_S) as admin:

@@ -30,6 +30,7 @@ from purgatoryd.clients.packing import (
     refusal,
 )
 from purgatoryd.clients.retries import all_busy
+from purgatoryd.clients.times import Late
 from purgatoryd.shm_layout import wire
 from purgatoryd.shm_layout.errors import (
     Busy,
@@ -42,12 +43,12 @@ from purgatoryd.shm_layout.layout import TICKET_MAX, ClockKind, Op, Status, stru
 from purgatoryd.shm_layout.wire import Key
 
 if TYPE_CHECKING:
-    from purgatoryd.clients._pack import Direct
+    from purgatoryd.clients._pack import Column, Direct
     from purgatoryd.clients.bulk_loads import BulkLoad
 
 _TIMES = ("delay", "delay_ns", "deadline", "deadline_boot_ns")
 AnyResult = TypeVar("AnyResult", bound="BulkResult")
-_FIELDS = frozenset(("key", "topic", "payload", "within", *_TIMES))
+_FIELDS = frozenset(("key", "topic", "payload", "within", "tag", *_TIMES))
 
 
 class BulkResult:
@@ -313,18 +314,23 @@ def are_columns(rows: Any) -> bool:
 
 def pack_puts(
     connection: Connection, rows: Any, topic: str, mode: str, bulk_load: BulkLoad | None = None,
-    within: float | timedelta | None = None,
+    within: float | timedelta | None = None, tag: str | None = None, late: Late | None = None,
 ) -> Packed:  # fmt: skip
     """Pack `rows` for add_many. If it raises InvalidArgument, nothing was packed."""
-    number, slack = mode_number(mode), times.slack(within)
+    number, common = (
+        mode_number(mode),
+        Common(
+            times.slack(within), wire.encode_tag(tag), wire.encode_late(times.late_policy(late))
+        ),
+    )
     check_class("bulk_load", bulk_load, "bulk_loads", "BulkLoad")
     entry = connection.names.of_topic(topic)
     if not are_columns(rows):
-        sources = [_put_source(connection, list(each("rows", rows)), entry, number, slack)]
+        sources = [_put_source(connection, list(each("rows", rows)), entry, number, common)]
         return _packed(connection, sources, bulk_load, arrays=False)
     columns = columns_module()
     try:
-        sources = columns.put_sources(connection, rows, entry, number, slack)
+        sources = columns.put_sources(connection, rows, entry, number, common)
         return _packed(connection, sources, bulk_load, arrays=True)
     except Exception as error:
         raise unreadable("columns", error) from error
@@ -427,8 +433,27 @@ def _packed(
     return _checked(result, batches, bulk_load)
 
 
+class Common(NamedTuple):
+    """Slack and extension items of the rows that have none of their own."""
+
+    slack: int
+    """The slack as times.slack() returns it."""
+    tag: bytes
+    late: bytes
+
+    @property
+    def items(self) -> bytes:
+        """The items of a row without a tag of its own."""
+        return self.tag + self.late
+
+    def column(self, rows: int) -> Column:
+        """Return the items of `rows` rows as the C code takes them; None = no items."""
+        codes = memoryview(bytes(8 * rows)).cast("q")
+        return ("c", codes, [self.items], 0, 0) if self.items else None
+
+
 def _put_source(
-    connection: Connection, rows: list[Any], entry: bytes, mode: int, slack: int
+    connection: Connection, rows: list[Any], entry: bytes, mode: int, common: Common
 ) -> Source:
     names, clock, now_ns = connection.names, connection.delay_clock, connection.host.boot_ns()
 
@@ -439,13 +464,15 @@ def _put_source(
         key_type, key_bytes = wire.encode_key(key)
         name = entry if topic is None else names.of_topic(topic)
         payload = b"" if payload is None else wire.encode_payload(payload)
-        within = row.get("within") if isinstance(row, Mapping) else None
-        flags = slack if within is None else times.slack(within)
-        return kind, time_ns, key_type, key_bytes, name, payload, flags, 0, b""
+        given = row if isinstance(row, Mapping) else {}
+        within, tag = given.get("within"), given.get("tag")
+        flags = common.slack if within is None else times.slack(within)
+        items = (common.tag if tag is None else wire.encode_tag(tag)) + common.late
+        return kind, time_ns, key_type, key_bytes, name, payload, flags, 0, items
 
     return Source(
-        len(rows), Op.PUT, mode, slack, clock == ClockKind.VIRTUAL, now_ns, entry, names.topics,
-        slow, rows, None, None, None, None, None, None, None,
+        len(rows), Op.PUT, mode, common.slack, clock == ClockKind.VIRTUAL, now_ns, entry,
+        names.topics, slow, rows, None, None, None, None, None, common.column(len(rows)), None,
     )  # fmt: skip
 
 
@@ -476,7 +503,8 @@ def fields_of(row: Any, index: int) -> tuple[Any, dict[str, Any], Any, Any]:
 def _of_mapping(row: Mapping[str, Any], index: int) -> tuple[Any, dict[str, Any], Any, Any]:
     if "key" not in row or not row.keys() <= _FIELDS:
         raise InvalidRows(
-            f"has the fields {sorted(map(str, row))}; expected key, a time, topic, payload, within",
+            f"has the fields {sorted(map(str, row))}; expected key, a time, topic, payload, "
+            "within, tag",
             index,
         )
     time = {name: row[name] for name in _TIMES if name in row}

@@ -10,6 +10,7 @@ from typing import Any, Generic, Literal, NamedTuple, TypedDict, TypeVar, Unpack
 from purgatoryd.clients._pack import Answer, Direct
 from purgatoryd.clients.core import Core, Mode
 from purgatoryd.clients.packing import Entry, Pending, PendingAdd, PendingCancel
+from purgatoryd.clients.times import Late
 from purgatoryd.shm_layout.wire import Key
 
 Added = TypeVar("Added", covariant=True)
@@ -42,6 +43,8 @@ class Options(TypedDict, total=False):
     payload: bytes
     mode: Mode
     within: float | timedelta | None
+    tag: str | None
+    late: Late | None
     timeout: float | None
 
 
@@ -68,8 +71,8 @@ class TimerCalls(ABC, Generic[Added, AddedLater, Cancelled, CancelledLater]):
         self, key: Key, delay: float | timedelta | None = None, *,
         delay_ns: int | None = None, deadline: datetime | None = None,
         deadline_boot_ns: int | None = None, topic: str = "default", payload: bytes = b"",
-        mode: Mode = "error", within: float | timedelta | None = None, wait: bool = True,
-        timeout: float | None = None,
+        mode: Mode = "error", within: float | timedelta | None = None, tag: str | None = None,
+        late: Late | None = None, wait: bool = True, timeout: float | None = None,
     ) -> Added | AddedLater:  # fmt: skip
         """Arm a timer. Exactly one of the four times must be given.
 
@@ -79,15 +82,18 @@ class TimerCalls(ABC, Generic[Added, AddedLater, Cancelled, CancelledLater]):
         "replace" arms it again, "keep" leaves the timer as it is, "extend" moves its deadline, but
         only to a later time. `within`: the slack, in seconds or as a timedelta of at most 19.5
         hours. The timer may fire up to this long after its deadline, to share a wake-up.
-        Default: the topic's slack; 0 = none. A kept or extended timer keeps its slack. `timeout`:
-        seconds to wait for the answer, default the client's.
+        Default: the topic's slack; 0 = none. `tag`: 1 to 63 bytes of UTF-8, by which timers can be
+        selected later. `late`: its end if it is late, "fire", ("skip", grace) or ("coalesce",
+        grace), as in Admin.set_topic. Default: that of the topic. A kept or extended timer keeps
+        slack, tag and late policy. `timeout`: seconds to wait for the answer, default the client's.
 
         Returns the timer as TimerInfo. With wait=False it returns a handle at once, and the call is
         sent together with others. Raises InvalidArgument, Refused (Exists, Full, ...), DaemonError;
         with wait=False QueueFull if the queue stays full for `timeout`.
         """
 
-        arguments = key, delay, delay_ns, deadline, deadline_boot_ns, topic, payload, mode, within
+        times = delay, delay_ns, deadline, deadline_boot_ns
+        arguments = key, *times, topic, payload, mode, within, tag, late
         # The call and the return share a line: an interrupt between them would lose the result.
         return self._made(ADD, arguments, wait, timeout)  # type: ignore[no-any-return]
 

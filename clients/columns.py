@@ -14,6 +14,7 @@ import numpy as np
 
 from purgatoryd.clients import times
 from purgatoryd.clients.arguments import check_no_text
+from purgatoryd.clients.bulk import Common
 from purgatoryd.clients.connection import Connection
 from purgatoryd.clients.packing import Converted, Names, Source
 from purgatoryd.shm_layout import layout, wire
@@ -26,18 +27,18 @@ if TYPE_CHECKING:
     Array = np.ndarray[Any, np.dtype[Any]]
 
 _TIMES = ("delay", "delay_ns", "deadline", "deadline_boot_ns")
-_COLUMNS = frozenset(("key", "topic", "payload", "within", *_TIMES))
+_COLUMNS = frozenset(("key", "topic", "payload", "within", "tag", *_TIMES))
 _STR, _BYTES = int(KeyType.STR), int(KeyType.BYTES)
 
 
 def put_sources(
-    connection: Connection, table: Any, entry: bytes, mode: int, slack: int
+    connection: Connection, table: Any, entry: bytes, mode: int, common: Common
 ) -> list[Source]:
     """Return the sources for add_many: one for each record batch of an Arrow table, else a single
-    one. `entry`: entry of the name table for a table without topics. `slack`: from times.slack(),
-    for rows that have none."""
+    one. `entry`: entry of the name table for a table without topics. `common`: for rows that have
+    no slack or tag."""
     now_ns = connection.host.boot_ns()
-    return [_put_source(connection, part, entry, mode, slack, now_ns) for part in _parts(table)]
+    return [_put_source(connection, part, entry, mode, common, now_ns) for part in _parts(table)]
 
 
 def cancel_sources(names: Names, keys: Any) -> list[Source]:
@@ -81,7 +82,7 @@ def plain(column: Any) -> Any:
 
 
 def _put_source(
-    connection: Connection, columns: Mapping[str, Any], entry: bytes, mode: int, slack: int,
+    connection: Connection, columns: Mapping[str, Any], entry: bytes, mode: int, common: Common,
     now_ns: int,
 ) -> Source:  # fmt: skip
     columns = {name: plain(column) for name, column in columns.items()}
@@ -89,26 +90,28 @@ def _put_source(
     if "key" not in columns or len(given) != 1 or not columns.keys() <= _COLUMNS:
         raise InvalidRows(
             f"has the columns {sorted(map(str, columns))}; expected key, one time, topic, payload, "
-            "within",
+            "within, tag",
             -1,
         )
     check_lengths(columns)
     due = Times(given[0], columns[given[0]], connection.delay_clock, now_ns)
     topics = Topics(connection.names, columns.get("topic"), entry)
     keys, payloads = text_buffers(columns["key"]), payload_buffers(columns.get("payload"))
+    slack = common.slack
     slacks = slacks_of(columns["within"], slack) if "within" in columns else None
+    tags = Tags(columns.get("tag"), common, len(columns["key"]))
 
     def slow(row: int) -> Converted:
         key_type, key = wire.encode_key(item_of(columns["key"], row))
         payload = None if payloads is None else item_of(columns["payload"], row)
         payload = b"" if payload is None else wire.encode_payload(payload)
         flags = slack if slacks is None else int(slacks[row])
-        return *due.of(row), key_type, key, topics.of(row), payload, flags, 0, b""
+        return *due.of(row), key_type, key, topics.of(row), payload, flags, 0, tags.of(row)
 
     return Source(
         len(columns["key"]), Op.PUT, mode, slack, due.virtual, now_ns, entry, topics.entries, slow,
         None, keys, due.column, topics.column, payloads,
-        None if slacks is None else ("B", slacks, None, 0, 0), None, None,
+        None if slacks is None else ("B", slacks, None, 0, 0), tags.column, None,
     )  # fmt: skip
 
 
@@ -228,6 +231,26 @@ class Topics:
             return self.entries.get(self.column[row], self._entry)
         codes, entries = self.column[1:3]
         return entries[codes[row]]  # type: ignore[no-any-return]
+
+
+class Tags:
+    """The extension items of all rows, checked: `column` for the C code."""
+
+    def __init__(self, column: Any, common: Common, rows: int) -> None:
+        self.column: Column = common.column(rows)
+        if column is not None:
+            listed = column.to_pylist() if hasattr(column, "to_pylist") else list(column)
+            codes = {tag: code for code, tag in enumerate(dict.fromkeys(listed))}
+            tags = [common.tag if tag is None else wire.encode_tag(tag) for tag in codes]
+            items = [one + common.late for one in tags]
+            self.column = "c", np.array([codes[tag] for tag in listed], "i8"), items, 0, 0
+
+    def of(self, row: int) -> bytes:
+        """Return the items of a row."""
+        if self.column is None:
+            return b""
+        codes, items = self.column[1:3]
+        return items[codes[row]]  # type: ignore[no-any-return]
 
 
 def _codes(column: Any) -> tuple[Array, list[str]]:

@@ -168,9 +168,9 @@ class InvalidKey(InvalidArgument):
 
 @keeps_figures
 class InvalidName(InvalidArgument):
-    """A call or a command is given a name that a daemon, namespace or topic may not have.
+    """A call or a command is given a name that a daemon, namespace, topic or tag may not have.
 
-    `kind` is "daemon", "namespace" or "topic"; `length` and `limit` are in bytes.
+    `kind` is "daemon", "namespace", "topic" or "tag"; `length` and `limit` are in bytes.
 
     What to do: Use a name that the rule in the message allows.
     """

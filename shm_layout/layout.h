@@ -52,6 +52,8 @@
 #define PG_MESSAGE_MAX 8388608           /* maximum length of a request or reply in bytes */
 #define PG_WINDOW 4                      /* maximum number of unanswered batches of one session */
 #define PG_WORKER_MAX 63                 /* maximum length of a client's own name in bytes */
+#define PG_TAG_MAX 63                    /* maximum length of a timer's tag in bytes */
+#define PG_ITEMS_MAX 1024                /* maximum length of a timer's extension items in bytes */
 #define PG_GRACE_MAX_NS 86400000000000   /* longest time a session outlives its client: 1 day */
 #define PG_SLACK_MAX_NS 70368744177664   /* largest slack of a timer: 2^46 ns, 19.5 hours */
 #define PG_QUOTA_MAX 281474976710655u    /* largest quota of timers or bytes: 2^48 - 1 */
@@ -433,17 +435,26 @@ enum pg_key_type {
     PG_KEY_TYPES
 };
 
-/* One item of a blob's extension, 16 bytes, for properties that few timers have. PG_EXT_WALL is the
- * first item if there is one. A replay buffer entry, a notice and a WAL frame have no items. */
+/* One item of a blob's extension, 16 bytes, for properties that few timers have. The items are in
+ * ascending order of their kinds, at most one of each kind. PG_EXT_WALL comes from the deadline; a
+ * PUT carries the other items, and its WAL records repeat them. A replay buffer entry and a notice
+ * have no items. */
 enum pg_ext_kind {
     PG_EXT_WALL = 1,              /* value: the wall deadline, ns */
-    PG_EXT_TAG,                   /* for bulk operations; value: hash of the timer's tag */
-    PG_EXT_SCHEDULE               /* for schedules; extra: row of the schedule */
+    PG_EXT_TAG,                   /* extra: length of the tag in bytes, 1..PG_TAG_MAX; value: 0. The
+                                     tag follows as UTF-8, padded with zeros to a multiple of 16 */
+    PG_EXT_SCHEDULE,              /* for schedules; extra: row of the schedule */
+    PG_EXT_PRIORITY,              /* for consumer groups; the job's priority */
+    PG_EXT_ORDER,                 /* for consumer groups; the job's order key */
+    PG_EXT_LATE,                  /* the timer's own late policy. extra: enum pg_late_policy; value:
+                                     its grace in ns, as in struct pg_topic_set */
+    PG_EXT_UNIQUE                 /* for consumer groups; how long the key stays unique */
 };
+#define PG_EXT_KINDS 8            /* all kinds are below */
 struct pg_ext {
     uint32_t kind;                /* enum pg_ext_kind */
-    uint32_t extra;
-    int64_t  value;
+    uint32_t extra;               /* meaning by kind; else 0 */
+    int64_t  value;               /* meaning by kind; else 0 */
 };
 
 /* ---- the wheel (derived) -------------------------------------------------------- */
@@ -933,8 +944,8 @@ enum pg_wal_type {
     PG_WAL_NAMESPACE,             /* pg_wal_namespace, name: a namespace was created or
                                      configured */
     PG_WAL_TOPIC,                 /* pg_wal_topic, name: a topic was created or configured */
-    PG_WAL_ARM,                   /* pg_wal_arm, pg_wal_row if in_bulk_load, key, payload: a timer
-                                     was armed, parked or replaced */
+    PG_WAL_ARM,                   /* pg_wal_arm, pg_wal_row if in_bulk_load, items, key, payload:
+                                     a timer was armed, parked or replaced */
     PG_WAL_MOVE,                  /* pg_wal_move, pg_wal_row if in_bulk_load: a timer was
                                      extended */
     PG_WAL_END,                   /* pg_wal_end: a timer was cancelled, or an outcome was
@@ -961,8 +972,8 @@ enum pg_wal_type {
                                      arming a timer */
     PG_WAL_BLOCK,                 /* only in snapshots: pg_wal_block: which rows of a block are
                                      done */
-    PG_WAL_UNPARK,                /* pg_wal_unpark, pg_wal_row if in_bulk_load, key, payload: a
-                                     parked timer was armed */
+    PG_WAL_UNPARK,                /* pg_wal_unpark, pg_wal_row if in_bulk_load, items, key,
+                                     payload: a parked timer was armed */
     PG_WAL_METRICS,               /* pg_wal_metrics, its pg_wal_histogram, then all pg_wal_bucket:
                                      written once a minute */
     PG_WAL_TYPES
@@ -1052,8 +1063,8 @@ struct pg_wal_arm {
     uint32_t bulk_loaded;         /* 1 = the timer was put as a row of a bulk load; also in
                                      snapshots */
     int64_t  armed_boot_ns;       /* real clock: time of arming; 0 in snapshots */
-    uint32_t ext_len;             /* 0; for tag and schedule: length in bytes of the struct pg_ext
-                                     items before the key */
+    uint32_t ext_len;             /* length in bytes of the struct pg_ext items before the key,
+                                     without PG_EXT_WALL */
     uint32_t slack_log2;          /* log2 of the timer's slack in ns */
 };
 
@@ -1553,7 +1564,8 @@ struct pg_rows {                  /* 32 bytes */
 /* BATCH and QUERY: frame, struct pg_rows if PG_W_BULK_LOAD is set, name table, records, byte area.
  * Name table: per entry u8 namespace length, u8 topic length, the bytes of both names. Byte area:
  * per record, in order: key, payload, extension, without padding. Nothing may follow the byte area.
- * The extension of a WATCH is, per watch key, a struct pg_watch_key and the bytes of the key. */
+ * The extension of a WATCH is, per watch key, a struct pg_watch_key and the bytes of the key. That of
+ * a PUT is its struct pg_ext items. */
 enum pg_op {
     PG_OP_PUT = 1,                /* arm a timer */
     PG_OP_CANCEL,                 /* cancel a timer or an operation */
@@ -1596,8 +1608,8 @@ struct pg_record {                /* 32 bytes */
                                      the timer has a slack of 2^n ns, n at most 46; 0 = it has the
                                      topic's slack. Otherwise 0 */
     uint32_t payload_len;         /* PUT, WATCH, UNPARK: length of the payload in bytes, 0..65536 */
-    uint32_t ext_len;             /* WATCH: length of its watch keys in bytes. PUT, for tag:
-                                     length of its struct pg_ext items in bytes. Otherwise 0 */
+    uint32_t ext_len;             /* WATCH: length of its watch keys in bytes. PUT: length of its
+                                     struct pg_ext items in bytes. Otherwise 0 */
     int64_t  time_ns;             /* PUT, WATCH: deadline or delay, ns */
     uint64_t value;               /* CANCEL: ticket that the timer must have, 0 = any. PUT with mode
                                      EXTEND: as for CANCEL, but an operation is extended only if its
@@ -1951,7 +1963,9 @@ struct pg_info {
     uint8_t  topic_len;           /* length of the topic's name in bytes */
     uint64_t owner;               /* operation: id of its owner's session; timer: 0 */
     uint64_t threshold;           /* operation: threshold of a SUM, number of keys of a QUORUM */
-    uint32_t watch_bytes;         /* operation: number of bytes that follow its payload */
+    uint32_t ext_bytes;           /* number of bytes that follow the payload: pg_info_watch of an
+                                     operation, struct pg_ext items of a timer, without
+                                     PG_EXT_WALL */
     uint16_t keys;                /* operation: number of watch keys; timer: 0 */
     uint8_t  condition;           /* operation: enum pg_condition */
     uint8_t  slack_log2;          /* timer: log2 of its slack in ns; operation: 0 */

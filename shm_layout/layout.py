@@ -27,6 +27,8 @@ PAYLOAD_MAX: int = lib.PG_PAYLOAD_MAX
 NAMESPACE_MAX: int = lib.PG_NAMESPACE_MAX
 SLACK_MAX_NS: int = lib.PG_SLACK_MAX_NS
 TOPIC_MAX: int = lib.PG_TOPIC_MAX
+TAG_MAX: int = lib.PG_TAG_MAX
+GRANULE: int = lib.PG_GRANULE
 BATCH_RECORDS: int = lib.PG_BATCH_RECORDS
 BATCH_NAMES: int = lib.PG_BATCH_NAMES
 MESSAGE_MAX: int = lib.PG_MESSAGE_MAX
@@ -125,6 +127,14 @@ class TimeKind(enum.IntEnum):
     BOOT = lib.PG_T_BOOT
     DELAY = lib.PG_T_DELAY
     WALL = lib.PG_T_WALL
+
+
+class ExtKind(enum.IntEnum):
+    """enum pg_ext_kind, without the reserved kinds."""
+
+    WALL = lib.PG_EXT_WALL
+    TAG = lib.PG_EXT_TAG
+    LATE = lib.PG_EXT_LATE
 
 
 class KeyType(enum.IntEnum):

@@ -228,6 +228,7 @@ def contents(frame: Frame) -> Contents:
     # In a watch record, the watch keys come before the key.
     start = fields.get("keys", 0) * size_of("pg_wal_watch_key")
     start += size_of("pg_wal_row") if fields.get("in_bulk_load") else 0
+    start += fields.get("ext_len", 0)
     end = start + fields["key_len"]
     kind = fields["key_type"] if "key_type" in fields else fields["meta"] & 15
     key = decode_key(kind, rest[start:end])

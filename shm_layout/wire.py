@@ -26,6 +26,7 @@ from purgatoryd.shm_layout.errors import (
 )
 from purgatoryd.shm_layout.layout import (
     Condition,
+    ExtKind,
     KeyType,
     Message,
     NamespaceField,
@@ -39,6 +40,8 @@ Key = str | bytes | uuid.UUID
 
 _STR, _BYTES, _UUID = map(int, (KeyType.STR, KeyType.BYTES, KeyType.UUID))
 _WITHOUT_TARGETS = frozenset({Condition.SUM, Condition.CLIENT})
+_TEXTS = frozenset({ExtKind.TAG})
+"""Kinds of extension items whose text follows the item."""
 _NOTHING = 2**64 - 1
 """Special value. As a target: the target is reached. As a cap: there is no cap."""
 
@@ -57,6 +60,7 @@ TAIL = struct.Struct(struct_format("pg_tail"))
 NOTICES = struct.Struct(struct_format("pg_notices"))
 NOTICE = struct.Struct(struct_format("pg_notice"))
 WATCH_KEY = struct.Struct(struct_format("pg_watch_key"))
+EXT = struct.Struct(struct_format("pg_ext"))
 OUTCOME = struct.Struct(struct_format("pg_outcome"))
 ACK = struct.Struct(struct_format("pg_ack"))
 VERDICT = struct.Struct(struct_format("pg_verdict"))
@@ -116,6 +120,46 @@ def encode_namespace(name: str) -> bytes:
 def encode_topic(name: str) -> bytes:
     """Encode a name of 0-127 bytes of UTF-8 without NUL. Raises InvalidName."""
     return _encode_name("topic", name, 0, layout.TOPIC_MAX)
+
+
+def encode_tag(tag: str | None) -> bytes:
+    """Return the extension items of a PUT: the item of a tag of 1-63 bytes of UTF-8 without NUL.
+    Raises InvalidName."""
+    if tag is None:
+        return b""
+    text = _encode_name("tag", tag, 1, layout.TAG_MAX)
+    return EXT.pack(ExtKind.TAG, len(text), 0) + text + bytes(-len(text) % layout.GRANULE)
+
+
+def encode_late(late: tuple[int, int] | None) -> bytes:
+    """Return the extension item of a late policy (enum pg_late_policy, grace in ns)."""
+    return b"" if late is None else EXT.pack(ExtKind.LATE, *late)
+
+
+def _items(items: bytes) -> Iterator[tuple[int, int, int, bytes]]:
+    """Yield kind, extra, value and text of each extension item. Raises ProtocolError."""
+    at = 0
+    while at < len(items):
+        _need("extension item", items, at, EXT.size)
+        kind, extra, value = EXT.unpack_from(items, at)
+        at += EXT.size
+        length = extra if kind in _TEXTS else 0
+        _need("text of an extension item", items, at, length)
+        yield kind, extra, value, items[at : at + length]
+        at += length + -length % layout.GRANULE
+
+
+def decode_tag(items: bytes) -> str | None:
+    """Return the tag in the extension items of a timer; None = it has none. Raises
+    ProtocolError."""
+    tags = (text for kind, _, _, text in _items(items) if kind == ExtKind.TAG)
+    return next((text.decode(errors="replace") for text in tags), None)
+
+
+def decode_late(items: bytes) -> tuple[int, int] | None:
+    """Return the late policy in the extension items of a timer, as encode_late() takes it; None =
+    it has none. Raises ProtocolError."""
+    return next(((extra, ns) for kind, extra, ns, _ in _items(items) if kind == ExtKind.LATE), None)
 
 
 def _encode_name(kind: str, name: str, least: int, most: int) -> bytes:
@@ -276,9 +320,7 @@ class TopicChanges(NamedTuple):
     paused: bool | None = None
 
 
-def encode_topic_set(
-    sequence: int, namespace: bytes, topic: bytes, changes: TopicChanges
-) -> bytes:
+def encode_topic_set(sequence: int, namespace: bytes, topic: bytes, changes: TopicChanges) -> bytes:
     """Return a TOPIC message, which changes the settings in `changes`."""
     given = zip(TopicField, changes, strict=True)
     fields = TopicField(sum(field for field, value in given if value is not None))
@@ -439,6 +481,10 @@ class Info(NamedTuple):
     """Details of an operation; None for a timer."""
     within_ns: int = 0
     """Slack of a timer in effect, ns."""
+    tag: str | None = None
+    """Tag of a timer; None = it has none."""
+    late: tuple[int, int] | None = None
+    """Own late policy of a timer, and its grace in ns; None = it has none."""
 
 
 class BulkLoadInfo(NamedTuple):
@@ -500,13 +546,15 @@ def decode_infos(body: bytes, count: int) -> list[Info]:
         head = INFO.unpack_from(body, at)
         ends = _ends(at + INFO.size, (head[6], head[7], head[4], head[3], head[10]))
         _need("info's bytes", body, at, ends[-1] - at)
-        namespace, topic, key, payload, watches = _cut(body, ends)
+        namespace, topic, key, payload, ext = _cut(body, ends)
+        operation = _decode_operation(head, ext)
         infos.append(
             Info(
                 head[0] >> 8, head[0] & 0xFF, head[1], None if head[2] == -(2**63) else head[2],
                 namespace.decode(errors="surrogateescape"), topic.decode(errors="replace"),
-                decode_key(head[5], key), payload, _decode_operation(head, watches),
-                1 << head[13] & ~1,
+                decode_key(head[5], key), payload, operation, 1 << head[13] & ~1,
+                decode_tag(ext) if operation is None else None,
+                decode_late(ext) if operation is None else None,
             )
         )  # fmt: skip
         at = ends[-1]
@@ -515,7 +563,7 @@ def decode_infos(body: bytes, count: int) -> list[Info]:
 
 def info_bytes(body: bytes, at: int) -> int:
     """Return the length in bytes of the struct pg_info at offset `at`, including the names, key,
-    payload and watch keys that follow it."""
+    payload and extension that follow it."""
     head = INFO.unpack_from(body, at)
     return INFO.size + int(head[3] + head[4] + head[6] + head[7] + head[10])
 

@@ -31,9 +31,13 @@ static enum outcome time_of(struct item *item, const struct times *times, PyObje
 
 enum outcome add_of(struct item *item, const struct times *times, PyObject *const a[])
 {
-    enum outcome found = a[ADD_WITHIN] == Py_None ? key_of(item, a[ADD_KEY]) : ODD;
+    enum outcome found = a[ADD_WITHIN] == Py_None && a[ADD_LATE] == Py_None
+                             ? key_of(item, a[ADD_KEY])
+                             : ODD;
     if (found == PLAIN)
         found = time_of(item, times, a);
+    if (found == PLAIN)
+        found = tag_of(item, a[ADD_TAG]);
     item->head.op = PG_OP_PUT;
     return found == PLAIN ? bytes_of(&item->payload, a[ADD_PAYLOAD], PG_PAYLOAD_MAX) : found;
 }
@@ -75,7 +79,7 @@ enum outcome cancel_of(struct item *item, PyObject *const a[])
         return ODD;
     item->head.op = PG_OP_CANCEL;
     item->head.value = (uint64_t)ticket;
-    item->payload = NOTHING;
+    item->payload = item->extension = NOTHING;
     return key_of(item, a[CANCEL_KEY]);
 }
 

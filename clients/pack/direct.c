@@ -625,7 +625,7 @@ static PyObject *plain_call(struct direct *d, struct answer *call, double limit_
         Py_RETURN_FALSE;
     renew(&call->connection, d->connection);
     const struct pack_single s = {.record = item->head, .entry = entry, .key = item->key,
-                                  .payload = item->payload, .extension = NOTHING};
+                                  .payload = item->payload, .extension = item->extension};
     return called(d, call, limit_s, &s, now_ns);
 }
 

@@ -129,7 +129,7 @@ struct source {
     struct column key, time, topic, payload;
     struct column flags;          /* BYTE; ABSENT = all rows have the flags of `head`. WATCH: enum
                                      pg_watch_key_flag */
-    struct column watched;        /* WATCH: the watch key */
+    struct column watched;        /* WATCH: the watch key. PUT: CODES of the extension items */
     struct column value;          /* WHOLE. WATCH: the target; ABSENT = 1. Else the record's value */
 };
 
@@ -363,9 +363,9 @@ static void watch_key(struct item *item, const struct item *watched, uint64_t ta
 {
     const struct pg_watch_key head = {.target = target, .key_len = (uint8_t)watched->key.bytes,
                                       .key_type = watched->head.key_type, .flags = flags};
-    memcpy(item->watch, &head, sizeof head);
-    memcpy(item->watch + sizeof head, watched->key.at, watched->key.bytes);
-    item->extension = (struct pack_text){item->watch, sizeof head + watched->key.bytes};
+    memcpy(item->ext, &head, sizeof head);
+    memcpy(item->ext + sizeof head, watched->key.at, watched->key.bytes);
+    item->extension = (struct pack_text){item->ext, sizeof head + watched->key.bytes};
 }
 
 static enum outcome watch_of(struct item *item, const struct source *s, Py_ssize_t i,
@@ -454,6 +454,17 @@ static enum outcome convert(struct item *item, PyObject *object[F_COUNT], const 
                : payload_in(item, &s->payload, i);
 }
 
+/* Take the extension items of a PUT. */
+static enum outcome items_of(struct item *item, const struct column *c, Py_ssize_t i)
+{
+    int64_t code;
+    memcpy(&code, cell(&c->data, i), sizeof code);
+    PyObject *items = PyList_GetItem(c->objects, code < 0 ? -1 : (Py_ssize_t)code);
+    if (items == NULL)
+        return FAILED;
+    return bytes_of(&item->extension, items, PG_ITEMS_MAX);
+}
+
 /* Set what depends on the operation: flags, value and extension. */
 static enum outcome complete(struct item *item, PyObject *object[F_COUNT], const struct source *s,
                              Py_ssize_t i)
@@ -467,7 +478,7 @@ static enum outcome complete(struct item *item, PyObject *object[F_COUNT], const
         item->head.flags = *cell(&s->flags.data, i);
     if (s->value.form != ABSENT)
         memcpy(&item->head.value, cell(&s->value.data, i), sizeof item->head.value);
-    return PLAIN;
+    return s->watched.form == CODES ? items_of(item, &s->watched, i) : PLAIN;
 }
 
 /* ---- filling a batch ------------------------------------------------------------------------ */

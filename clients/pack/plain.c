@@ -3,6 +3,7 @@
 #include "plain.h"
 
 #include <math.h>
+#include <string.h>
 
 static const double TOO_FAR_NS = 9223372036854775808.0; /* 2^63: one more than the latest time */
 
@@ -71,6 +72,28 @@ enum outcome key_of(struct item *item, PyObject *key)
         return ODD;
     }
     return item->key.bytes - 1 < PG_KEY_MAX ? PLAIN : ODD;
+}
+
+enum outcome tag_of(struct item *item, PyObject *tag)
+{
+    Py_ssize_t length;
+    item->extension = NOTHING;
+    if (tag == Py_None)
+        return PLAIN;
+    const char *at = PyUnicode_CheckExact(tag) ? PyUnicode_AsUTF8AndSize(tag, &length) : NULL;
+    if (at == NULL) {
+        PyErr_Clear();            /* Python raises the error with a better text */
+        return ODD;
+    }
+    if (length == 0 || length > PG_TAG_MAX || memchr(at, 0, (size_t)length) != NULL)
+        return ODD;
+    const struct pg_ext head = {.kind = PG_EXT_TAG, .extra = (uint32_t)length};
+    const size_t space = ((size_t)length + PG_GRANULE - 1) / PG_GRANULE * PG_GRANULE;
+    memcpy(item->ext, &head, sizeof head);
+    memset(item->ext + sizeof head, 0, space);
+    memcpy(item->ext + sizeof head, at, (size_t)length);
+    item->extension = (struct pack_text){item->ext, sizeof head + space};
+    return PLAIN;
 }
 
 enum outcome payload_of(struct item *item, PyObject *payload)

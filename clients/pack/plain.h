@@ -16,7 +16,7 @@ struct item {                     /* a record that is about to be packed */
     struct pg_record head;
     struct pack_text key, payload, extension;
     uint8_t encoded[PG_KEY_MAX + UTF8_MAX]; /* bytes of a key that was UCS-4 */
-    uint8_t watch[sizeof(struct pg_watch_key) + PG_KEY_MAX]; /* extension of a WATCH */
+    uint8_t ext[sizeof(struct pg_watch_key) + PG_KEY_MAX]; /* extension of a WATCH or a PUT */
 };
 
 struct times {                    /* clock that converts delays into times */
@@ -34,6 +34,8 @@ enum outcome whole(struct item *item, const struct times *times, int64_t n, int6
 enum outcome delay_of(struct item *item, const struct times *times, PyObject *delay);
 enum outcome bytes_of(struct pack_text *text, PyObject *bytes, uint64_t limit);
 enum outcome key_of(struct item *item, PyObject *key);
+/* Take a tag, as the extension of a PUT; None = no tag. */
+enum outcome tag_of(struct item *item, PyObject *tag);
 /* Take a payload; NULL and None are an empty one. */
 enum outcome payload_of(struct item *item, PyObject *payload);
 

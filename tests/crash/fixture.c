@@ -286,6 +286,20 @@ static uint8_t slack_flags(const struct fixture *fx, int64_t delay_ns)
     return has ? (uint8_t)(1 + (uint64_t)delay_ns / 4 % 31) : 0;
 }
 
+/* Give a tag to a part of the timers. */
+static void tag_add(struct draft *d, struct pg_record *r)
+{
+    const uint32_t len = r->key_len % 3 * 9;
+    const struct pg_ext item = {.kind = PG_EXT_TAG, .extra = len};
+    if (len == 0)
+        return;
+    r->ext_len = (uint32_t)(sizeof item + (len + PG_GRANULE - 1) / PG_GRANULE * PG_GRANULE);
+    uint8_t *at = draft_take(d, r->ext_len);
+    memset(at, 0, r->ext_len);
+    memcpy(at, &item, sizeof item);
+    memset(at + sizeof item, 't', len);
+}
+
 static void put_draft(struct fixture *fx, struct draft *d, unsigned mode)
 {
     struct pg_record *r = record_new(fx, d, PG_OP_PUT, false);
@@ -297,6 +311,7 @@ static void put_draft(struct fixture *fx, struct draft *d, unsigned mode)
                                              : fx->now_ns + delay;
     r->flags = slack_flags(fx, delay);
     payload_add(fx, d, r);
+    tag_add(d, r);
 }
 
 static void watch_key_add(struct fixture *fx, struct draft *d, struct pg_record *r, uint32_t key)

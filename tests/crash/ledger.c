@@ -1,6 +1,7 @@
 #include "ledger.h"
 
 #include "check.h"
+#include "core/state/items.h"
 
 uint64_t ledger_mix(uint64_t hash, uint64_t value)
 {
@@ -149,6 +150,8 @@ static uint64_t slot_hash(const struct pg_arena *a, uint32_t slot)
     hash = ledger_mix(hash, (uint64_t)(wall ? ((const struct pg_ext *)blob)->value
                                             : h->deadline_ns));
     hash = ledger_bytes(hash, blob + c->ext_len, c->key_len + c->payload_len);
+    if (!is_operation(a, slot))
+        hash = ledger_bytes(hash, blob + c->ext_len - put_item_bytes(h, c), put_item_bytes(h, c));
     return is_operation(a, slot) ? operation_hash(a, slot, hash) : hash;
 }
 

@@ -146,6 +146,20 @@ static int64_t time_of(struct input *in)
     return choice == 255 ? INT64_MAX : choice == 254 ? -1 : (int64_t)choice * FUZZ_TICK_NS / 4;
 }
 
+/* Write the tag of a PUT, or nothing. Some tags are malformed. */
+static uint8_t *tag_write(struct input *in, struct pg_record *r, uint8_t *at)
+{
+    const uint8_t len = take_byte(in);
+    const struct pg_ext item = {.kind = PG_EXT_TAG, .extra = len % 80};
+    if (len < 128)
+        return at;
+    r->ext_len = (uint32_t)sizeof item + len % 6 * PG_GRANULE;
+    memset(at, 0, r->ext_len);
+    memcpy(at, &item, sizeof item);
+    memset(at + sizeof item, 't', len % 6 != 0 ? item.extra % (len % 6 * PG_GRANULE) : 0);
+    return at + r->ext_len;
+}
+
 static uint8_t *record_write(struct input *in, struct pg_record *r, uint8_t *at, unsigned names)
 {
     *r = (struct pg_record){.op = take_byte(in) % (PG_OP_COMPLETE + 2), .mode = take_byte(in) % 5};
@@ -161,7 +175,7 @@ static uint8_t *record_write(struct input *in, struct pg_record *r, uint8_t *at,
     take(in, at, r->payload_len);
     at += r->payload_len;
     if (r->op == PG_OP_PUT)
-        return at;
+        return tag_write(in, r, at);
     uint8_t *const end = watch_keys_write(in, at, 1 + take_byte(in) % 4u);
     r->ext_len = (uint32_t)(end - at);
     return end;

@@ -779,10 +779,10 @@ static void operation_end_judge(void)
         memcpy(&info, out + at, sizeof info);
         const uint8_t *key = out + at + sizeof info + 2;
         const uint8_t *watched = key + 1 + sizeof(struct pg_info_watch);
-        if (info.keys != 1 || info.watch_bytes != sizeof(struct pg_info_watch) + 1 ||
+        if (info.keys != 1 || info.ext_bytes != sizeof(struct pg_info_watch) + 1 ||
             *watched != (*key == '1' ? 'v' : 'w'))
             model_fault("a scan trusts an operation that has lost its watch keys");
-        at += sizeof info + 3 + info.watch_bytes;
+        at += sizeof info + 3 + info.ext_bytes;
     }
 }
 

@@ -164,9 +164,12 @@ def complete(key: bytes, version: int) -> Command:
 
 
 def put(
-    key: bytes, delay_ns: int, mode: int = 0, *, payload: bytes = b"", name: int = 0
-) -> Command:
-    return command(lib.PG_OP_PUT, key, mode=mode, time_ns=delay_ns, payload=payload, name=name)
+    key: bytes, delay_ns: int, mode: int = 0, *, payload: bytes = b"", name: int = 0,
+    items: bytes = b"",
+) -> Command:  # fmt: skip
+    return command(
+        lib.PG_OP_PUT, key, mode=mode, time_ns=delay_ns, payload=payload, extension=items, name=name
+    )
 
 
 def extend(key: bytes, delay_ns: int, ticket: int) -> Command:

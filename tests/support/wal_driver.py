@@ -218,7 +218,7 @@ def _slots(core: Purgatory) -> Iterator[tuple[int, Any]]:
         at = c.blob * lib.PG_GRANULE
         ext, rest = bytes(blobs[at : at + c.ext_len]), bytes(blobs[at + c.ext_len :][:70_000])
         key, payload = rest[: c.key_len], rest[c.key_len : c.key_len + c.payload_len]
-        kind = _operation(core, slot) if h.flags & lib.PG_F_OPERATION else ext[8:16]
+        kind = _operation(core, slot) if h.flags & lib.PG_F_OPERATION else ext
         timer = (h.ctl >> 8, h.deadline_ns, h.topic, h.flags, _uid(core, c.account))
         yield slot, (*timer, c.key_type, key, payload, kind)
 

@@ -69,6 +69,11 @@ def slack_s(key: str) -> float | None:
     return 0.02 if zlib.crc32(key.encode()) % 3 == 0 else None
 
 
+def tag(key: str) -> str | None:
+    """Return the tag of the timers of a key: every second key has one."""
+    return f"tag of {key}"[:40] if zlib.crc32(key.encode()) % 2 == 0 else None
+
+
 class _Unasked:
     """Result of a question that was never sent."""
 
@@ -256,7 +261,7 @@ class SimulatedClient:
     ) -> None:  # fmt: skip
         """Add a timer. `report` receives the call as soon as its result is known."""
         entry = self.core.put(
-            key, None, delay_ns, deadline, None, topic, payload, mode, slack_s(key),
+            key, None, delay_ns, deadline, None, topic, payload, mode, slack_s(key), tag(key),
             collect=not wait,
         )  # fmt: skip
         if wait:

@@ -86,6 +86,12 @@ static uint32_t watch_keys_hash(struct pg_arena *a, struct group *g, uint32_t ns
     return count;
 }
 
+/* Length in bytes of the watch keys of a record. */
+static inline uint32_t watch_keys_len(const wire_record *r)
+{
+    return op_rules[r->op].uses & USES_KEYS ? r->ext_len : 0;
+}
+
 /* Hash all keys of a record. Return the number of watch keys of a WATCH; 0 for other records. */
 static uint32_t record_hash(struct pg_arena *a, struct group *g, const wire_record *r,
                             const uint8_t *at, uint32_t n)
@@ -103,7 +109,7 @@ static uint32_t record_hash(struct pg_arena *a, struct group *g, const wire_reco
     index_prefetch(&a->index, a->call.hashes[n]);
     slots_prefetch(&a->slots, g->arms);
     g->arms += op_rules[r->op].uses / NEEDS_TOPIC % 2;
-    return watch_keys_hash(a, g, ns, at + r->key_len + r->payload_len, r->ext_len,
+    return watch_keys_hash(a, g, ns, at + r->key_len + r->payload_len, watch_keys_len(r),
                            &a->call.key_hashes[g->keys[place]]);
 }
 
@@ -111,7 +117,7 @@ static uint32_t record_hash(struct pg_arena *a, struct group *g, const wire_reco
  * one byte. */
 static uint32_t watch_keys_most(const wire_record *r)
 {
-    return r->ext_len / (sizeof(struct pg_watch_key) + 1);
+    return watch_keys_len(r) / (sizeof(struct pg_watch_key) + 1);
 }
 
 /* Begin the record group of record g->first, whose key begins at `at`. */
@@ -382,7 +388,8 @@ static void put_read(const struct pg_arena *a, struct step *s, const uint8_t *at
     p->time_kind = r->time_kind;
     p->slack = r->op == PG_OP_PUT ? r->flags : 0;
     p->time_ns = r->time_ns;
-    s->ext = p->payload + r->payload_len;
+    p->items = s->ext = p->payload + r->payload_len;
+    p->items_len = r->op == PG_OP_PUT ? (uint16_t)r->ext_len : 0;
 }
 
 /* Return true if the owner and the quotas allow the record. False: the record has been answered. A

@@ -5,12 +5,14 @@
 
 #include "core/base/common.h"
 #include "core/base/slots.h"
+#include "core/state/items.h"
 #include "core/state/names.h"
 #include "core/state/operations.h"
 #include "core/front/request.h"
 
 const struct op_rule op_rules[] = {
-    [PG_OP_PUT] = {USES_TIME | USES_PAYLOAD | NEEDS_TOPIC, PG_MODES, PG_T_KINDS, PG_TICKET_MAX},
+    [PG_OP_PUT] = {USES_TIME | USES_PAYLOAD | USES_ITEMS | NEEDS_TOPIC, PG_MODES, PG_T_KINDS,
+                   PG_TICKET_MAX},
     [PG_OP_CANCEL] = {USES_VALUE, 1, 1, UINT64_MAX},
     [PG_OP_GET] = {IN_QUERY, 1, 1, 0},
     [PG_OP_WATCH] = {USES_TIME | USES_VALUE | USES_PAYLOAD | USES_KEYS | NEEDS_TOPIC, PG_CONDITIONS,
@@ -154,7 +156,7 @@ static bool fields_sound(const wire_record *r, const struct op_rule *rule)
            (time || r->time_ns == 0) && (rule->uses & USES_PAYLOAD || r->payload_len == 0) &&
            r->flags <= flags_max(r->op) &&
            (r->op != PG_OP_PUT || r->value == 0 || r->mode == PG_MODE_EXTEND) &&
-           ((rule->uses & USES_KEYS) != 0) == (r->ext_len != 0);
+           ((rule->uses & USES_ITEMS) || ((rule->uses & USES_KEYS) != 0) == (r->ext_len != 0));
 }
 
 static bool record_sound(const struct request *q, const wire_record *r)
@@ -193,6 +195,24 @@ static bool watch_keys_sound(const wire_record *r, const uint8_t *at)
     return count != 0 && (r->mode != PG_C_QUORUM || (r->value != 0 && r->value <= count));
 }
 
+static bool put_items_sound(struct items items)
+{
+    struct pg_ext item;
+    struct item_text text;
+    if (items.bytes > PG_ITEMS_MAX || !items_sound(items))
+        return false;
+    while (item_next(&items, &item, &text))
+        if (!name_sound((struct name){(const char *)text.bytes, text.len}))
+            return false;
+    return true;
+}
+
+static bool ext_sound(const wire_record *r, const uint8_t *at)
+{
+    return r->op == PG_OP_PUT ? put_items_sound((struct items){at, r->ext_len})
+                              : watch_keys_sound(r, at);
+}
+
 static bool records_walk(const struct request *q, struct refusal *why)
 {
     const uint64_t area = (uint64_t)(q->bytes + q->len - q->area);
@@ -204,7 +224,7 @@ static bool records_walk(const struct request *q, struct refusal *why)
         const uint64_t fixed = (uint64_t)r->key_len + r->payload_len;
         if (used + fixed + r->ext_len > area)
             return refused(why, PG_ERR_MALFORMED, q->len, i);
-        if (r->ext_len != 0 && !watch_keys_sound(r, q->area + used + fixed))
+        if (r->ext_len != 0 && !ext_sound(r, q->area + used + fixed))
             return refused(why, PG_ERR_MALFORMED, q->len - area + used + fixed, i);
         used += fixed + r->ext_len;
     }

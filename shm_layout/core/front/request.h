@@ -35,7 +35,7 @@ static inline const wire_record *record_at(const struct request *q, uint32_t i)
 {
     return (const wire_record *)q->records + i;
 }
-/* Return the size in bytes of the record's key, payload and watch keys together. */
+/* Return the size in bytes of the record's key, payload and extension together. */
 static inline uint64_t record_bytes(const wire_record *r)
 {
     return (uint64_t)r->key_len + r->payload_len + r->ext_len;
@@ -54,7 +54,7 @@ static inline const uint8_t *names_next(const uint8_t *at, struct name *ns, stru
 /* The needs of an op: the fields that it uses, and the names that it creates if they do not exist
  * (NEEDS_). Fields that an op does not use have to be 0. */
 enum { USES_TIME = 1, USES_VALUE = 2, USES_KEYS = 4, IN_QUERY = 8, NEEDS_TOPIC = 16,
-       NEEDS_NAMESPACE = 32, USES_PAYLOAD = 64 };
+       NEEDS_NAMESPACE = 32, USES_PAYLOAD = 64, USES_ITEMS = 128 };
 struct op_rule {
     uint8_t uses, modes, time_kinds;
     uint64_t value_max;

@@ -7,6 +7,7 @@
 #include "core/base/sink.h"
 #include "core/base/slots.h"
 #include "core/arena.h"
+#include "core/state/items.h"
 #include "core/state/names.h"
 #include "core/state/operation_bytes.h"
 #include "core/state/operations.h"
@@ -51,12 +52,16 @@ static void info_copy(const struct pg_arena *a, const struct pg_hot *h, const st
                            .key_type = c->key_type, .namespace_len = (uint8_t)ns.len,
                            .topic_len = (uint8_t)topic.len,
                            .slack_log2 = (uint8_t)(h->flags >> PG_SLACK_SHIFT)};
+    if (!(h->flags & PG_F_OPERATION))
+        info.ext_bytes = put_item_bytes(h, c);
     uint8_t *head = sink_take(out, sizeof info);
     sink_put(out, ns.bytes, ns.len);
     sink_put(out, topic.bytes, topic.len);
     sink_put(out, blob + c->ext_len, (uint64_t)c->key_len + c->payload_len);
     if (operation)
         operation_info(a, &op, blob, &info, out);
+    else if (UNLIKELY(info.ext_bytes != 0))
+        sink_put(out, blob + c->ext_len - info.ext_bytes, info.ext_bytes);
     if (head != NULL)
         memcpy(head, &info, sizeof info);
 }

@@ -231,7 +231,7 @@ static const uint8_t *put_bulk_load(const struct row *r, const void *at, uint32_
 static void arm_row(const struct row *r, const void *body)
 {
     const struct pg_wal_arm *j = body;
-    const uint8_t *key = put_bulk_load(r, j + 1, j->in_bulk_load);
+    const uint8_t *key = put_bulk_load(r, j + 1, j->in_bulk_load) + j->ext_len;
     put_slot(r, j->ticket, j->slot);
     put_at(r, j->armed_ns);
     if (!put_all_timestamps(r))
@@ -254,7 +254,7 @@ static void arm_row(const struct row *r, const void *body)
 static void unpark_row(const struct row *r, const void *body)
 {
     const struct pg_wal_unpark *j = body;
-    const uint8_t *key = put_bulk_load(r, j + 1, j->in_bulk_load);
+    const uint8_t *key = put_bulk_load(r, j + 1, j->in_bulk_load) + j->ext_len;
     put_slot(r, j->ticket, j->slot);
     put_at(r, j->at_ns);
     put_all_timestamps(r);

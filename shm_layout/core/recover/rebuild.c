@@ -23,6 +23,7 @@
 #include "core/wal/wal_buffer.h"
 #include "core/state/bulk_loads.h"
 #include "core/state/catch_up.h"
+#include "core/state/items.h"
 #include "core/state/names.h"
 #include "core/state/operations.h"
 #include "core/state/prefetch.h"
@@ -129,6 +130,9 @@ static bool key_rebuild(struct pg_arena *a, uint32_t slot, struct pg_fault *why)
                          slot, 0, c->blob);
     if (!ctl_live(h->ctl) || is_fired(a, slot))
         return true;
+    if (UNLIKELY((h->flags & PG_F_EXT) != 0) && !slot_items_sound(a, slot))
+        return fault_set(why, "slots", "a timer's extension items are malformed", slot, 0,
+                         c->ext_len);
     if (UNLIKELY(ctl_ticket(h->ctl) + 1 == a->header->next_ticket))
         return newest_note(a, slot, why);
     timers_link_own(a, slot);

@@ -12,13 +12,14 @@
 #include "core/base/common.h"
 #include "core/base/slots.h"
 #include "core/base/tickets.h"
+#include "core/base/late_policy.h"
 #include "core/arena.h"
 #include "core/wal/frames.h"
 #include "core/wal/wal_buffer.h"
 #include "core/state/bulk_loads.h"
 #include "core/state/compaction.h"
 #include "core/state/inbox.h"
-#include "core/state/lateness.h"
+#include "core/state/items.h"
 #include "core/state/operations.h"
 #include "core/state/quotas.h"
 #include "core/state/replay_buffer.h"
@@ -72,11 +73,13 @@ static bool key_sound(const struct redo *r, unsigned type, unsigned len, uint32_
            below(r, "length of a payload", PG_PAYLOAD_MAX + 1, payload_len);
 }
 
-/* Return true if the frame has no extensions. A later version stores extensions in front of the
- * key, and this version would take them for the key. */
-static bool ext_absent(const struct redo *r, uint32_t ext_len)
+/* `at`: the body's end, where the items lie after the row of a bulk load. */
+static bool ext_sound(const struct redo *r, const void *at, uint32_t in_bulk_load, uint32_t ext_len)
 {
-    return below(r, "bytes of extensions that this version does not know", 1, ext_len);
+    const struct items items = {(const uint8_t *)at + wal_row_bytes(in_bulk_load), ext_len};
+    return LIKELY(ext_len == 0) ||
+           (below(r, "length of a timer's extension items", PG_ITEMS_MAX + 1, ext_len) &&
+            (items_sound(items) || refuse(r, "a malformed extension item", 0, ext_len)));
 }
 
 static bool slack_sound(const struct redo *r, uint32_t log2)
@@ -218,22 +221,23 @@ static bool redo_bulk_load(const struct redo *r)
 
 /* ---- timers --------------------------------------------------------------------------------- */
 
-/* Store a timer in its slot. `bytes` is its key, followed by its payload. */
+/* Store a timer in its slot. `bytes` are its items, followed by its key and its payload. */
 static bool timer_write(const struct redo *r, const struct pg_wal_arm *j, const uint8_t *bytes)
 {
     struct pg_arena *a = r->a;
     struct pg_hot *h = slot_hot(a, j->slot);
     const bool wall = j->wall_ns != NO_WALL;
+    const uint32_t wall_bytes = wall ? sizeof(struct pg_ext) : 0;
     const struct pg_cold c = {.payload_len = j->parked ? 0 : j->payload_len, .key_len = j->key_len,
                               .key_type = j->key_type,
-                              .ext_len = wall ? sizeof(struct pg_ext) : 0};
+                              .ext_len = (uint16_t)(wall_bytes + j->ext_len)};
     const uint32_t blob = blobs_take(&a->blobs, slot_granules(&c));
     if (blob == PG_NIL)
         return no_space(r, slot_granules(&c));
     uint8_t *at = blob_at(&a->blobs, blob);
     if (wall)
         *(struct pg_ext *)at = (struct pg_ext){PG_EXT_WALL, 0, j->wall_ns};
-    memcpy(at + c.ext_len, bytes, (size_t)c.key_len + c.payload_len);
+    memcpy(at + wall_bytes, bytes, (size_t)j->ext_len + c.key_len + c.payload_len);
     *slot_cold(a, j->slot) = c;
     slot_cold(a, j->slot)->blob = blob;
     slot_cold(a, j->slot)->account = account_named(r, j->uid, j->counted);
@@ -241,7 +245,7 @@ static bool timer_write(const struct redo *r, const struct pg_wal_arm *j, const 
     slot_restore(h, &(struct pg_hot){
         .ctl = ctl_of(j->ticket, j->parked ? PG_S_PARKED : PG_S_ARMED),
         .deadline_ns = j->deadline_ns,
-        .flags = (wall ? PG_F_WALL | PG_F_EXT : 0) |
+        .flags = (wall ? PG_F_WALL : 0) | (c.ext_len != 0 ? PG_F_EXT : 0) |
                  (j->bulk_loaded | j->in_bulk_load ? PG_F_BULK_LOADED : 0) |
                  (uint16_t)(j->slack_log2 << PG_SLACK_SHIFT),
         .topic = (uint16_t)j->topic});
@@ -256,8 +260,8 @@ static bool redo_arm(const struct redo *r)
     const struct pg_wal_arm *j = r->body;
     if (!slot_named(r, j->slot, j->ticket) || !time_sound(r, j->deadline_ns) ||
         !below(r, "a topic that does not exist", r->a->topic_rows, j->topic) ||
-        !key_sound(r, j->key_type, j->key_len, j->payload_len) || !ext_absent(r, j->ext_len) ||
-        !slack_sound(r, j->slack_log2) ||
+        !key_sound(r, j->key_type, j->key_len, j->payload_len) ||
+        !ext_sound(r, j + 1, j->in_bulk_load, j->ext_len) || !slack_sound(r, j->slack_log2) ||
         (j->in_bulk_load && !row_done(r, (const struct pg_wal_row *)(j + 1))))
         return false;
     if (j->replaced != 0) {
@@ -281,11 +285,11 @@ static bool redo_unpark(const struct redo *r)
                                    .topic = j->topic, .uid = j->uid, .payload_len = j->payload_len,
                                    .counted = j->counted, .key_len = j->key_len,
                                    .key_type = j->key_type, .bulk_loaded = j->bulk_loaded,
-                                   .slack_log2 = j->slack_log2};
+                                   .ext_len = j->ext_len, .slack_log2 = j->slack_log2};
     if (!slot_named(r, j->slot, j->ticket) || !time_sound(r, j->deadline_ns) ||
         !below(r, "a topic that does not exist", r->a->topic_rows, j->topic) ||
-        !key_sound(r, j->key_type, j->key_len, j->payload_len) || !ext_absent(r, j->ext_len) ||
-        !slack_sound(r, j->slack_log2) ||
+        !key_sound(r, j->key_type, j->key_len, j->payload_len) ||
+        !ext_sound(r, j + 1, j->in_bulk_load, j->ext_len) || !slack_sound(r, j->slack_log2) ||
         (j->in_bulk_load && !row_done(r, (const struct pg_wal_row *)(j + 1))))
         return false;
     const struct pg_hot *h = slot_hot(r->a, j->slot);

@@ -14,6 +14,7 @@
 #include "core/wal/wal_buffer.h"
 #include "core/state/bulk_loads.h"
 #include "core/state/inbox.h"
+#include "core/state/items.h"
 #include "core/state/operation_bytes.h"
 #include "core/state/records.h"
 #include "core/state/replay_buffer.h"
@@ -191,14 +192,14 @@ static const struct pg_timestamps *known_timestamps(const struct pg_arena *a, ui
 static bool timer_copy(const struct pg_arena *a, struct pg_snapshot *s, const struct pg_hot *h,
                        const struct pg_cold *c, struct sink *out)
 {
-    const uint32_t bytes = c->key_len + c->payload_len;
+    const uint32_t bytes = put_item_bytes(h, c) + c->key_len + c->payload_len;
     struct pg_wal_arm *j =
         frame_begin_with(s, out, PG_WAL_ARM, bytes, known_timestamps(a, s->next));
     if (j == NULL)
         return false;
     *j = wal_arm_of(a, (uint32_t)s->next, h, c, ctl_ticket(h->ctl));
     j->armed_ns = armed_ns_of(h, c);
-    memcpy(j + 1, blob_at(&a->blobs, c->blob) + c->ext_len, bytes);
+    memcpy(j + 1, blob_at(&a->blobs, c->blob) + c->ext_len - put_item_bytes(h, c), bytes);
     return true;
 }
 

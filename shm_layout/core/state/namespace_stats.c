@@ -9,6 +9,7 @@
 #include "core/base/slots.h"
 #include "core/arena.h"
 #include "core/state/bulk_loads.h"
+#include "core/state/items.h"
 #include "core/state/names.h"
 #include "core/state/operations.h"
 #include "core/state/quotas.h"
@@ -35,11 +36,12 @@ static uint64_t topic_mark(const struct pg_arena *a, uint32_t topic)
 
 /* ---- slots ----------------------------------------------------------------------------------- */
 
-static uint64_t key_mark(const struct pg_arena *a, uint32_t slot)
+/* Digest of key and payload, and of `items` bytes before them. */
+static uint64_t key_mark(const struct pg_arena *a, uint32_t slot, size_t items)
 {
     const struct pg_cold *c = slot_cold(a, slot);
     const uint8_t *key = blob_at(&a->blobs, c->blob) + c->ext_len;
-    return mark(KEY, c->key_type, c->key_len, key, (size_t)c->key_len + c->payload_len);
+    return mark(KEY, c->key_type, c->key_len, key - items, items + c->key_len + c->payload_len);
 }
 
 /* The digest of a wall timer includes its wall time instead of its deadline. */
@@ -49,7 +51,8 @@ static uint64_t timer_mark(const struct pg_arena *a, uint32_t slot)
     const struct pg_cold *c = slot_cold(a, slot);
     const struct pg_ext *ext = (const struct pg_ext *)blob_at(&a->blobs, c->blob);
     const int64_t at = h->flags & PG_F_WALL ? ext->value : h->deadline_ns;
-    const uint64_t about[] = {key_mark(a, slot), topic_mark(a, h->topic), h->flags,
+    const size_t items = put_item_bytes(h, slot_cold(a, slot));
+    const uint64_t about[] = {key_mark(a, slot, items), topic_mark(a, h->topic), h->flags,
                               account_uid(a, c->account)};
     return mark(TIMER, h->ctl, (uint64_t)at, about, sizeof about);
 }
@@ -77,7 +80,7 @@ static uint64_t operation_mark(const struct pg_arena *a, uint32_t slot)
     const struct pg_hot *h = slot_hot(a, slot);
     const struct pg_operation *op = operation_at(a, slot);
     const size_t behind = slot_cold(a, slot)->ext_len - sizeof *op;
-    uint64_t about[] = {key_mark(a, slot), owner_mark(a, op), op->threshold, (uint64_t)op->armed_ns,
+    uint64_t about[] = {key_mark(a, slot, 0), owner_mark(a, op), op->threshold, (uint64_t)op->armed_ns,
                         (uint64_t)op->ended_ns, op->keys, op->condition, op->cause, op->error,
                         op->notice_blob != PG_NIL, mark(OPERATION, 0, 0, op + 1, behind), 0};
     for (uint32_t x = op->first_watch; x != PG_NIL; x = watch_at(a, x)->sibling)

@@ -1258,5 +1258,5 @@ void operation_info(const struct pg_arena *a, const struct pg_operation *op, con
         info->keys++;
         x = w.sibling;
     }
-    info->watch_bytes = (uint32_t)(out->used - before);
+    info->ext_bytes = (uint32_t)(out->used - before);
 }

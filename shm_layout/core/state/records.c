@@ -9,6 +9,7 @@
 #include "core/arena.h"
 #include "core/wal/frames.h"
 #include "core/wal/wal_buffer.h"
+#include "core/state/items.h"
 #include "core/state/keys.h"
 #include "core/state/operation_bytes.h"
 #include "core/state/quotas.h"
@@ -51,6 +52,7 @@ struct pg_wal_arm wal_arm_of(const struct pg_arena *a, uint32_t slot, const stru
                                .bulk_loaded = is_bulk_loaded(h),
                                .counted = c->account != 0, .key_len = c->key_len,
                                .key_type = c->key_type,
+                               .ext_len = put_item_bytes(h, c),
                                .slack_log2 = h->flags >> PG_SLACK_SHIFT};
 }
 
@@ -205,7 +207,7 @@ void wal_append_unpark(struct pg_arena *a, uint32_t slot)
     const struct pg_hot *h = slot_hot(a, slot);
     const struct pg_cold *c = slot_cold(a, slot);
     const struct pg_wal_arm j = wal_arm_of(a, slot, h, c, ctl_ticket(h->ctl));
-    const uint32_t bytes = c->key_len + c->payload_len;
+    const uint32_t bytes = j.ext_len + c->key_len + c->payload_len;
     struct pg_wal_unpark *body =
         wal_frame_begin_with(a, PG_WAL_UNPARK, wal_row_bytes(a->call.in_bulk_load) + bytes, BEGUN);
     *body = (struct pg_wal_unpark){.ticket = j.ticket, .deadline_ns = j.deadline_ns,
@@ -213,16 +215,21 @@ void wal_append_unpark(struct pg_arena *a, uint32_t slot)
                                    .topic = j.topic, .uid = j.uid, .payload_len = j.payload_len,
                                    .counted = j.counted, .in_bulk_load = a->call.in_bulk_load,
                                    .key_len = j.key_len, .key_type = j.key_type,
-                                   .bulk_loaded = j.bulk_loaded, .slack_log2 = j.slack_log2};
-    memcpy(row_write(a, body + 1), blob_at(&a->blobs, c->blob) + c->ext_len, bytes);
+                                   .bulk_loaded = j.bulk_loaded, .ext_len = j.ext_len,
+                                   .slack_log2 = j.slack_log2};
+    memcpy(row_write(a, body + 1), blob_at(&a->blobs, c->blob) + wall_item_bytes(h), bytes);
     timestamps_write(a, slot, body);
     wal_frame_end(a);
 }
 
-/* Write key and payload from the message: the arena has no payload of a timer that is parked. */
+/* Write items, key and payload from the message: the arena has no payload of a timer that is
+ * parked. */
 static void arm_bytes(const struct pg_arena *a, const struct put *p, struct pg_wal_arm *body)
 {
     uint8_t *at = row_write(a, body + 1);
+    if (UNLIKELY(p->items_len != 0))
+        memcpy(at, p->items, p->items_len);
+    at += p->items_len;
     memcpy(at, p->key.bytes, p->key.len);
     if (p->payload_len != 0)
         memcpy(at + p->key.len, p->payload, p->payload_len);
@@ -231,7 +238,8 @@ static void arm_bytes(const struct pg_arena *a, const struct put *p, struct pg_w
 void wal_append_arm(struct pg_arena *a, uint32_t slot, const struct put *p, uint64_t ticket,
                     uint32_t replaced)
 {
-    const uint64_t extra = wal_row_bytes(a->call.in_bulk_load) + p->key.len + p->payload_len;
+    const uint64_t extra =
+        wal_row_bytes(a->call.in_bulk_load) + p->items_len + p->key.len + p->payload_len;
     struct pg_wal_arm *body =
         wal_frame_begin_with(a, PG_WAL_ARM, extra, replaced == PG_NIL ? BEGUN : ENDED + BEGUN);
     *body = wal_arm_of(a, slot, slot_hot(a, slot), slot_cold(a, slot), ticket);

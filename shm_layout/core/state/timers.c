@@ -18,6 +18,7 @@
 #include "core/arena.h"
 #include "core/wal/wal_buffer.h"
 #include "core/state/compaction.h"
+#include "core/state/items.h"
 #include "core/state/keys.h"
 #include "core/state/lateness.h"
 #include "core/state/quotas.h"
@@ -251,9 +252,19 @@ static void blob_write(struct pg_arena *a, uint32_t blob, const struct put *p)
         *(struct pg_ext *)at = (struct pg_ext){PG_EXT_WALL, 0, p->time_ns};
         at += sizeof(struct pg_ext);
     }
+    if (UNLIKELY(p->items_len != 0)) {
+        memcpy(at, p->items, p->items_len);
+        at += p->items_len;
+    }
     memcpy(at, p->key.bytes, p->key.len);
     if (payload_retained(p) != 0)
         memcpy(at + p->key.len, p->payload, p->payload_len);
+}
+
+/* Length in bytes of the extension at the start of the new timer's blob. */
+static uint16_t put_ext_bytes(const struct put *p)
+{
+    return (uint16_t)((p->time_kind == PG_T_WALL ? sizeof(struct pg_ext) : 0) + p->items_len);
 }
 
 /* Return log2 of the new timer's slack in ns. A slack that is no power of two is rounded down. */
@@ -266,7 +277,8 @@ static unsigned slack_log2(const struct pg_arena *a, const struct put *p)
 
 static uint16_t slot_flags(const struct pg_arena *a, const struct put *p)
 {
-    return (uint16_t)((p->time_kind == PG_T_WALL ? PG_F_WALL | PG_F_EXT : 0) |
+    return (uint16_t)((p->time_kind == PG_T_WALL ? PG_F_WALL : 0) |
+                      (put_ext_bytes(p) != 0 ? PG_F_EXT : 0) |
                       (a->call.in_bulk_load ? PG_F_BULK_LOADED : 0) |
                       slack_log2(a, p) << PG_SLACK_SHIFT);
 }
@@ -277,12 +289,10 @@ static void slot_write(struct pg_arena *a, uint32_t slot, uint32_t blob, const s
                        int64_t deadline_ns, uint64_t ticket, uint32_t replaced)
 {
     struct pg_hot *h = slot_hot(a, slot);
-    const bool wall = p->time_kind == PG_T_WALL;
-
     blob_write(a, blob, p);
     *slot_cold(a, slot) = (struct pg_cold){
         .blob = blob, .payload_len = payload_retained(p), .key_len = p->key.len,
-        .key_type = p->key.type, .ext_len = wall ? sizeof(struct pg_ext) : 0,
+        .key_type = p->key.type, .ext_len = put_ext_bytes(p),
         .account = p->account};
     h->deadline_ns = deadline_ns;
     h->flags = slot_flags(a, p);
@@ -296,8 +306,7 @@ static void slot_write(struct pg_arena *a, uint32_t slot, uint32_t blob, const s
 
 static uint32_t put_granules(const struct put *p)
 {
-    const uint64_t ext = p->time_kind == PG_T_WALL ? sizeof(struct pg_ext) : 0;
-    return blob_granules(ext + p->key.len + payload_retained(p));
+    return blob_granules((uint64_t)put_ext_bytes(p) + p->key.len + payload_retained(p));
 }
 
 /* Allocate the blob of a new slot. PG_NIL: the record has been refused and answered. */
@@ -375,8 +384,8 @@ static void put_replace(struct pg_arena *a, const struct put *p, int64_t deadlin
     a->metrics->replaces++;
 }
 
-/* EXTEND changes only the deadline, and only to a later time. The clock, the slack, the topic and
- * the payload stay. */
+/* EXTEND changes only the deadline, and only to a later time. The clock, the slack, the topic, the
+ * items and the payload stay. */
 static void put_extend(struct pg_arena *a, const struct put *p, int64_t deadline_ns,
                        uint32_t slot, struct pg_result *r)
 {
@@ -678,6 +687,9 @@ static bool slot_check(const struct pg_arena *a, uint32_t slot, struct pg_fault 
     if (is_parked(a, slot) && slot_cold(a, slot)->payload_len != 0)
         return fault_set(fault, "timers", "a parked timer has a payload", slot, 0,
                          slot_cold(a, slot)->payload_len);
+    if (!slot_items_sound(a, slot))
+        return fault_set(fault, "timers", "malformed extension items", slot, 0,
+                         slot_cold(a, slot)->ext_len);
     if (a->secret == NULL)
         return true;
     const struct key k = key_of_slot(a, slot);

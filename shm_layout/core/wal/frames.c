@@ -52,9 +52,11 @@ static uint64_t extra_bytes(const struct pg_frame_head *f)
     switch (f->type) {
     case PG_WAL_NAMESPACE: return ((const struct pg_wal_namespace *)body)->name_len;
     case PG_WAL_TOPIC: return ((const struct pg_wal_topic *)body)->name_len;
-    case PG_WAL_ARM: return wal_row_bytes(arm->in_bulk_load) + arm->key_len + arm->payload_len;
+    case PG_WAL_ARM:
+        return wal_row_bytes(arm->in_bulk_load) + arm->ext_len + arm->key_len + arm->payload_len;
     case PG_WAL_UNPARK:
-        return wal_row_bytes(unpark->in_bulk_load) + unpark->key_len + unpark->payload_len;
+        return wal_row_bytes(unpark->in_bulk_load) + unpark->ext_len + unpark->key_len +
+               unpark->payload_len;
     case PG_WAL_MOVE: return wal_row_bytes(((const struct pg_wal_move *)body)->in_bulk_load);
     case PG_WAL_WATCH:
         return wal_watch_extra(watch->keys, (uint64_t)watch->key_len + watch->payload_len);
