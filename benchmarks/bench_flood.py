@@ -215,6 +215,17 @@ def summary(rounds: list[dict[str, Figures]]) -> dict[str, dict[str, Any]]:
     return found
 
 
+def table(figures: dict[str, dict[str, Any]]) -> str:
+    """Return the table for docs/benchmarks.md: medians over the rounds."""
+    rows = ["| | without | with | same CPU load |", "| --- | --- | --- | --- |"]
+    for part, found in figures.items():
+        for name in (n for n in found["with"] if n.endswith(("p50_ms", "p99_ms"))):
+            whens = ("without", "with", "loaded")
+            cells = [f"{found[w][name]['median']:.2f}" if w in found else "" for w in whens]
+            rows.append(f"| {part}: {name.removesuffix('_ms')} | " + " | ".join(cells) + " |")
+    return "\n".join(rows) + "\n"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=5.0, help="seconds of each run")

@@ -273,7 +273,8 @@ class AsyncClient(
     async def add_many(
         self, rows: Any, *, topic: str = "default", mode: Mode = "error",
         within: float | timedelta | None = None, tag: str | None = None,
-        late: Late | None = None, bulk_load: BulkLoad | None = None, wait: bool = True, timeout: float | None = None,
+        late: Late | None = None, bulk_load: BulkLoad | None = None, wait: bool = True,
+        timeout: float | None = None,
     ) -> BulkResult:  # fmt: skip
         """Arm many timers, as Client.add_many does."""
         core, limit_s = await self._ready(), self._limit_s(timeout)

@@ -215,7 +215,8 @@ class Client(
     def add_many(
         self, rows: Any, *, topic: str = "default", mode: Mode = "error",
         within: float | timedelta | None = None, tag: str | None = None,
-        late: Late | None = None, bulk_load: BulkLoad | None = None, wait: bool = True, timeout: float | None = None,
+        late: Late | None = None, bulk_load: BulkLoad | None = None, wait: bool = True,
+        timeout: float | None = None,
     ) -> BulkResult:  # fmt: skip
         """Arm many timers. Each row succeeds or is refused independently of the others.
 

@@ -224,8 +224,8 @@ LIFECYCLES = Table(
         _CLOCK,
         Column(
             "final_state", "word", False,
-            about="`expired`, `cancelled`, `replaced`; of a timer also `skipped`, `coalesced`, by its"
-            " late policy; of an operation also `satisfied`, `failed`",
+            about="`expired`, `cancelled`, `replaced`; of a late timer also `skipped`,"
+            " `coalesced`; of an operation also `satisfied`, `failed`",
         ),
         *_SUBJECT,
         Column("add_lsn", "long", about="of the record that armed it"),

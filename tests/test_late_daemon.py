@@ -195,6 +195,41 @@ def test_subscribers_see_how_many_timers_a_notice_stands_for(daemon: StartDaemon
         assert (notice.key, notice.missed) == ("k9", 9)
 
 
+@pytest.mark.tier("test")
+def test_the_policy_of_a_timer_overrides_that_of_its_topic(
+    daemon: StartDaemon, daemon_dir: Path
+) -> None:
+    args = ("--wal-dir", str(daemon_dir / "wal"), "--durable-namespace", "default")
+    with paused_topic(daemon, *args, count=3) as (running, client):
+        client.add("fires", 0, topic="t", late="fire", tag="red")
+        client.add_many([("skipped", 0, "t")], late=("skip", 0.5))
+        info = client.get("skipped")
+        assert info is not None
+        assert info.late == ("skip", 0.5)
+        assert client.get("fires").late == "fire"  # type: ignore[union-attr]
+        assert client.get("k0").late is None  # type: ignore[union-attr]
+        running.kill()
+        remove_arena_files(running.paths)
+        running.start()
+        eventually(lambda: stats(running)["backlog"] == 5)
+        time.sleep(0.5)
+        resume(late=("coalesce", 0.001))
+        finish(running)
+        assert {n.key: n.missed for n in fired(running)} == {"k2": 2, "fires": 0}
+        assert stats(running)["skipped"] == 1
+
+
+@pytest.mark.parametrize("late", ["skip", ("fire", 1), ("skip", 0)])
+@pytest.mark.tier("test")
+def test_a_bad_policy_of_a_timer_is_refused(daemon: StartDaemon, late: object) -> None:
+    daemon("demo")
+    with Client("demo", timeout=PATIENCE_S) as client:
+        with pytest.raises(InvalidArgument):
+            client.add("k", 1, late=late)  # type: ignore[call-overload]
+        with pytest.raises(InvalidArgument):
+            client.add_many([("k", 1)], late=late)  # type: ignore[arg-type]
+
+
 # ---- catch-up ----
 
 
