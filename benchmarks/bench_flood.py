@@ -18,7 +18,6 @@ import argparse
 import json
 import os
 import statistics
-import subprocess
 import sys
 import tempfile
 import threading
@@ -166,7 +165,12 @@ def admin_round(seconds: float) -> dict[str, Figures]:
 
 def catch_up(count: int, seconds: float, rate: int) -> dict[str, Figures]:
     """Measure a live namespace without a catch-up and during one of `count` timers."""
-    settings = ("--capacity", str(count + 100_000), "--payload-memory", f"{count // 10_000 + 64}MiB")
+    settings = (
+        "--capacity",
+        str(count + 100_000),
+        "--payload-memory",
+        f"{count // 10_000 + 64}MiB",
+    )
     with daemon(*settings) as (_, directory), closing(Quiet()) as quiet:
         found = {"without": quiet.probe(seconds)}
         with Admin(NAME, timeout=PATIENCE_S) as admin:
@@ -209,6 +213,17 @@ def summary(rounds: list[dict[str, Figures]]) -> dict[str, dict[str, Any]]:
             ratios = [one["with"][name] / one[base][name] for one in rounds]
             found.setdefault("ratios", {})[f"{name[:-3]}_to_{base}"] = statistics.median(ratios)
     return found
+
+
+def table(figures: dict[str, dict[str, Any]]) -> str:
+    """Return the table for docs/benchmarks.md: medians over the rounds."""
+    rows = ["| | without | with | same CPU load |", "| --- | --- | --- | --- |"]
+    for part, found in figures.items():
+        for name in (n for n in found["with"] if n.endswith(("p50_ms", "p99_ms"))):
+            whens = ("without", "with", "loaded")
+            cells = [f"{found[w][name]['median']:.2f}" if w in found else "" for w in whens]
+            rows.append(f"| {part}: {name.removesuffix('_ms')} | " + " | ".join(cells) + " |")
+    return "\n".join(rows) + "\n"
 
 
 def main() -> None:

@@ -161,9 +161,10 @@ SECTIONS = {
         "pages_elsewhere",
     ),
     "timers": (
-        "live", "live_wall", "parked", "overdue", "next_in_ns", "adds", "replaces", "extends",
+        "live", "live_wall", "parked", "backlog", "overdue", "next_in_ns", "adds", "replaces", "extends",
         "cancels",
-        "cancels_fired", "cancels_unknown", "expiries", "parks", "unparks", "moved",
+        "cancels_fired", "cancels_unknown", "expiries", "skipped", "coalesced", "parks",
+        "unparks", "moved",
         "late_mean_ns", "late_p99_ns", "late_max_ns",
     ),
     "purgatory": (

@@ -71,8 +71,7 @@ def set_command(
         admin.set_topic(
             topic,
             within=None if within is None else within / 1e9,
-            late=cast("Late | None", late),
-            grace=None if grace is None else grace / 1e9,
+            late=_late(late, grace),
             namespace=namespace,
         )
     given = {"within_ns": within, "late": late, "grace_ns": grace}
@@ -80,6 +79,17 @@ def set_command(
     text = ", ".join(f"{field.removesuffix('_ns')} {_shown(v)}" for field, v in changed.items())
     record = {"namespace": namespace, "topic": topic, **changed}
     emit(record, f"{visible(topic)}: {text or 'exists'}", as_json)
+
+
+def _late(late: str | None, grace: int | None) -> Late | None:
+    """Return the late policy of the options."""
+    if grace is None:
+        if late in (None, "fire"):
+            return cast("Late | None", late)
+        raise click.UsageError(f"--late {late} needs --grace.")
+    if late in (None, "fire"):
+        raise click.UsageError("--grace needs --late skip or --late coalesce.")
+    return cast("Late", (late, grace / 1e9))
 
 
 def _shown(value: Any) -> str:

@@ -203,7 +203,7 @@ class Admin(Closing):
 
     def set_topic(
         self, topic: str, *, within: float | timedelta | None = None,
-        late: Late | None = None, grace: float | timedelta | None = None,
+        late: Late | None = None,
         paused: bool | None = None, namespace: str = "default",
         timeout: float | timedelta | None = None,
     ) -> None:  # fmt: skip
@@ -212,11 +212,11 @@ class Admin(Closing):
         `within`: slack of new timers whose add() gives none, in seconds or a timedelta; 0 = no
         slack. Armed timers keep theirs.
 
-        `late`: end of a timer that would fire more than `grace` (seconds or a timedelta, at least
-        1 ms) after its deadline, for example after an outage or a pause. "fire": it fires late.
-        "skip": it ends without a notice. "coalesce": of successive such timers of the topic only
-        the last fires, and `missed` of its notice counts the others. The policy applies to armed
-        timers as well.
+        `late`: end of a timer that would fire more than a grace after its deadline, for example
+        after an outage or a pause. The grace is in seconds or a timedelta, at least 1 ms. "fire":
+        it fires late. ("skip", grace): it ends without a notice. ("coalesce", grace): of successive
+        such timers of the topic only the last fires, and `missed` of its notice counts the others.
+        The policy applies to armed timers as well, but not to those that have their own.
 
         `paused`: while True, timers fall due without firing. They stay armed and count in quotas.
         Afterwards they fire as the late policy says, at the rate of the namespace (late_per_s).
@@ -230,7 +230,7 @@ class Admin(Closing):
         if paused is not None and not isinstance(paused, bool):
             raise InvalidArgument(f"paused {paused!r} must be True or False")
         changes = wire.TopicChanges(
-            None if within is None else times.within_ns(within), times.late_policy(late, grace),
+            None if within is None else times.within_ns(within), times.late_policy(late),
             paused,
         )  # fmt: skip
         self._do(self._set_topics, namespace, names, changes, self._limit_s(timeout))
@@ -242,9 +242,7 @@ class Admin(Closing):
             holder._set(names[0], {}, limit_s)
             holder._set_topic(names, changes, limit_s)
 
-    def _set_topic(
-        self, names: tuple[bytes, bytes], changes: TopicChanges, limit_s: float
-    ) -> None:
+    def _set_topic(self, names: tuple[bytes, bytes], changes: TopicChanges, limit_s: float) -> None:
         self._sequence += 1
         reply = self._request(wire.encode_topic_set(self._sequence, *names, changes), limit_s)
         wire.check_results(reply.body, 1)

@@ -59,6 +59,7 @@ from purgatoryd.clients.subscriber import (
     delivered,
     unreachable,
 )
+from purgatoryd.clients.times import Late
 from purgatoryd.shm_layout.errors import (
     ArenaMissing,
     ArenaNotReady,
@@ -275,12 +276,12 @@ class AsyncClient(
     async def add_many(
         self, rows: Any, *, topic: str = "default", mode: Mode = "error",
         within: float | timedelta | None = None, tag: str | None = None,
-        bulk_load: BulkLoad | None = None, wait: bool = True,
+        late: Late | None = None, bulk_load: BulkLoad | None = None, wait: bool = True,
         timeout: float | timedelta | None = None,
     ) -> BulkResult:  # fmt: skip
         """Arm many timers, as Client.add_many does."""
         core, limit_s = await self._ready(), self._limit_s(timeout)
-        bulk = partitions.puts(core, rows, topic, mode, bulk_load, within, tag)
+        bulk = partitions.puts(core, rows, topic, mode, bulk_load, within, tag, late)
         return await self._bulk(bulk, wait, limit_s)
 
     @overload

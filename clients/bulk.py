@@ -30,6 +30,7 @@ from purgatoryd.clients.packing import (
     refusal,
 )
 from purgatoryd.clients.retries import all_busy
+from purgatoryd.clients.times import Late
 from purgatoryd.shm_layout import wire
 from purgatoryd.shm_layout.errors import (
     Busy,
@@ -313,10 +314,15 @@ def are_columns(rows: Any) -> bool:
 
 def pack_puts(
     connection: Connection, rows: Any, topic: str, mode: str, bulk_load: BulkLoad | None = None,
-    within: float | timedelta | None = None, tag: str | None = None,
+    within: float | timedelta | None = None, tag: str | None = None, late: Late | None = None,
 ) -> Packed:  # fmt: skip
     """Pack `rows` for add_many. If it raises InvalidArgument, nothing was packed."""
-    number, common = mode_number(mode), Common(times.slack(within), wire.encode_tag(tag))
+    number, common = (
+        mode_number(mode),
+        Common(
+            times.slack(within), wire.encode_tag(tag), wire.encode_late(times.late_policy(late))
+        ),
+    )
     check_class("bulk_load", bulk_load, "bulk_loads", "BulkLoad")
     entry = connection.names.of_topic(topic)
     if not are_columns(rows):
@@ -432,7 +438,13 @@ class Common(NamedTuple):
 
     slack: int
     """The slack as times.slack() returns it."""
-    items: bytes
+    tag: bytes
+    late: bytes
+
+    @property
+    def items(self) -> bytes:
+        """The items of a row without a tag of its own."""
+        return self.tag + self.late
 
     def column(self, rows: int) -> Column:
         """Return the items of `rows` rows as the C code takes them; None = no items."""
@@ -455,7 +467,7 @@ def _put_source(
         given = row if isinstance(row, Mapping) else {}
         within, tag = given.get("within"), given.get("tag")
         flags = common.slack if within is None else times.slack(within)
-        items = common.items if tag is None else wire.encode_tag(tag)
+        items = (common.tag if tag is None else wire.encode_tag(tag)) + common.late
         return kind, time_ns, key_type, key_bytes, name, payload, flags, 0, items
 
     return Source(

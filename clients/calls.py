@@ -10,6 +10,7 @@ from typing import Any, Generic, Literal, NamedTuple, TypedDict, TypeVar, Unpack
 from purgatoryd.clients._pack import Answer, Direct
 from purgatoryd.clients.core import Core, Mode
 from purgatoryd.clients.packing import Entry, Pending, PendingAdd, PendingCancel
+from purgatoryd.clients.times import Late
 from purgatoryd.shm_layout.wire import Key
 
 Added = TypeVar("Added", covariant=True)
@@ -43,6 +44,7 @@ class Options(TypedDict, total=False):
     mode: Mode
     within: float | timedelta | None
     tag: str | None
+    late: Late | None
     timeout: float | timedelta | None
 
 
@@ -70,7 +72,7 @@ class TimerCalls(ABC, Generic[Added, AddedLater, Cancelled, CancelledLater]):
         delay_ns: int | None = None, deadline: datetime | None = None,
         deadline_boot_ns: int | None = None, topic: str = "default", payload: bytes = b"",
         mode: Mode = "error", within: float | timedelta | None = None, tag: str | None = None,
-        wait: bool = True, timeout: float | timedelta | None = None,
+        late: Late | None = None, wait: bool = True, timeout: float | timedelta | None = None,
     ) -> Added | AddedLater:  # fmt: skip
         """Arm a timer. Exactly one of the four times must be given.
 
@@ -81,8 +83,10 @@ class TimerCalls(ABC, Generic[Added, AddedLater, Cancelled, CancelledLater]):
         only to a later time. `within`: the slack, in seconds or as a timedelta of at most 19.5
         hours. The timer may fire up to this long after its deadline, to share a wake-up.
         Default: the topic's slack; 0 = none. `tag`: 1 to 63 bytes of UTF-8, by which timers can be
-        selected later. A kept or extended timer keeps its slack and its tag. `timeout`: seconds or
-        a timedelta to wait for the answer, default the client's.
+        selected later. `late`: its end if it is late, "fire", ("skip", grace) or ("coalesce",
+        grace), as in Admin.set_topic. Default: that of the topic. A kept or extended timer keeps
+        slack, tag and late policy. `timeout`: seconds or a timedelta to wait for the answer,
+        default the client's.
 
         Returns the timer as TimerInfo. With wait=False it returns a handle at once, and the call is
         sent together with others. Raises InvalidArgument, Refused (Exists, Full, ...), DaemonError;
@@ -90,7 +94,7 @@ class TimerCalls(ABC, Generic[Added, AddedLater, Cancelled, CancelledLater]):
         """
 
         times = delay, delay_ns, deadline, deadline_boot_ns
-        arguments = key, *times, topic, payload, mode, within, tag
+        arguments = key, *times, topic, payload, mode, within, tag, late
         # The call and the return share a line: an interrupt between them would lose the result.
         return self._made(ADD, arguments, wait, timeout)  # type: ignore[no-any-return]
 

@@ -47,6 +47,7 @@ from purgatoryd.clients.local_channel import Transport
 from purgatoryd.clients.lots import Lot
 from purgatoryd.clients.model import CancelResult, TimerInfo
 from purgatoryd.clients.packing import Entry, Pending
+from purgatoryd.clients.times import Late
 from purgatoryd.shm_layout.errors import (
     Closed,
     DaemonError,
@@ -218,7 +219,7 @@ class Client(
     def add_many(
         self, rows: Any, *, topic: str = "default", mode: Mode = "error",
         within: float | timedelta | None = None, tag: str | None = None,
-        bulk_load: BulkLoad | None = None, wait: bool = True,
+        late: Late | None = None, bulk_load: BulkLoad | None = None, wait: bool = True,
         timeout: float | timedelta | None = None,
     ) -> BulkResult:  # fmt: skip
         """Arm many timers. Each row succeeds or is refused independently of the others.
@@ -226,7 +227,8 @@ class Client(
         `rows`: dicts with the arguments of add(), tuples (key, delay[, topic[, payload]]), or
         columns: a dict of lists or numpy arrays, an Arrow table or record batch. The columns are
         key, one of delay / delay_ns / deadline / deadline_boot_ns, and optionally topic, payload,
-        within and tag. `topic`, `within`, `tag`: those of rows that have none. `bulk_load`: the
+        within and tag. `topic`, `within`, `tag`: those of rows that have none. `late`: the late
+        policy of all rows, as in add(). `bulk_load`: the
         bulk load that the rows belong to. Each row of a bulk load takes effect once: a row that is
         already done gets the status BULK_LOADED.
 
@@ -236,7 +238,7 @@ class Client(
         DaemonError.
         """
         limit_s = self._limit_s(timeout)
-        bulk = partitions.puts(self._core, rows, topic, mode, bulk_load, within, tag)
+        bulk = partitions.puts(self._core, rows, topic, mode, bulk_load, within, tag, late)
         return self._bulk(bulk, limit_s, checked if wait else unchecked, wait=wait)
 
     @overload

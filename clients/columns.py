@@ -241,7 +241,8 @@ class Tags:
         if column is not None:
             listed = column.to_pylist() if hasattr(column, "to_pylist") else list(column)
             codes = {tag: code for code, tag in enumerate(dict.fromkeys(listed))}
-            items = [common.items if tag is None else wire.encode_tag(tag) for tag in codes]
+            tags = [common.tag if tag is None else wire.encode_tag(tag) for tag in codes]
+            items = [one + common.late for one in tags]
             self.column = "c", np.array([codes[tag] for tag in listed], "i8"), items, 0, 0
 
     def of(self, row: int) -> bytes:

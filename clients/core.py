@@ -33,6 +33,7 @@ from purgatoryd.clients.packing import (
 from purgatoryd.clients.poller import OpenChannel
 from purgatoryd.clients.route import Route
 from purgatoryd.clients.session import Query, Session
+from purgatoryd.clients.times import Late
 from purgatoryd.shm_layout import wire
 from purgatoryd.shm_layout._core import lib
 from purgatoryd.shm_layout.errors import (
@@ -304,6 +305,7 @@ class Core:
         mode: str,
         within: float | timedelta | None,
         tag: str | None,
+        late: Late | None,
         *,
         collect: bool,
     ) -> Entry[PendingAdd]:
@@ -321,7 +323,7 @@ class Core:
         note = self._note if collect else None
         pending = PendingAdd(key, note, self.namespace, topic, payload)
         slack = times.slack(within)
-        items = wire.encode_tag(tag)
+        items = wire.encode_tag(tag) + wire.encode_late(times.late_policy(late))
         fields = (PUT, number, key_type, key_bytes, kind, slack, payload, items, time_ns, 0)
         return connection.entry(pending, name, Builder.record, fields)
 
@@ -483,5 +485,5 @@ class Question(Asked[TimerInfo | None]):
             self.key, info.namespace, info.topic, info.ticket, info.deadline_ns,
             Status(info.status), info.payload,
             None if info.wall_ns is None else times.wall_time(info.wall_ns), info.operation,
-            info.within_ns, info.tag,
+            info.within_ns, info.tag, times.late_named(info.late),
         )  # fmt: skip

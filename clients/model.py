@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import TypeVar, overload
 
-from purgatoryd.clients.times import wall_time
+from purgatoryd.clients.times import Late, wall_time
 from purgatoryd.shm_layout.layout import Cause, Status
 from purgatoryd.shm_layout.wire import Key, OperationInfo, Verdict
 
@@ -93,6 +93,8 @@ class TimerInfo:
     """Slack of the timer, rounded down to a power of two, ns; 0 = none (get only)."""
     tag: str | None = None
     """Tag of the timer; None = it has none (get only)."""
+    late: Late | None = None
+    """Own late policy of the timer; None = that of its topic applies (get only)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,7 @@ from purgatoryd.clients.bulk import (
 )
 from purgatoryd.clients.connection import Connection
 from purgatoryd.clients.core import NO_BULK_LOADS, Core
+from purgatoryd.clients.times import Late
 from purgatoryd.shm_layout.errors import DaemonError, InvalidArgument
 from purgatoryd.shm_layout.wire import Key
 
@@ -45,12 +46,12 @@ class Share(NamedTuple):
 
 def puts(
     core: Core, rows: Any, topic: str, mode: str, bulk_load: BulkLoad | None = None,
-    within: float | timedelta | None = None, tag: str | None = None,
+    within: float | timedelta | None = None, tag: str | None = None, late: Late | None = None,
 ) -> Bulk:  # fmt: skip
     """Pack `rows` for add_many. If it raises InvalidArgument or Closed, nothing was packed."""
 
     def pack(connection: Connection, some: Any) -> Packed:
-        return pack_puts(connection, some, topic, mode, bulk_load, within, tag)
+        return pack_puts(connection, some, topic, mode, bulk_load, within, tag, late)
 
     return _packed(core, rows, bulk_load, pack, split_rows)
 

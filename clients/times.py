@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 import operator
 from datetime import UTC, datetime, timedelta
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from purgatoryd.shm_layout.errors import InvalidArgument, InvalidTime
 from purgatoryd.shm_layout.layout import (
@@ -30,8 +30,8 @@ from purgatoryd.shm_layout.layout import (
     TimeKind,
 )
 
-Late = Literal["fire", "skip", "coalesce"]
-"""End of a timer that is later than its grace."""
+Late = Literal["fire"] | tuple[Literal["skip", "coalesce"], float | timedelta]
+"""End of a late timer. The tuple has the grace, in seconds or as a timedelta."""
 BOOT, DELAY, WALL = int(TimeKind.BOOT), int(TimeKind.DELAY), int(TimeKind.WALL)
 FAR_S = 1e10  # above TIME_MAX_NS, but still finite in nanoseconds
 TOO_FAR = f"is too far: the largest deadline is {TIME_MAX_NS} ns on the daemon's clock"
@@ -88,22 +88,24 @@ def within_ns(within: float | timedelta) -> int:
     return min(seconds_ns(within), SLACK_MAX_NS)
 
 
-def late_policy(
-    late: Late | None, grace: float | timedelta | None
-) -> tuple[int, int] | None:
-    """Return a late policy as (enum pg_late_policy, grace in ns); None if `late` is None.
-
-    `grace`: seconds or a timedelta. Raises InvalidArgument.
-    """
-    if late is None and grace is None:
+def late_policy(late: Late | None) -> tuple[int, int] | None:
+    """Return a late policy as (enum pg_late_policy, grace in ns); None if `late` is None. Raises
+    InvalidArgument."""
+    if late is None:
         return None
-    if late not in get_args(Late):
-        names = ", ".join(map(repr, get_args(Late)))
-        raise InvalidArgument(f"late {late!r} must be one of {names}")
-    if (late == "fire") != (grace is None):
-        rule = "has no grace" if late == "fire" else "needs a grace"
-        raise InvalidArgument(f"late={late!r} {rule}; grace is {grace!r}")
-    return LatePolicy[late.upper()], 0 if grace is None else _grace_ns(grace)
+    if late == "fire":
+        return LatePolicy.FIRE, 0
+    if not isinstance(late, tuple) or len(late) != 2 or late[0] not in ("skip", "coalesce"):
+        rule = '"fire", ("skip", grace) or ("coalesce", grace)'
+        raise InvalidArgument(f"late {late!r} must be {rule}")
+    return LatePolicy[late[0].upper()], _grace_ns(late[1])
+
+
+def late_named(late: tuple[int, int] | None) -> Late | None:
+    """Return a late policy as late_policy() takes it, with the grace in seconds."""
+    if late is None or late[0] == LatePolicy.FIRE:
+        return None if late is None else "fire"
+    return ("skip" if late[0] == LatePolicy.SKIP else "coalesce"), late[1] / 1e9
 
 
 def _grace_ns(grace: float | timedelta) -> int:

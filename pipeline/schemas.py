@@ -224,8 +224,8 @@ LIFECYCLES = Table(
         _CLOCK,
         Column(
             "final_state", "word", False,
-            about="`expired`, `cancelled`, `replaced`; of a timer also `skipped`, `coalesced`, by its"
-            " late policy; of an operation also `satisfied`, `failed`",
+            about="`expired`, `cancelled`, `replaced`; of a late timer also `skipped`,"
+            " `coalesced`; of an operation also `satisfied`, `failed`",
         ),
         *_SUBJECT,
         Column("add_lsn", "long", about="of the record that armed it"),
@@ -282,10 +282,7 @@ FINAL_STATES = (
 
 _COUNTS = (
     Column("ended", "long", False, about="lifecycles"),
-    *(
-        Column(name, "long", False, about="of them")
-        for name in FINAL_STATES
-    ),
+    *(Column(name, "long", False, about="of them") for name in FINAL_STATES),
     Column(
         "overdue", "long", False, about="of the expired: due before a restart, not in `lateness`"
     ),
@@ -342,10 +339,7 @@ FLOW = Table(
         Column("window_start", "timestamp", False, about="5 minutes of the record's wall time"),
         Column("added", "long", False, about="timers and operations armed"),
         Column("bytes", "long", False, about="their keys and payloads"),
-        *(
-            Column(name, "long", False, about="final states")
-            for name in FINAL_STATES
-        ),
+        *(Column(name, "long", False, about="final states") for name in FINAL_STATES),
         Column("extended", "long", False, about="deadlines moved"),
         Column("unknown", "long", False, about="records that cannot be parsed"),
     ),

@@ -465,7 +465,8 @@ enum pg_ext_kind {
     PG_EXT_PRIORITY,              /* extra: priority of the timer's jobs, 0..PG_PRIORITY_MAX; value:
                                      0 */
     PG_EXT_ORDER,                 /* value: hash of the order key of the timer's jobs; extra: 0 */
-    PG_EXT_LATE,                  /* for late policies */
+    PG_EXT_LATE,                  /* the timer's own late policy. extra: enum pg_late_policy; value:
+                                     its grace in ns, as in struct pg_topic_set */
     PG_EXT_UNIQUE                 /* for consumer groups; how long the key stays unique */
 };
 #define PG_EXT_KINDS 8            /* all kinds are below */

@@ -149,6 +149,7 @@ class ExtKind(enum.IntEnum):
 
     WALL = lib.PG_EXT_WALL
     TAG = lib.PG_EXT_TAG
+    LATE = lib.PG_EXT_LATE
 
 
 class KeyType(enum.IntEnum):

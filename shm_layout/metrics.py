@@ -77,7 +77,7 @@ COUNTERS: dict[str, str] = {
     "because the reader of the log was slow, full or gone",
     "records_redone": "WAL records redone when the arena was recovered",
     "skipped": "late timers that ended without a notice, by the late policy skip",
-    "coalesced": "late timers that ended without a notice of their own, by the late policy coalesce",
+    "coalesced": "late timers that another one fired for, by the late policy coalesce",
     "compactions": "passes that moved keys and payloads to join free memory",
     "compacted_bytes": "bytes of keys and payloads that these passes moved",
     "refused_full": "no free slot",

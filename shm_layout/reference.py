@@ -20,8 +20,8 @@ _FIELD = re.compile(r"\w+\s+(\w+)(?:\[\w+\])?;\s*(?:/\*(.*?)\*/)?", re.DOTALL)
 _CONSTANT = re.compile(r"(PG_\w+)(?:\s*=\s*\d+)?,?[ \t]*(?:/\*(.*?)\*/)?", re.DOTALL)
 # Constants that give the number of members of an enum, and are not members themselves.
 _COUNTS = {
-    "PG_MODES", "PG_T_KINDS", "PG_KEY_TYPES", "PG_CONDITIONS", "PG_N_FIELDS",
-    "PG_BULK_LOAD_ACTIONS", "PG_PLACE_MODES",
+    "PG_MODES", "PG_T_KINDS", "PG_KEY_TYPES", "PG_CONDITIONS", "PG_N_FIELDS", "PG_TF_FIELDS",
+    "PG_LATE_POLICIES", "PG_BULK_LOAD_ACTIONS", "PG_PLACE_MODES",
 }  # fmt: skip
 _INTERNAL = {"PG_GRANULE", "PG_NIL", "PG_CAPACITY_MAX"}
 _LIMIT = re.compile(r"^#define (PG_\w+) .*?(?:/\*(.*?)\*/)?$", re.MULTILINE)

@@ -131,20 +131,35 @@ def encode_tag(tag: str | None) -> bytes:
     return EXT.pack(ExtKind.TAG, len(text), 0) + text + bytes(-len(text) % layout.GRANULE)
 
 
-def decode_tag(items: bytes) -> str | None:
-    """Return the tag in the extension items of a timer; None = it has none. Raises
-    ProtocolError."""
+def encode_late(late: tuple[int, int] | None) -> bytes:
+    """Return the extension item of a late policy (enum pg_late_policy, grace in ns)."""
+    return b"" if late is None else EXT.pack(ExtKind.LATE, *late)
+
+
+def _items(items: bytes) -> Iterator[tuple[int, int, int, bytes]]:
+    """Yield kind, extra, value and text of each extension item. Raises ProtocolError."""
     at = 0
     while at < len(items):
         _need("extension item", items, at, EXT.size)
-        kind, extra, _ = EXT.unpack_from(items, at)
+        kind, extra, value = EXT.unpack_from(items, at)
         at += EXT.size
-        if kind in _TEXTS:
-            _need("text of an extension item", items, at, extra)
-            if kind == ExtKind.TAG:
-                return items[at : at + extra].decode(errors="replace")
-            at += extra + -extra % layout.GRANULE
-    return None
+        length = extra if kind in _TEXTS else 0
+        _need("text of an extension item", items, at, length)
+        yield kind, extra, value, items[at : at + length]
+        at += length + -length % layout.GRANULE
+
+
+def decode_tag(items: bytes) -> str | None:
+    """Return the tag in the extension items of a timer; None = it has none. Raises
+    ProtocolError."""
+    tags = (text for kind, _, _, text in _items(items) if kind == ExtKind.TAG)
+    return next((text.decode(errors="replace") for text in tags), None)
+
+
+def decode_late(items: bytes) -> tuple[int, int] | None:
+    """Return the late policy in the extension items of a timer, as encode_late() takes it; None =
+    it has none. Raises ProtocolError."""
+    return next(((extra, ns) for kind, extra, ns, _ in _items(items) if kind == ExtKind.LATE), None)
 
 
 def encode_name(kind: str, name: str, least: int, most: int) -> bytes:
@@ -304,18 +319,18 @@ class TopicChanges(NamedTuple):
     late: tuple[int, int] | None = None
     """Late policy (enum pg_late_policy) and its grace in ns."""
     paused: bool | None = None
+    priority: int | None = None
+    """Priority of the jobs of timers that give none."""
 
 
-def encode_topic_set(
-    sequence: int, namespace: bytes, topic: bytes, changes: TopicChanges
-) -> bytes:
+def encode_topic_set(sequence: int, namespace: bytes, topic: bytes, changes: TopicChanges) -> bytes:
     """Return a TOPIC message, which changes the settings in `changes`."""
     given = zip(TopicField, changes, strict=True)
     fields = TopicField(sum(field for field, value in given if value is not None))
     policy, grace_ns = changes.late or (0, 0)
     body = TOPIC_SET.pack(
         changes.slack_ns or 0, grace_ns, fields, policy, bool(changes.paused),
-        len(namespace), len(topic),
+        len(namespace), len(topic), changes.priority or 0,
     )  # fmt: skip
     return encode_frame(Message.TOPIC, 0, sequence) + body + namespace + topic
 
@@ -471,6 +486,8 @@ class Info(NamedTuple):
     """Slack of a timer in effect, ns."""
     tag: str | None = None
     """Tag of a timer; None = it has none."""
+    late: tuple[int, int] | None = None
+    """Own late policy of a timer, and its grace in ns; None = it has none."""
 
 
 class BulkLoadInfo(NamedTuple):
@@ -540,6 +557,7 @@ def decode_infos(body: bytes, count: int) -> list[Info]:
                 namespace.decode(errors="surrogateescape"), topic.decode(errors="replace"),
                 decode_key(head[5], key), payload, operation, 1 << head[13] & ~1,
                 decode_tag(ext) if operation is None else None,
+                decode_late(ext) if operation is None else None,
             )
         )  # fmt: skip
         at = ends[-1]

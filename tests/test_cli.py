@@ -419,7 +419,7 @@ def test_namespaces_are_set_and_listed(demo: Daemon) -> None:
     )  # fmt: skip
     assert reported == {
         "namespace": "shop", "owner_uid": 1001, "durability": "memory", "quota_timers": 0,
-        "quota_bytes": 4096, "quota_ops": 0, "park_beyond_ns": 0,
+        "quota_bytes": 4096, "quota_ops": 0, "park_beyond_ns": 0, "late_per_s": 0, "paused": False,
     }  # fmt: skip
     assert answer(demo, "namespace", "ls") == reported | {"timers": 0, "bytes": 0}
     assert answer(demo, "namespace", "set", "shop", "--owner", "anybody")["owner_uid"] is None

@@ -82,7 +82,10 @@ def test_a_pause_survives_kills_and_its_timers_fire_in_order(
     daemon: StartDaemon, daemon_dir: Path, way: str
 ) -> None:
     args = ("--wal-dir", str(daemon_dir / "wal"), "--durable-namespace", "default")
-    with paused_topic(daemon, *(args if way == "wal" else ()), count=100, gap_s=1e-3) as (running, client):
+    with paused_topic(daemon, *(args if way == "wal" else ()), count=100, gap_s=1e-3) as (
+        running,
+        client,
+    ):
         assert client.cancel("k7") is CancelResult.CANCELLED
         running.kill()
         if way == "wal":
@@ -137,7 +140,7 @@ def test_each_late_timer_ends_once_whenever_the_daemon_is_killed(
     folder = daemon_dir / "wal" / "demo" if wal else None
     args = ("--wal-dir", str(daemon_dir / "wal")) if wal else ()
     with paused_topic(daemon, *args, count=COUNT, holds=folder) as (running, client):
-        late = {} if policy == "fire" else {"late": policy, "grace": 0.001}
+        late = {} if policy == "fire" else {"late": (policy, 0.001)}
         resume(**late)
         for _ in range(KILLS):
             time.sleep(rng.random() / 20)
@@ -176,7 +179,7 @@ def ends_are_whole(folder: Path, keys: list[wire.Key]) -> None:
 @pytest.mark.tier("test")
 def test_a_skipped_timer_is_unknown_to_a_cancel(daemon: StartDaemon) -> None:
     with paused_topic(daemon, count=3) as (running, client):
-        resume(late="skip", grace=0.001)
+        resume(late=("skip", 0.001))
         finish(running)
         assert fired(running) == []
         assert client.cancel("k0") is CancelResult.UNKNOWN
@@ -186,10 +189,45 @@ def test_a_skipped_timer_is_unknown_to_a_cancel(daemon: StartDaemon) -> None:
 @pytest.mark.tier("test")
 def test_subscribers_see_how_many_timers_a_notice_stands_for(daemon: StartDaemon) -> None:
     with paused_topic(daemon, count=10, gap_s=1e-3), Subscriber("demo", topics=["t"]) as subscriber:
-        resume(late="coalesce", grace=0.001)
+        resume(late=("coalesce", 0.001))
         notice = subscriber.get(PATIENCE_S)
         assert notice is not None
         assert (notice.key, notice.missed) == ("k9", 9)
+
+
+@pytest.mark.tier("test")
+def test_the_policy_of_a_timer_overrides_that_of_its_topic(
+    daemon: StartDaemon, daemon_dir: Path
+) -> None:
+    args = ("--wal-dir", str(daemon_dir / "wal"), "--durable-namespace", "default")
+    with paused_topic(daemon, *args, count=3) as (running, client):
+        client.add("fires", 0, topic="t", late="fire", tag="red")
+        client.add_many([("skipped", 0, "t")], late=("skip", 0.5))
+        info = client.get("skipped")
+        assert info is not None
+        assert info.late == ("skip", 0.5)
+        assert client.get("fires").late == "fire"  # type: ignore[union-attr]
+        assert client.get("k0").late is None  # type: ignore[union-attr]
+        running.kill()
+        remove_arena_files(running.paths)
+        running.start()
+        eventually(lambda: stats(running)["backlog"] == 5)
+        time.sleep(0.5)
+        resume(late=("coalesce", 0.001))
+        finish(running)
+        assert {n.key: n.missed for n in fired(running)} == {"k2": 2, "fires": 0}
+        assert stats(running)["skipped"] == 1
+
+
+@pytest.mark.parametrize("late", ["skip", ("fire", 1), ("skip", 0)])
+@pytest.mark.tier("test")
+def test_a_bad_policy_of_a_timer_is_refused(daemon: StartDaemon, late: object) -> None:
+    daemon("demo")
+    with Client("demo", timeout=PATIENCE_S) as client:
+        with pytest.raises(InvalidArgument):
+            client.add("k", 1, late=late)  # type: ignore[call-overload]
+        with pytest.raises(InvalidArgument):
+            client.add_many([("k", 1)], late=late)  # type: ignore[arg-type]
 
 
 # ---- catch-up ----
@@ -218,11 +256,10 @@ def test_a_timer_fires_before_the_backlog_of_an_outage(daemon: StartDaemon) -> N
 # ---- arguments and commands ----
 
 
-BAD = [
-    {"late": "later", "grace": 1}, {"late": "skip"}, {"late": "fire", "grace": 1}, {"grace": 1},
-    {"late": "skip", "grace": 0}, {"late": "skip", "grace": float("nan")},
-    {"late": "skip", "grace": "1s"}, {"late": "skip", "grace": 1e300}, {"paused": 1},
-    {"late": "skip", "grace": True},
+BAD: list[dict[str, object]] = [
+    {"late": "later"}, {"late": "skip"}, {"late": ("fire", 1)}, {"late": ("skip",)},
+    {"late": ("skip", 0)}, {"late": ("skip", float("nan"))}, {"late": ("skip", "1s")},
+    {"late": ("skip", 1e300)}, {"late": ("skip", True)}, {"late": ("skip", 1, 2)}, {"paused": 1},
 ]  # fmt: skip
 
 
@@ -243,7 +280,9 @@ def test_the_commands_pause_resume_and_topic_set(daemon: StartDaemon) -> None:
     assert late.stdout == "b: late skip, grace 10m\n"
     assert cli(running, "pause").returncode == 2
     assert cli(running, "pause", "a", "--all").returncode == 2
-    rows = [json.loads(line) for line in cli(running, "stats", "--topics", "--json").stdout.splitlines()]
+    rows = [
+        json.loads(line) for line in cli(running, "stats", "--topics", "--json").stdout.splitlines()
+    ]
     found = {row["topic"]: row for row in rows if row["namespace"] == "default"}
     assert (found["a"]["paused"], found["b"]["paused"]) == (False, True)
     assert (found["b"]["late"], found["b"]["grace_ns"]) == ("skip", 600 * 10**9)

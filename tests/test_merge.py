@@ -137,7 +137,7 @@ def test_a_fired_timer_is_answered_fired_in_its_new_shard() -> None:
         core.publish_all()
     core = resharded(shards, 3, THREE).of(b"b", b"k")
     assert core.cancel(b"k", b"b").status == Status.FIRED
-    assert core.replay(b"b", b"t", 1, 1)[2][0][5:] == (b"k", b"p")
+    assert core.replay(b"b", b"t", 1, 1)[2][0][5:7] == (b"k", b"p")
 
 
 def test_the_youngest_notices_that_fit_are_kept_and_a_gap_is_reported() -> None:

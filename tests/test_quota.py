@@ -82,7 +82,16 @@ def test_settings_are_set_one_by_one(core: Purgatory) -> None:
     core.rebuild(core.now_ns)
     assert core.set_namespace(b"n") == expected
     assert core.migrated(namespaces=2).set_namespace(b"n") == expected
-    assert core.set_namespace(b"n", owner_uid=ANYBODY, quota_timers=0) == (ANYBODY, 0, 0, 0, 7, 0, 0, 0)
+    assert core.set_namespace(b"n", owner_uid=ANYBODY, quota_timers=0) == (
+        ANYBODY,
+        0,
+        0,
+        0,
+        7,
+        0,
+        0,
+        0,
+    )
 
 
 SET = wire.NAMESPACE_SET

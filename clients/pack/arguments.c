@@ -31,7 +31,9 @@ static enum outcome time_of(struct item *item, const struct times *times, PyObje
 
 enum outcome add_of(struct item *item, const struct times *times, PyObject *const a[])
 {
-    enum outcome found = a[ADD_WITHIN] == Py_None ? key_of(item, a[ADD_KEY]) : ODD;
+    enum outcome found = a[ADD_WITHIN] == Py_None && a[ADD_LATE] == Py_None
+                             ? key_of(item, a[ADD_KEY])
+                             : ODD;
     if (found == PLAIN)
         found = time_of(item, times, a);
     if (found == PLAIN)

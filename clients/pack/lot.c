@@ -592,7 +592,7 @@ static bool methods_open(void)
 {
     static const char *const of_add[] = {"key", "delay", "delay_ns", "deadline",
                                          "deadline_boot_ns", "topic", "payload", "mode", "within",
-                                         "tag", "wait", "timeout"};
+                                         "tag", "late", "wait", "timeout"};
     static const char *const of_cancel[] = {"key", "ticket", "wait", "timeout"};
     PyObject *none = Py_None, *topic = PyUnicode_InternFromString("default");
     PyObject *mode = PyUnicode_InternFromString("error"), *zero = PyLong_FromLong(0);
@@ -600,8 +600,8 @@ static bool methods_open(void)
     if (topic == NULL || mode == NULL || zero == NULL || payload == NULL)
         return false;
     return arguments_named(&add, of_add, (PyObject *const[]){
-               NULL, none, none, none, none, topic, payload, mode, none, none, Py_True,
-               none}) &&
+               NULL, none, none, none, none, topic, payload, mode, none, none, none,
+               Py_True, none}) &&
            arguments_named(&cancel, of_cancel, (PyObject *const[]){NULL, zero, Py_True, none});
 }
 
@@ -644,8 +644,8 @@ static PyGetSetDef caller_getset[] = {
 static PyMethodDef caller_methods[] = {
     {"add", (PyCFunction)(void (*)(void))caller_add, METH_FASTCALL | METH_KEYWORDS,
      "add($self, key, delay=None, *, delay_ns=None, deadline=None, deadline_boot_ns=None, "
-     "topic='default', payload=b'', mode='error', within=None, tag=None, wait=True, "
-     "timeout=None)\n--\n\n"
+     "topic='default', payload=b'', mode='error', within=None, tag=None, "
+     "late=None, wait=True, timeout=None)\n--\n\n"
      "Arm a timer."},
     {"cancel", (PyCFunction)(void (*)(void))caller_cancel, METH_FASTCALL | METH_KEYWORDS,
      "cancel($self, key, *, ticket=0, wait=True, timeout=None)\n--\n\nDisarm the key's timer."},

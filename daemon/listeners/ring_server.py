@@ -190,7 +190,7 @@ class RingServer:
             if event == lib.PG_RE_NONE:
                 break
             if event == lib.PG_RE_ENOUGH:
-                return Served(applied)
+                return Served(most)  # the time for messages is used up
             if event != lib.PG_RE_LOOK:
                 return self._left(arena, event, applied)
             request = self._receive() if not struct.client else look(self._ring())

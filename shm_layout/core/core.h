@@ -12,6 +12,7 @@
 #include "core/base/hash.h"
 #include "core/base/histograms.h"
 #include "core/base/index.h"
+#include "core/base/late_policy.h"
 #include "core/base/sink.h"
 #include "core/base/slots.h"
 #include "core/base/tickets.h"

@@ -31,7 +31,7 @@ from wal_segment_driver import WAL_BUFFER_BYTES, GroupCommit  # noqa: E402
 from purgatoryd.shm_layout import wire  # noqa: E402
 from purgatoryd.shm_layout._core import ffi, lib  # noqa: E402
 from purgatoryd.shm_layout.arena import Reader  # noqa: E402
-from purgatoryd.shm_layout.layout import LAYOUT_ID, PutMode, Status, TimeKind  # noqa: E402
+from purgatoryd.shm_layout.layout import LAYOUT_ID, LatePolicy, PutMode, Status, TimeKind  # noqa: E402
 from purgatoryd.shm_layout.shm import ArenaFile  # noqa: E402
 from purgatoryd.shm_layout.wal import Walk, file_name, segments, write_snapshot  # noqa: E402
 
@@ -253,6 +253,7 @@ def write_wal(directory: Path) -> None:
         for number in range(ROUNDS):
             wal_round(core, owner, f"{boot}-{number}")
             bulk_load_round(core, owner, (boot * ROUNDS + number) * BULK_LOAD_ROWS)
+            late_round(core, f"{boot}-{number}")
             core.check()
             group_commit.commit()
         owner.send(driver.put(b"of boot %d" % boot, FAR_NS))
@@ -299,6 +300,26 @@ def bulk_load_round(core: Purgatory, owner: Owner, first: int) -> None:
     answered(core, owner, 2)
     core.advance(core.now_ns + 3 * S)
     core.publish_all()
+
+
+def late_round(core: Purgatory, name: str) -> None:
+    """Skip and coalesce timers of topics that were paused until the timers were late."""
+    policies = ((b"skips", LatePolicy.SKIP), (b"coalesces", LatePolicy.COALESCE))
+    for topic, policy in policies:
+        set_topic(core, topic, wire.TopicChanges(late=(policy, S), paused=True))
+        for i in range(3):
+            core.put(f"{name} {policy} {i}", i * S // 10, topic=topic)
+    core.advance(core.now_ns + 3 * S)
+    for topic, _ in policies:
+        set_topic(core, topic, wire.TopicChanges(paused=False))
+    core.advance(core.now_ns + S)
+    core.publish_all()
+
+
+def set_topic(core: Purgatory, topic: bytes, changes: wire.TopicChanges) -> None:
+    message = wire.encode_topic_set(1, b"n", topic, changes)
+    error, answer = core.set_topic(message[wire.FRAME.size :])
+    assert (error, answer.status) == (0, Status.DONE)
 
 
 def answered(core: Purgatory, owner: Owner, batches: int) -> None:

@@ -25,7 +25,8 @@ LIFECYCLES_SQL = """
 WITH adds AS (SELECT * FROM bronze WHERE kind IN ('arm', 'watch')),
 final_states AS (
     SELECT *, ticket AS ended, cause AS final_state FROM bronze
-    WHERE (kind = 'fire' AND cause = 'expired') OR (kind = 'end' AND cause IN ('cancelled', 'skipped', 'coalesced'))
+    WHERE (kind = 'fire' AND cause = 'expired')
+       OR (kind = 'end' AND cause IN ('cancelled', 'skipped', 'coalesced'))
        OR kind = 'outcome'
     UNION ALL BY NAME
     SELECT *, replaced AS ended, 'replaced' AS final_state FROM bronze WHERE replaced IS NOT NULL

@@ -12,6 +12,7 @@
 #include "core/base/common.h"
 #include "core/base/slots.h"
 #include "core/base/tickets.h"
+#include "core/base/late_policy.h"
 #include "core/arena.h"
 #include "core/wal/frames.h"
 #include "core/wal/wal_buffer.h"

@@ -2,6 +2,7 @@
 
 #include "core/state/items.h"
 #include "core/base/blobs.h"
+#include "core/base/late_policy.h"
 #include "core/base/slots.h"
 
 /* The rules of a kind. An all-zero row is a kind that is not in use. */
@@ -17,13 +18,15 @@ static const struct item_rule item_rules[PG_EXT_KINDS] = {
     [PG_EXT_TAG] = {1, PG_TAG_MAX, true, 0, 0, true},
     [PG_EXT_PRIORITY] = {0, PG_PRIORITY_MAX, false, 0, 0, true},
     [PG_EXT_ORDER] = {0, 0, false, INT64_MIN, INT64_MAX, true},
+    [PG_EXT_LATE] = {0, PG_LATE_POLICIES - 1, false, 0, PG_LATE_GRACE_MAX_NS, true},
 };
 
 static bool item_sound(const struct pg_ext *item)
 {
     const struct item_rule *rule = item->kind < PG_EXT_KINDS ? &item_rules[item->kind] : item_rules;
     return rule->known && item->extra >= rule->extra_min && item->extra <= rule->extra_max &&
-           item->value >= rule->value_min && item->value <= rule->value_max;
+           item->value >= rule->value_min && item->value <= rule->value_max &&
+           (item->kind != PG_EXT_LATE || late_sound(item->extra, item->value));
 }
 
 static uint32_t text_space(uint32_t len) { return (len + PG_GRANULE - 1) / PG_GRANULE * PG_GRANULE; }

@@ -8,18 +8,10 @@
 #include "core/state/lateness.h"
 #include "core/base/backlog.h"
 #include "core/base/common.h"
+#include "core/base/late_policy.h"
 #include "core/base/slots.h"
 #include "core/arena.h"
-
-bool late_sound(unsigned policy, int64_t grace_ns)
-{
-    if (policy == PG_LATE_FIRE)
-        return grace_ns == 0;
-    return policy < PG_LATE_POLICIES && grace_ns >= PG_LATE_GRACE_MIN_NS &&
-           grace_ns <= PG_LATE_GRACE_MAX_NS;
-}
-
-/* ---- which timers wait ----------------------------------------------------------------------- */
+#include "core/state/items.h"
 
 bool late_paused(const struct pg_arena *a, uint32_t topic)
 {
@@ -27,10 +19,19 @@ bool late_paused(const struct pg_arena *a, uint32_t topic)
     return (t->paused | namespace_at(a, t->namespace_row)->paused) != 0;
 }
 
+/* Return the stored policy of a timer: its own, or that of its topic. */
+static uint64_t late_of(const struct pg_arena *a, uint32_t slot)
+{
+    const struct pg_hot *h = slot_hot(a, slot);
+    const struct pg_ext *own =
+        UNLIKELY(h->flags & PG_F_EXT) ? slot_item(a, slot, PG_EXT_LATE) : NULL;
+    return own != NULL ? late_setting(own->extra, own->value) : topic_at(a, h->topic)->late;
+}
+
 unsigned late_policy_now(const struct pg_arena *a, uint32_t slot)
 {
     const struct pg_hot *h = slot_hot(a, slot);
-    const uint64_t late = topic_at(a, h->topic)->late;
+    const uint64_t late = late_of(a, slot);
     if (LIKELY(late == 0) || a->state.now_ns - slot_fires_ns(h) <= late_grace_ns(late))
         return PG_LATE_FIRE;
     return late_policy(late);

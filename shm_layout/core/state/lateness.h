@@ -17,14 +17,5 @@ unsigned late_policy_now(const struct pg_arena *a, uint32_t slot);
 void late_changed(struct pg_arena *a);
 /* Note an outage that ended at now_ns: timers due until then fire at a limited rate. */
 void late_outage(struct pg_arena *a, int64_t now_ns);
-/* Return the stored form of a late policy, and its parts. */
-static inline uint64_t late_setting(unsigned policy, int64_t grace_ns)
-{
-    return (uint64_t)grace_ns << PG_LATE_SHIFT | policy;
-}
-static inline unsigned late_policy(uint64_t late) { return late & ((1u << PG_LATE_SHIFT) - 1); }
-static inline int64_t late_grace_ns(uint64_t late) { return (int64_t)(late >> PG_LATE_SHIFT); }
-/* Return whether a late policy is in bounds. */
-bool late_sound(unsigned policy, int64_t grace_ns);
 
 #endif

@@ -10,6 +10,7 @@
 #include "core/base/common.h"
 #include "core/base/futex.h"
 #include "core/base/hash.h"
+#include "core/base/late_policy.h"
 #include "core/arena.h"
 #include "core/wal/wal_buffer.h"
 #include "core/state/lateness.h"
