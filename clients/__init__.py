@@ -67,11 +67,19 @@ if TYPE_CHECKING:
     from purgatoryd.clients.model import CancelResult, Notice, TimerInfo
     from purgatoryd.clients.notices import Notices
     from purgatoryd.clients.operation_columns import AsyncOperations, Operations
+    from purgatoryd.clients.pending import Selection, SweepStatus, TimerPage
     from purgatoryd.clients.purgatory import Operation, Outcome, Purgatory, Watch
     from purgatoryd.clients.remote import Remote
     from purgatoryd.clients.resume import Resume
     from purgatoryd.clients.subscriber import Subscriber
-    from purgatoryd.shm_layout.layout import ANYBODY, BulkLoadState, Cause, Status
+    from purgatoryd.shm_layout.layout import (
+        ANYBODY,
+        BulkLoadState,
+        Cause,
+        Status,
+        SweepChange,
+        SweepState,
+    )
     from purgatoryd.shm_layout.wire import NamespaceSettings, OperationInfo, WatchInfo
 
 __all__ = [
@@ -145,6 +153,7 @@ __all__ = [
     "Remote",
     "Resume",
     "RingsRefused",
+    "Selection",
     "SessionExpired",
     "SessionTableFull",
     "ShardUnavailable",
@@ -152,8 +161,12 @@ __all__ = [
     "Stopping",
     "Subscriber",
     "SumOf",
+    "SweepChange",
+    "SweepState",
+    "SweepStatus",
     "TableBroken",
     "TimerInfo",
+    "TimerPage",
     "TooFar",
     "UidShareExceeded",
     "WalStopped",
@@ -178,11 +191,19 @@ _NAMES = {
     "clients.model": ("CancelResult", "Notice", "TimerInfo"),
     "clients.notices": ("Notices",),
     "clients.operation_columns": ("AsyncOperations", "Operations"),
+    "clients.pending": ("Selection", "SweepStatus", "TimerPage"),
     "clients.purgatory": ("Operation", "Outcome", "Purgatory", "Watch"),
     "clients.remote": ("Remote",),
     "clients.resume": ("Resume",),
     "clients.subscriber": ("Subscriber",),
-    "shm_layout.layout": ("ANYBODY", "BulkLoadState", "Cause", "Status"),
+    "shm_layout.layout": (
+        "ANYBODY",
+        "BulkLoadState",
+        "Cause",
+        "Status",
+        "SweepChange",
+        "SweepState",
+    ),
     "shm_layout.wire": ("NamespaceSettings", "OperationInfo", "WatchInfo"),
 }
 """The names that this package exports, by module of purgatoryd."""

@@ -438,6 +438,8 @@ class Session:
         int(Message.BATCH): _on_batch,
         int(Message.QUERY): _on_query,
         int(Message.BULK_LOAD): _on_query,
+        int(Message.LIST): _on_query,
+        int(Message.SWEEP): _on_query,
         int(Message.BYE): _on_bye,
         int(Message.PING): _on_ping_or_ack,
         int(Message.ACK): _on_ping_or_ack,

@@ -73,6 +73,8 @@ class Message(enum.IntEnum):
     ACK = lib.PG_M_ACK
     BULK_LOAD = lib.PG_M_BULK_LOAD
     PLACE = lib.PG_M_PLACE
+    LIST = lib.PG_M_LIST
+    SWEEP = lib.PG_M_SWEEP
     ADVANCE = lib.PG_M_ADVANCE
     STOP = lib.PG_M_STOP
     PUBLISH = lib.PG_M_PUBLISH
@@ -265,6 +267,40 @@ class BulkLoadAction(enum.IntEnum):
     OPEN = lib.PG_LA_OPEN
     CLOSE = lib.PG_LA_CLOSE
     FORGET = lib.PG_LA_FORGET
+
+
+class SweepState(enum.IntEnum):
+    """enum pg_sweep_state."""
+
+    NONE = lib.PG_SW_NONE
+    RUNNING = lib.PG_SW_RUNNING
+    DONE = lib.PG_SW_DONE
+    STOPPED = lib.PG_SW_STOPPED
+    CUT = lib.PG_SW_CUT
+
+
+class SweepChange(enum.IntEnum):
+    """enum pg_sweep_change."""
+
+    CANCEL = lib.PG_SC_CANCEL
+    SHIFT = lib.PG_SC_SHIFT
+    MOVE = lib.PG_SC_MOVE
+
+
+class SweepAction(enum.IntEnum):
+    """enum pg_sweep_action: the request of a SWEEP message."""
+
+    STATUS = lib.PG_SA_STATUS
+    BEGIN = lib.PG_SA_BEGIN
+    STOP = lib.PG_SA_STOP
+
+
+class SelectField(enum.IntFlag):
+    """enum pg_select_field."""
+
+    PREFIX = lib.PG_SEL_PREFIX
+    TOPIC = lib.PG_SEL_TOPIC
+    TAG = lib.PG_SEL_TAG
 
 
 class Cause(enum.IntEnum):

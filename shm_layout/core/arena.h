@@ -119,6 +119,8 @@ struct arena_state {
     /* Next slot to place after a step of the wall clock; PG_NIL = no step is being applied. */
     uint32_t wall_cursor;
     uint32_t session_rows;        /* number of the first session row after the last used row */
+    bool sweeping;                /* a sweep is running */
+    bool sweep_waits;             /* the sweep waits until the WAL has committed frames */
     uint32_t free_bulk_load_block; /* first block of the free chain; PG_NIL = none */
     uint32_t bulk_load_block;     /* block of the last row lookup, or PG_NIL */
     /* Slots of outcomes and CHECKs whose session has ended, linked by inbox_next. */
@@ -165,6 +167,7 @@ struct pg_arena {
     struct pg_bulk_load *bulk_loads;
     struct pg_bulk_load_block *bulk_load_blocks;
     uint64_t *bulk_load_bits;
+    struct pg_sweep *sweeps;      /* PG_SWEEPS rows */
     struct key_index bulk_load_index;
     struct pg_wal_buffer *wal_buffer; /* NULL = no WAL */
     uint8_t *ring;

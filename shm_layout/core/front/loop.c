@@ -9,6 +9,7 @@
 #include "core/state/inbox.h"
 #include "core/state/operations.h"
 #include "core/state/prefetch.h"
+#include "core/state/sweeps.h"
 #include "core/state/timers.h"
 
 static bool expire(void *context, uint32_t slot)
@@ -47,6 +48,7 @@ uint32_t pg_advance(struct pg_arena *a, int64_t now_ns, int64_t wall_offset_ns,
     const uint64_t moved = wheel_moved(&a->wheel);
     const uint32_t done = released + wheel_advance_prefetch(&a->wheel, now_ns, budget - released,
                                                             expire, expire_soon, a, &left);
+    const bool sweeping = UNLIKELY(a->state.sweeping) && sweeps_iteration(a);
     wal_buffer_settle(a);
     const bool compacting = compaction_step(a);
     a->metrics->largest_free_bytes = (uint64_t)blobs_largest(&a->blobs) * PG_GRANULE;
@@ -55,7 +57,7 @@ uint32_t pg_advance(struct pg_arena *a, int64_t now_ns, int64_t wall_offset_ns,
     a->metrics->iterations_full += done == budget;
     a->metrics->iteration_work += done;
     a->metrics->iteration_budget += done != 0 ? budget : 0;
-    *more = left || stepping || freeing || waiting || compacting;
+    *more = left || stepping || freeing || waiting || sweeping || compacting;
     a->header->next_deadline_ns = wheel_next_deadline_ns(&a->wheel);
     replay_show(a);
     return done;
@@ -81,5 +83,6 @@ int64_t pg_next_ns(const struct pg_arena *a)
 {
     const bool at_once = a->state.wall_cursor != PG_NIL || a->state.orphans != PG_NIL ||
                          compaction_due(a) || (!a->state.holding && wheel_holds(&a->wheel));
-    return at_once ? a->state.now_ns : wheel_next_ns(&a->wheel);
+    const int64_t sweep_ns = sweeps_next_ns(a), wheel_ns = wheel_next_ns(&a->wheel);
+    return at_once ? a->state.now_ns : sweep_ns < wheel_ns ? sweep_ns : wheel_ns;
 }

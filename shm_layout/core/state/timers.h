@@ -32,6 +32,9 @@ void timers_unpark(struct pg_arena *a, const struct put *put, uint64_t ticket,
 void cancel_fired(struct pg_arena *a, uint32_t id, uint64_t ticket, struct pg_result *r);
 /* Cancel the armed or parked timer in a slot. `at` is the slot's place in the index. */
 void cancel_timer(struct pg_arena *a, uint32_t slot, const struct probe *at);
+/* Give an armed or parked timer another deadline, with its record in the WAL. `wall_ns`: deadline on
+ * the wall clock, for a timer that follows it. */
+void timer_move(struct pg_arena *a, uint32_t slot, int64_t deadline_ns, int64_t wall_ns);
 /* Answer with the ticket and the deadline of a slot. */
 void answer_slot(const struct pg_arena *a, struct pg_result *r, uint32_t slot, unsigned status);
 /* Fire a due timer. If the replay buffer or the WAL buffer is full, change nothing and return
@@ -47,6 +50,9 @@ bool wall_iteration(struct pg_arena *a, uint32_t budget);
 uint32_t key_find(const struct pg_arena *a, const struct key *key, struct probe *at);
 /* Return the armed slot of a key; PG_NIL = none. */
 uint32_t timers_find(const struct pg_arena *a, const struct key *key);
+int64_t add_clamped(int64_t a, int64_t b);    /* the sum, limited to the range of int64 */
+/* Return a wall deadline on the arena's clock. */
+int64_t wall_deadline(const struct pg_arena *a, int64_t wall_ns);
 /* Return the deadline of an armed slot by the current wall clock. This uses only authoritative
  * state. */
 int64_t timers_deadline_ns(const struct pg_arena *a, uint32_t slot);
