@@ -78,6 +78,8 @@ def info_record(info: Info, due_in_ns: int) -> dict[str, Any]:
         "status": Status(info.status).name,
         **payload_record(info.payload),
     }
+    if info.tag is not None:
+        record["tag"] = info.tag
     if info.wall_ns is not None:
         record["deadline_at"] = units.format_wall(info.wall_ns)
     if info.operation is not None:

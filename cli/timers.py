@@ -40,6 +40,7 @@ def timer_record(timer: TimerInfo) -> dict[str, Any]:
         "deadline_boot_ns": timer.deadline_boot_ns,
         "status": timer.status.name,
         **({} if timer.within_ns is None else {"within_ns": timer.within_ns}),
+        **({} if timer.tag is None else {"tag": timer.tag}),
         **payload_record(timer.payload),
     }
     if timer.deadline_at:
@@ -63,6 +64,7 @@ def timer_record(timer: TimerInfo) -> dict[str, Any]:
     help="Slack: KEY may fire so long after it is due, to share a wake-up.  [default: the topic's]",
 )
 @click.option("-t", "--topic", default="default", show_default=True, help="Topic of the notice.")
+@click.option("--tag", help="Text by which `timers` commands select KEY: up to 63 bytes.")
 @click.option("-p", "--payload", default="", help="Payload of the notice, as text.")
 @click.option("--payload-file", type=click.File("rb"), help="File with the payload; - is stdin.")
 @click.option(
@@ -83,6 +85,7 @@ def add_command(
     deadline: datetime | None,
     within: int | None,
     topic: str,
+    tag: str | None,
     payload: str,
     payload_file: BinaryIO | None,
     mode: Any,
@@ -111,6 +114,7 @@ def add_command(
             topic=topic,
             payload=content,
             mode=mode,
+            tag=tag,
             within=None if within is None else within / 1e9,
         )
     text = f"{timer.status.name.lower()} {key_text(timer.key)}, ticket {timer.ticket}"

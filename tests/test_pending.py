@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import os
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import numpy as np
 import pyarrow as pa
 import pytest
 from command_line import cli
-from real_daemon import PATIENCE_S, StartDaemon
+from real_daemon import PATIENCE_S, Daemon, StartDaemon, eventually
 
+from purgatoryd.cli.exits import Exit
 from purgatoryd.clients import (
     Admin,
     AsyncClient,
@@ -317,3 +321,102 @@ def test_all_partitions_are_listed_and_swept(daemon: StartDaemon) -> None:
 
 def cursor_of_one_partition() -> str:
     return Cursor((5, 1), (7,)).text()
+
+
+# ---- the command line --------------------------------------------------------------------------
+
+
+@pytest.fixture
+def filled(daemon: StartDaemon) -> Daemon:
+    running = daemon("demo", "--log-level", "info")
+    with Client("demo", timeout=PATIENCE_S) as client:
+        client.add_many([(f"a{n}", 600 + n, "x", b"p%d" % n) for n in range(20)], tag="red")
+        client.add_many([(f"b{n}", 900 + n, "y", b"\xff") for n in range(10)], within=0.5)
+        client.add(b"\x01", deadline=datetime(2100, 1, 1, tzinfo=UTC), topic="z", tag="ü")
+        client.add(UUID(int=7), 5000)
+    return running
+
+
+def lines(running: Daemon, *words: str, code: int = 0) -> list[Any]:
+    done = cli(running, "timers", *words, "--json")
+    assert done.returncode == code, done.stdout + done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def test_the_command_line_lists_and_counts(filled: Daemon) -> None:
+    assert lines(filled, "count") == [{"timers": 32}]
+    assert lines(filled, "count", "--tag", "red", "--prefix", "a1") == [{"timers": 11}]
+    assert lines(filled, "count", "--prefix", "01", "--key-type", "hex") == [{"timers": 1}]
+    assert lines(filled, "count", "--due-from", "2099-01-01T00:00:00Z") == [{"timers": 1}]
+    *page, last = lines(filled, "ls", "--limit", "30")
+    assert [row["key"] for row in page[:2]] == ["a0", "a1"]
+    assert page[0]["tag"] == "red"
+    rest = lines(filled, "ls", "--limit", "30", "--cursor", last["cursor"])
+    assert [row["key"] for row in rest] == [str(UUID(int=7)), "01"]
+    text = cli(filled, "timers", "ls", "--tag", "ü").stdout
+    assert "2100-01-01" in text
+    assert "tag ü" in text
+
+
+def test_the_command_line_cancels_moves_and_purges(filled: Daemon) -> None:
+    assert cli(filled, "timers", "cancel").returncode == Exit.USAGE
+    assert cli(filled, "timers", "reschedule", "--topic", "x").returncode == Exit.USAGE
+    assert lines(filled, "cancel", "--topic", "y", "--dry-run")[0]["timers"] == 10
+    (done,) = lines(filled, "cancel", "--topic", "y", "--id", "0" * 31 + "1")
+    assert (done["state"], done["done"], done["topic"]) == ("done", 10, "y")
+    (moved,) = lines(filled, "reschedule", "--tag", "red", "--shift", "-5m")
+    assert (moved["change"], moved["done"]) == ("shift", 20)
+    assert lines(filled, "stop", moved["sweep"])[0]["state"] == "done"
+    assert lines(filled, "stop", "0" * 31 + "9", code=Exit.NEGATIVE)[0]["state"] == "none"
+    refused = cli(filled, "timers", "purge")
+    assert (refused.returncode, "--yes" in refused.stderr) == (Exit.USAGE, True)
+    assert lines(filled, "count") == [{"timers": 22}]
+    (purged,) = lines(filled, "purge", "--yes")
+    assert (purged["done"], purged["uid"]) == (22, os.getuid())
+    assert lines(filled, "count") == [{"timers": 0}]
+    assert [row["done"] for row in lines(filled, "sweeps")] == [22, 20, 10]
+    eventually(lambda: filled.stderr.count("a sweep over timers began") == 3)
+    assert f"uid={os.getuid()}" in filled.stderr
+
+
+@pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
+def test_an_import_restores_an_export_once(filled: Daemon, tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"timers.{suffix}"
+    with Client("demo", timeout=PATIENCE_S) as client:
+        before = {t.key: t for t in client.list_timers(payloads=True)}
+        assert lines(filled, "export", str(path)) == [{"timers": 32, "parked": 0}]
+        assert (
+            lines(filled, "import", str(path), "--bulk-load", "0" * 31 + "5", code=1)[0]["exists"]
+            == 32
+        )
+        assert client.cancel_where().done == 32
+        (done,) = lines(filled, "import", str(path))
+        assert done["added"] == 32
+        after = {t.key: t for t in client.list_timers(payloads=True)}
+        assert after.keys() == before.keys()
+        for key, timer in after.items():
+            then = before[key]
+            same = ("topic", "payload", "tag", "within_ns", "deadline_at")
+            assert [getattr(timer, n) for n in same] == [getattr(then, n) for n in same]
+            assert abs(timer.deadline_boot_ns - then.deadline_boot_ns) < SECOND_NS
+        assert client.cancel_where(tag="red").done == 20
+        (again,) = lines(filled, "import", str(path))
+        assert (again["bulk_loaded"], client.count_timers()) == (32, 12)
+    part = lines(filled, "export", str(path), "--topic", "y")
+    assert part == [{"timers": 10, "parked": 0}]
+
+
+def test_a_file_that_is_no_export_adds_nothing(filled: Daemon, tmp_path: Path) -> None:
+    path = tmp_path / "timers.jsonl"
+    for text in ("nonsense\n", "{}\n", '{"key": "k"}\n', "[1]\n"):
+        path.write_text(text)
+        done = cli(filled, "timers", "import", str(path))
+        assert done.returncode == Exit.USAGE, done.stderr
+    assert lines(filled, "count") == [{"timers": 32}]
+
+
+def test_an_add_takes_a_tag_from_the_command_line(filled: Daemon) -> None:
+    assert cli(filled, "add", "tagged", "--delay", "1h", "--tag", "blue").returncode == 0
+    assert lines(filled, "ls", "--tag", "blue")[0]["key"] == "tagged"
+    shown = json.loads(cli(filled, "get", "tagged", "--json").stdout)
+    assert shown["tag"] == "blue"
