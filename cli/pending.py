@@ -296,8 +296,8 @@ def export_record(timer: TimerInfo, offset_ns: int | None) -> dict[str, Any]:
     """Return a timer for a file. `offset_ns`: wall clock minus the daemon's clock; None = the
     daemon has a virtual clock."""
     record = timer_record(timer)
-    kept = ("key", "key_type", "topic", "within_ns", "deadline_boot_ns", "deadline_at")
-    row = {name: record[name] for name in kept if name in record}
+    names = ("key", "key_type", "topic", "within_ns", "deadline_boot_ns", "deadline_at")
+    row = {name: record[name] for name in names if name in record}
     row |= {name: value for name, value in record.items() if name.startswith("payload")}
     if timer.tag is not None:
         row["tag"] = timer.tag

@@ -1988,10 +1988,10 @@ struct pg_info_watch {            /* followed by the bytes of the key */
 struct pg_list_ask {              /* 48 bytes */
     int64_t  after_ns;            /* only timers whose (deadline, ticket) is higher than (after_ns,
                                      after_ticket) */
-    uint64_t after_ticket;
+    uint64_t after_ticket;        /* ticket of that pair */
     int64_t  before_ns;           /* only timers whose (deadline, ticket) is lower than (before_ns,
                                      before_ticket) */
-    uint64_t before_ticket;
+    uint64_t before_ticket;       /* ticket of that pair */
     uint32_t slot;                /* first slot to look at; 0 to begin */
     uint32_t max;                 /* maximum number of pg_info; 0 = only count */
     uint32_t payloads;            /* 0 = the pg_info have no payloads */
