@@ -20,6 +20,7 @@ COMMANDS = {
     "add": "timers",
     "cancel": "timers",
     "get": "timers",
+    "timers": "pending",
     "watch": "purgatory",
     "advance": "purgatory",
     "fail": "purgatory",

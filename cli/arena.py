@@ -84,6 +84,8 @@ def info_record(info: Info, due_in_ns: int, due_at: str | None) -> dict[str, Any
         "status": Status(info.status).name,
         **payload_record(info.payload),
     }
+    if info.tag is not None:
+        record["tag"] = info.tag
     if info.wall_ns is not None:
         record["deadline_at"] = units.format_wall(info.wall_ns)
     if info.operation is not None:
@@ -161,8 +163,8 @@ SECTIONS = {
         "pages_elsewhere",
     ),
     "timers": (
-        "live", "live_wall", "parked", "backlog", "overdue", "next_in_ns", "adds", "replaces", "extends",
-        "cancels",
+        "live", "live_wall", "parked", "backlog", "overdue", "next_in_ns", "adds", "replaces",
+        "extends", "cancels",
         "cancels_fired", "cancels_unknown", "expiries", "skipped", "coalesced", "parks",
         "unparks", "moved",
         "late_mean_ns", "late_p99_ns", "late_max_ns",

@@ -42,6 +42,7 @@ def timer_record(timer: TimerInfo) -> dict[str, Any]:
         "deadline_boot_ns": timer.deadline_boot_ns,
         "status": timer.status.name,
         **({} if timer.within_ns is None else {"within_ns": timer.within_ns}),
+        **({} if timer.tag is None else {"tag": timer.tag}),
         **payload_record(timer.payload),
     }
     if timer.deadline_at:
@@ -72,6 +73,7 @@ def timer_record(timer: TimerInfo) -> dict[str, Any]:
     "-t", "--topic", default="default", show_default=True, shell_complete=topic_names,
     help="Topic of the notice.",
 )  # fmt: skip
+@click.option("--tag", help="Text by which `timers` commands select KEY: up to 63 bytes.")
 @click.option("-p", "--payload", default="", help="Payload of the notice, as text.")
 @click.option("--payload-file", type=click.File("rb"), help="File with the payload; - is stdin.")
 @click.option(
@@ -92,6 +94,7 @@ def add_command(
     deadline: datetime | None,
     within: int | None,
     topic: str,
+    tag: str | None,
     payload: str,
     payload_file: BinaryIO | None,
     mode: Any,
@@ -121,6 +124,7 @@ def add_command(
             topic=topic,
             payload=content,
             mode=mode,
+            tag=tag,
             within=None if within is None else within / 1e9,
         )
     text = f"{timer.status.name.lower()} {key_text(timer.key)}, ticket {timer.ticket}"

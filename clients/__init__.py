@@ -75,12 +75,21 @@ if TYPE_CHECKING:
     from purgatoryd.clients.model import CancelResult, Notice, TimerInfo
     from purgatoryd.clients.notices import Notices
     from purgatoryd.clients.operation_columns import AsyncOperations, Operations
+    from purgatoryd.clients.pending import Selection, SweepStatus, TimerPage
     from purgatoryd.clients.purgatory import Operation, Outcome, Purgatory, Watch
     from purgatoryd.clients.remote import Remote
     from purgatoryd.clients.resume import Resume
     from purgatoryd.clients.subscriber import Subscriber
     from purgatoryd.shm_layout.group_wire import DeadLetter, GroupInfo, GroupSettings
-    from purgatoryd.shm_layout.layout import ANYBODY, BulkLoadState, Cause, JobReason, Status
+    from purgatoryd.shm_layout.layout import (
+        ANYBODY,
+        BulkLoadState,
+        Cause,
+        JobReason,
+        Status,
+        SweepChange,
+        SweepState,
+    )
     from purgatoryd.shm_layout.wire import NamespaceSettings, OperationInfo, WatchInfo
 
 __all__ = [
@@ -168,6 +177,7 @@ __all__ = [
     "Remote",
     "Resume",
     "RingsRefused",
+    "Selection",
     "SessionExpired",
     "SessionTableFull",
     "ShardUnavailable",
@@ -175,8 +185,12 @@ __all__ = [
     "Stopping",
     "Subscriber",
     "SumOf",
+    "SweepChange",
+    "SweepState",
+    "SweepStatus",
     "TableBroken",
     "TimerInfo",
+    "TimerPage",
     "TooFar",
     "UidShareExceeded",
     "WalStopped",
@@ -204,12 +218,21 @@ _NAMES = {
     "clients.model": ("CancelResult", "Notice", "TimerInfo"),
     "clients.notices": ("Notices",),
     "clients.operation_columns": ("AsyncOperations", "Operations"),
+    "clients.pending": ("Selection", "SweepStatus", "TimerPage"),
     "clients.purgatory": ("Operation", "Outcome", "Purgatory", "Watch"),
     "clients.remote": ("Remote",),
     "clients.resume": ("Resume",),
     "clients.subscriber": ("Subscriber",),
     "shm_layout.group_wire": ("DeadLetter", "GroupInfo", "GroupSettings"),
-    "shm_layout.layout": ("ANYBODY", "BulkLoadState", "Cause", "JobReason", "Status"),
+    "shm_layout.layout": (
+        "ANYBODY",
+        "BulkLoadState",
+        "Cause",
+        "JobReason",
+        "Status",
+        "SweepChange",
+        "SweepState",
+    ),
     "shm_layout.wire": ("NamespaceSettings", "OperationInfo", "WatchInfo"),
 }
 """The names that this package exports, by module of purgatoryd."""

@@ -13,16 +13,16 @@ import asyncio
 from collections.abc import Callable, Collection, Coroutine, Generator, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import suppress
-from datetime import timedelta
+from datetime import datetime, timedelta
 from functools import partial
 from types import TracebackType
-from typing import Any, Generic, Literal, Self, TypeVar, overload
+from typing import Any, Generic, Literal, Self, TypeVar, Unpack, overload
 
 import zmq
 
-from purgatoryd.clients import jobs, partitions
+from purgatoryd.clients import jobs, partitions, pending
 from purgatoryd.clients._pack import Requests
-from purgatoryd.clients.arguments import check_limit_s, check_whole
+from purgatoryd.clients.arguments import check_limit_s, check_type, check_whole
 from purgatoryd.clients.bulk import Bulk, BulkResult, checked
 from purgatoryd.clients.bulk_loads import BulkLoad, BulkLoadStatus, check_bulk_load
 from purgatoryd.clients.calls import Kind, TimerCalls
@@ -45,6 +45,7 @@ from purgatoryd.clients.local_channel import Transport
 from purgatoryd.clients.model import CancelResult, Notice, TimerInfo
 from purgatoryd.clients.notices import Batch, Notices, Taker
 from purgatoryd.clients.packing import Entry, Pending
+from purgatoryd.clients.pending import Selection, SweepStatus, TimerPage
 from purgatoryd.clients.remote import Remote
 from purgatoryd.clients.resume import Resume
 from purgatoryd.clients.subscriber import (
@@ -72,7 +73,7 @@ from purgatoryd.shm_layout.errors import (
 )
 from purgatoryd.shm_layout.follower import Sleep
 from purgatoryd.shm_layout.host import HOST
-from purgatoryd.shm_layout.layout import BulkLoadAction
+from purgatoryd.shm_layout.layout import BulkLoadAction, SweepAction
 from purgatoryd.shm_layout.wire import Key
 
 Outcome = TypeVar("Outcome")
@@ -318,6 +319,85 @@ class AsyncClient(
         core, limit_s = await self._ready(), self._limit_s(timeout)
         return await self._bulk(partitions.unparks(core, rows, bulk_load), True, limit_s)
 
+    # ---- pending timers ----------------------------------------------------------------------
+
+    async def list_timers(
+        self, *, limit: int = 1000, cursor: str | None = None, payloads: bool = False,
+        timeout: float | timedelta | None = None, **selection: Unpack[Selection],
+    ) -> TimerPage:  # fmt: skip
+        """Return a page of pending timers, as Client.list_timers does."""
+        number = check_whole("limit", limit, 1, pending.LIMIT_MAX)
+        check_type("payloads", payloads, bool)
+        core, limit_s = await self._ready(), self._limit_s(timeout)
+        chosen = pending.check_selection(core, **selection)
+        start = None if cursor is None else pending.Cursor.of(cursor)
+        job = pending.listed(core, limit_s, chosen, number, start, payloads=payloads)
+        return await self._ask(pending.admit(core), job)
+
+    async def count_timers(
+        self, *, timeout: float | timedelta | None = None, **selection: Unpack[Selection]
+    ) -> int:
+        """Return the number of pending timers, as Client.count_timers does."""
+        core, limit_s = await self._ready(), self._limit_s(timeout)
+        chosen = pending.check_selection(core, **selection)
+        return await self._ask(pending.admit(core), pending.counted(core, limit_s, chosen))
+
+    async def cancel_where(
+        self, *, sweep_id: bytes | None = None, dry_run: bool = False, wait: bool = True,
+        timeout: float | timedelta | None = None, **selection: Unpack[Selection],
+    ) -> SweepStatus:  # fmt: skip
+        """Cancel pending timers, as Client.cancel_where does."""
+        await self._ready()
+        limit_s = self._limit_s(timeout)
+        return await self._sweep(
+            pending.CANCEL, selection, sweep_id, dry_run=dry_run, wait=wait, limit_s=limit_s
+        )
+
+    async def reschedule_where(
+        self, *, shift: float | timedelta | None = None, delay: float | timedelta | None = None,
+        deadline: datetime | None = None, deadline_boot_ns: int | None = None,
+        sweep_id: bytes | None = None, dry_run: bool = False, wait: bool = True,
+        timeout: float | timedelta | None = None, **selection: Unpack[Selection],
+    ) -> SweepStatus:  # fmt: skip
+        """Move pending timers, as Client.reschedule_where does."""
+        core, limit_s = await self._ready(), self._limit_s(timeout)
+        change = pending.move(core, shift, delay, deadline, deadline_boot_ns)
+        return await self._sweep(
+            change, selection, sweep_id, dry_run=dry_run, wait=wait, limit_s=limit_s
+        )
+
+    async def sweep_status(self, sweep_id: bytes, *, timeout: float | timedelta | None = None) -> SweepStatus:
+        """Return the progress of a sweep, as Client.sweep_status does."""
+        return await self._about_sweep(sweep_id, SweepAction.STATUS, timeout)
+
+    async def stop_sweep(self, sweep_id: bytes, *, timeout: float | timedelta | None = None) -> SweepStatus:
+        """Stop a sweep, as Client.stop_sweep does."""
+        return await self._about_sweep(sweep_id, SweepAction.STOP, timeout)
+
+    async def sweeps(self, *, timeout: float | timedelta | None = None) -> list[SweepStatus]:
+        """Return all sweeps, as Client.sweeps does."""
+        core, limit_s = await self._ready(), self._limit_s(timeout)
+        return await self._ask(pending.admit(core), pending.remembered(core, limit_s))
+
+    async def _sweep(
+        self, change: pending.Change, selection: Selection, sweep_id: bytes | None, *,
+        dry_run: bool, wait: bool, limit_s: float,
+    ) -> SweepStatus:  # fmt: skip
+        core = self._core
+        chosen = pending.check_selection(core, **selection)
+        chosen_id = core.host.random_bytes(16) if sweep_id is None else pending.check_id(sweep_id)
+        job = pending.swept(core, limit_s, chosen, change, chosen_id, wait=wait, dry_run=dry_run)
+        return await self._ask(pending.admit(core), job)
+
+    async def _about_sweep(
+        self, sweep_id: bytes, action: SweepAction, timeout: float | timedelta | None
+    ) -> SweepStatus:
+        wanted = pending.check_id(sweep_id)
+        core, limit_s = await self._ready(), self._limit_s(timeout)
+        return await self._ask(
+            pending.admit(core), pending.asked_all(core, limit_s, wanted, action)
+        )
+
     # ---- bulk loads ------------------------------------------------------------------------
 
     async def open_bulk_load(
@@ -355,7 +435,7 @@ class AsyncClient(
         connection = core.for_bulk_loads()
         return await self._ask(connection, job(core, bulk_load, fencing_token, limit_s))
 
-    async def _ask_about(self, job: GroupJob[Result], timeout: float | None) -> Result:
+    async def _ask_about(self, job: GroupJob[Result], timeout: float | timedelta | None) -> Result:
         limit_s, core = self._limit_s(timeout), await self._ready()
         return await self._ask(core.connections[0], job(core, limit_s))
 

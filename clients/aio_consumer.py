@@ -47,27 +47,27 @@ class AsyncJob(LeasedJob):
         super().__init__(raw, held, group, received_ns)
         self._line = line
 
-    async def ack(self, *, timeout: float | None = None) -> None:
+    async def ack(self, *, timeout: float | timedelta | None = None) -> None:
         """End the job: its work is done."""
         await self._line.answer((self,), Op.JOB_ACK, b"", 0, timeout)
 
     async def nack(
         self, error: object = "", *, delay: float | timedelta | None = None,
-        timeout: float | None = None,
+        timeout: float | timedelta | None = None,
     ) -> None:  # fmt: skip
         """Count the attempt as failed, as Job.nack does."""
         wait_ns = delay_ns(delay)
         await self._line.answer((self,), Op.JOB_NACK, error_text(error), wait_ns, timeout)
 
-    async def extend(self, seconds: float | timedelta, *, timeout: float | None = None) -> None:
+    async def extend(self, seconds: float | timedelta, *, timeout: float | timedelta | None = None) -> None:
         """Let the lease end later, as Job.extend does."""
         await self._line.answer((self,), Op.JOB_EXTEND, b"", extension_ns(seconds), timeout)
 
-    async def release(self, *, timeout: float | None = None) -> None:
+    async def release(self, *, timeout: float | timedelta | None = None) -> None:
         """Give the job back. This is no attempt, and another consumer may get it at once."""
         await self._line.answer((self,), Op.JOB_RELEASE, b"", 0, timeout)
 
-    async def reject(self, error: object = "", *, timeout: float | None = None) -> None:
+    async def reject(self, error: object = "", *, timeout: float | timedelta | None = None) -> None:
         """Make the job a dead letter at once, as Job.reject does."""
         await self._line.answer((self,), Op.JOB_REJECT, error_text(error), 0, timeout)
 
@@ -137,7 +137,7 @@ class AsyncConsumer(AsyncClosing):
 
     # ---- jobs ------------------------------------------------------------------------------------
 
-    async def get(self, timeout: float | None = None) -> AsyncJob | None:
+    async def get(self, timeout: float | timedelta | None = None) -> AsyncJob | None:
         """Return the next job; None after `timeout` seconds or after stop(), as Consumer.get."""
         return await self._take(check_limit_s(float("inf") if timeout is None else timeout))
 
@@ -145,7 +145,7 @@ class AsyncConsumer(AsyncClosing):
         await self._line.connected()
         return await self._line.inbox.take(limit_s, self._line.leases.check)
 
-    async def get_many(self, n: int, timeout: float | None = None) -> list[AsyncJob]:
+    async def get_many(self, n: int, timeout: float | timedelta | None = None) -> list[AsyncJob]:
         """Return 1 to `n` jobs, as Consumer.get_many does."""
         n = check_whole("n", n, 1, CREDITS_MAX)
         job = await self.get(timeout)
@@ -154,7 +154,7 @@ class AsyncConsumer(AsyncClosing):
             jobs.append(job)
         return jobs
 
-    async def ack_many(self, jobs: Iterable[AsyncJob], *, timeout: float | None = None) -> None:
+    async def ack_many(self, jobs: Iterable[AsyncJob], *, timeout: float | timedelta | None = None) -> None:
         """Acknowledge many jobs at once, as Consumer.ack_many does."""
         listed = list(each("jobs", jobs))
         for job in listed:
@@ -258,7 +258,7 @@ class _AsyncLine(AsyncClient):
         await self._ready()
 
     async def answer(
-        self, jobs: Sequence[AsyncJob], op: Op, text: bytes, time_ns: int, timeout: float | None
+        self, jobs: Sequence[AsyncJob], op: Op, text: bytes, time_ns: int, timeout: float | timedelta | None
     ) -> None:
         """Answer jobs, and wait until the daemon has taken the answers."""
         limit_s = self._limit_s(timeout)

@@ -15,13 +15,13 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from datetime import timedelta
+from datetime import datetime, timedelta
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, Self, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, Self, TypeVar, Unpack, overload
 
-from purgatoryd.clients import _pack, jobs, partitions
-from purgatoryd.clients.arguments import check_limit_s, check_whole
+from purgatoryd.clients import _pack, jobs, partitions, pending
+from purgatoryd.clients.arguments import check_limit_s, check_type, check_whole
 from purgatoryd.clients.bulk import (
     Bulk,
     BulkResult,
@@ -47,6 +47,7 @@ from purgatoryd.clients.local_channel import Transport
 from purgatoryd.clients.lots import Lot
 from purgatoryd.clients.model import CancelResult, TimerInfo
 from purgatoryd.clients.packing import Entry, Pending
+from purgatoryd.clients.pending import Selection, SweepStatus, TimerPage
 from purgatoryd.clients.times import Late
 from purgatoryd.shm_layout.errors import (
     Closed,
@@ -55,7 +56,7 @@ from purgatoryd.shm_layout.errors import (
     PurgatorydError,
     QueueFull,
 )
-from purgatoryd.shm_layout.layout import BulkLoadAction
+from purgatoryd.shm_layout.layout import BulkLoadAction, SweepAction
 from purgatoryd.shm_layout.wire import Key
 
 if TYPE_CHECKING:
@@ -350,10 +351,103 @@ class Client(
         connection = self._core.for_bulk_loads()
         return self._ask(connection, job(self._core, bulk_load, fencing_token, limit_s))
 
-    def _ask_about(self, job: GroupJob[T], timeout: float | None) -> T:
+    def _ask_about(self, job: GroupJob[T], timeout: float | timedelta | None) -> T:
         limit_s, core = self._limit_s(timeout), self._core
         core.check()
         return self._ask(core.connections[0], job(core, limit_s))
+
+    # ---- pending timers ----------------------------------------------------------------------
+
+    def list_timers(
+        self, *, limit: int = 1000, cursor: str | None = None, payloads: bool = False,
+        timeout: float | timedelta | None = None, **selection: Unpack[Selection],
+    ) -> TimerPage:  # fmt: skip
+        """Return pending timers of a selection in the order of their deadlines, at most `limit`.
+
+        `selection`: see Selection; without one, all timers of the namespace. `cursor`: that of the
+        page before. Timers that were added after the first page are not listed. `payloads`: also
+        read the payloads. Parked timers are listed, operations are not. Raises InvalidArgument,
+        MessageRefused (DENIED), DaemonError.
+        """
+        number = check_whole("limit", limit, 1, pending.LIMIT_MAX)
+        check_type("payloads", payloads, bool)
+        core, limit_s = self._core, self._limit_s(timeout)
+        chosen = pending.check_selection(core, **selection)
+        start = None if cursor is None else pending.Cursor.of(cursor)
+        job = pending.listed(core, limit_s, chosen, number, start, payloads=payloads)
+        return self._ask(pending.admit(core), job)
+
+    def count_timers(self, *, timeout: float | timedelta | None = None, **selection: Unpack[Selection]) -> int:
+        """Return the number of pending timers of a selection. Raises the same errors as
+        list_timers()."""
+        core, limit_s = self._core, self._limit_s(timeout)
+        chosen = pending.check_selection(core, **selection)
+        return self._ask(pending.admit(core), pending.counted(core, limit_s, chosen))
+
+    def cancel_where(
+        self, *, sweep_id: bytes | None = None, dry_run: bool = False, wait: bool = True,
+        timeout: float | timedelta | None = None, **selection: Unpack[Selection],
+    ) -> SweepStatus:  # fmt: skip
+        """Cancel all pending timers of a selection that are armed at the time of the call.
+
+        The daemon does this in small steps, a *sweep*, which goes on without this client and after
+        a restart of the daemon. `sweep_id`: 16 bytes, chosen by the caller; a call with the id of
+        an earlier sweep changes nothing and returns its status. `dry_run`: only count. With
+        wait=False it returns once the sweep has begun. Raises InvalidArgument, MessageRefused
+        (DENIED, BUSY), DaemonError.
+        """
+        limit_s = self._limit_s(timeout)
+        return self._sweep(
+            pending.CANCEL, selection, sweep_id, dry_run=dry_run, wait=wait, limit_s=limit_s
+        )
+
+    def reschedule_where(
+        self, *, shift: float | timedelta | None = None, delay: float | timedelta | None = None,
+        deadline: datetime | None = None, deadline_boot_ns: int | None = None,
+        sweep_id: bytes | None = None, dry_run: bool = False, wait: bool = True,
+        timeout: float | timedelta | None = None, **selection: Unpack[Selection],
+    ) -> SweepStatus:  # fmt: skip
+        """Move the deadlines of all pending timers of a selection; key, payload and tag stay.
+
+        `shift`: seconds or a timedelta by which each deadline moves, or else one new deadline as in
+        add(). A timer keeps its clock. Other arguments, result and errors as of cancel_where().
+        """
+        core, limit_s = self._core, self._limit_s(timeout)
+        change = pending.move(core, shift, delay, deadline, deadline_boot_ns)
+        return self._sweep(change, selection, sweep_id, dry_run=dry_run, wait=wait, limit_s=limit_s)
+
+    def sweep_status(self, sweep_id: bytes, *, timeout: float | timedelta | None = None) -> SweepStatus:
+        """Return the progress of a sweep. The daemon remembers the last 16 sweeps. Raises
+        DaemonError."""
+        return self._about_sweep(sweep_id, SweepAction.STATUS, timeout)
+
+    def stop_sweep(self, sweep_id: bytes, *, timeout: float | timedelta | None = None) -> SweepStatus:
+        """Stop a sweep, and return its status. Timers that it has changed stay changed. Raises
+        DaemonError."""
+        return self._about_sweep(sweep_id, SweepAction.STOP, timeout)
+
+    def sweeps(self, *, timeout: float | timedelta | None = None) -> list[SweepStatus]:
+        """Return all sweeps that the daemon remembers, in the namespaces of this uid, the newest
+        first. Raises DaemonError."""
+        core, limit_s = self._core, self._limit_s(timeout)
+        return self._ask(pending.admit(core), pending.remembered(core, limit_s))
+
+    def _sweep(
+        self, change: pending.Change, selection: Selection, sweep_id: bytes | None, *,
+        dry_run: bool, wait: bool, limit_s: float,
+    ) -> SweepStatus:  # fmt: skip
+        core = self._core
+        chosen = pending.check_selection(core, **selection)
+        chosen_id = core.host.random_bytes(16) if sweep_id is None else pending.check_id(sweep_id)
+        job = pending.swept(core, limit_s, chosen, change, chosen_id, wait=wait, dry_run=dry_run)
+        return self._ask(pending.admit(core), job)
+
+    def _about_sweep(
+        self, sweep_id: bytes, action: SweepAction, timeout: float | timedelta | None
+    ) -> SweepStatus:
+        wanted = pending.check_id(sweep_id)
+        core, limit_s = self._core, self._limit_s(timeout)
+        return self._ask(pending.admit(core), pending.asked_all(core, limit_s, wanted, action))
 
     def at(self, at_ns: int | None) -> None:
         """Apply later calls at virtual time `at_ns`. The daemon first moves its virtual clock

@@ -59,7 +59,7 @@ class Desk(Protocol):
     """Takes the answers of jobs."""
 
     def answer(
-        self, jobs: Sequence[Job], op: Op, text: bytes, time_ns: int, timeout: float | None
+        self, jobs: Sequence[Job], op: Op, text: bytes, time_ns: int, timeout: float | timedelta | None
     ) -> None:
         """Answer jobs, and wait until the daemon has taken the answers."""
 
@@ -100,29 +100,29 @@ class Job(LeasedJob):
         super().__init__(raw, held, group, received_ns)
         self._desk = desk
 
-    def ack(self, *, timeout: float | None = None) -> None:
+    def ack(self, *, timeout: float | timedelta | None = None) -> None:
         """End the job: its work is done."""
         self._desk.answer((self,), Op.JOB_ACK, b"", 0, timeout)
 
     def nack(
         self, error: object = "", *, delay: float | timedelta | None = None,
-        timeout: float | None = None,
+        timeout: float | timedelta | None = None,
     ) -> None:  # fmt: skip
         """Count the attempt as failed. `error`: a text or an exception, stored with the job, up to
         1 KiB. `delay`: time until the next attempt; None = as the settings say."""
         wait_ns = delay_ns(delay)
         self._desk.answer((self,), Op.JOB_NACK, error_text(error), wait_ns, timeout)
 
-    def extend(self, seconds: float | timedelta, *, timeout: float | None = None) -> None:
+    def extend(self, seconds: float | timedelta, *, timeout: float | timedelta | None = None) -> None:
         """Let the lease end in this time, if that is later, but at most max_lease after its start.
         While a handler runs, the consumer extends its lease by itself."""
         self._desk.answer((self,), Op.JOB_EXTEND, b"", extension_ns(seconds), timeout)
 
-    def release(self, *, timeout: float | None = None) -> None:
+    def release(self, *, timeout: float | timedelta | None = None) -> None:
         """Give the job back. This is no attempt, and another consumer may get it at once."""
         self._desk.answer((self,), Op.JOB_RELEASE, b"", 0, timeout)
 
-    def reject(self, error: object = "", *, timeout: float | None = None) -> None:
+    def reject(self, error: object = "", *, timeout: float | timedelta | None = None) -> None:
         """Make the job a dead letter at once. `error`: as for nack()."""
         self._desk.answer((self,), Op.JOB_REJECT, error_text(error), 0, timeout)
 
@@ -164,7 +164,7 @@ class JobSource(Closing):
 
     @abstractmethod
     def _answer(
-        self, jobs: Sequence[Job], op: Op, text: bytes, time_ns: int, timeout: float | None
+        self, jobs: Sequence[Job], op: Op, text: bytes, time_ns: int, timeout: float | timedelta | None
     ) -> None: ...
 
     @abstractmethod
@@ -172,12 +172,12 @@ class JobSource(Closing):
         """Take no more jobs: loops over the consumer, get() and run() end. Jobs that no caller has
         are released. A signal handler may call stop()."""
 
-    def get(self, timeout: float | None = None) -> Job | None:
+    def get(self, timeout: float | timedelta | None = None) -> Job | None:
         """Return the next job; None if none comes within `timeout` seconds, or after stop().
         Without `timeout` it waits as long as necessary."""
         return self._take(check_limit_s(float("inf") if timeout is None else timeout))
 
-    def get_many(self, n: int, timeout: float | None = None) -> list[Job]:
+    def get_many(self, n: int, timeout: float | timedelta | None = None) -> list[Job]:
         """Return 1 to `n` jobs. Like get(), it waits for the first one; the list is empty at the
         timeout and after stop()."""
         n = check_whole("n", n, 1, CREDITS_MAX)
@@ -187,7 +187,7 @@ class JobSource(Closing):
             jobs.append(job)
         return jobs
 
-    def ack_many(self, jobs: Iterable[Job], *, timeout: float | None = None) -> None:
+    def ack_many(self, jobs: Iterable[Job], *, timeout: float | timedelta | None = None) -> None:
         """Acknowledge many jobs at once. Raises the first error, usually LeaseLost, after all jobs
         have their answers."""
         listed = list(each("jobs", jobs))
@@ -325,7 +325,7 @@ class Consumer(JobSource):
         return self._inbox.take(limit_s, self._line.check, self._line.leases.check)
 
     def _answer(
-        self, jobs: Sequence[Job], op: Op, text: bytes, time_ns: int, timeout: float | None
+        self, jobs: Sequence[Job], op: Op, text: bytes, time_ns: int, timeout: float | timedelta | None
     ) -> None:
         if any(job._desk is not self._desk for job in jobs):
             raise InvalidArgument("the jobs must come from this consumer")
@@ -446,7 +446,7 @@ class _Desk:
         self._timeout_s = timeout_s
 
     def answer(
-        self, jobs: Sequence[Job], op: Op, text: bytes, time_ns: int, timeout: float | None
+        self, jobs: Sequence[Job], op: Op, text: bytes, time_ns: int, timeout: float | timedelta | None
     ) -> None:
         """Answer jobs, and wait until the daemon has taken the answers."""
         limit_s = check_limit_s(self._timeout_s if timeout is None else timeout)

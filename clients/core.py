@@ -480,10 +480,13 @@ class Question(Asked[TimerInfo | None]):
             raise Denied(self.key, Status.DENIED)
         if not found or found[0].status not in (Status.FOUND, Status.PARKED):
             return None
-        info = found[0]
-        return TimerInfo(
-            self.key, info.namespace, info.topic, info.ticket, info.deadline_ns,
-            Status(info.status), info.payload,
-            None if info.wall_ns is None else times.wall_time(info.wall_ns), info.operation,
-            info.within_ns, info.tag, times.late_named(info.late),
-        )  # fmt: skip
+        return timer_info(found[0])
+
+
+def timer_info(info: wire.Info) -> TimerInfo:
+    """Return a timer that the daemon has described."""
+    return TimerInfo(
+        info.key, info.namespace, info.topic, info.ticket, info.deadline_ns, Status(info.status),
+        info.payload, None if info.wall_ns is None else times.wall_time(info.wall_ns),
+        info.operation, info.within_ns, info.tag, times.late_named(info.late),
+    )  # fmt: skip

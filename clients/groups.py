@@ -442,20 +442,20 @@ class GroupCalls:
     anything is sent, GroupMissing, GroupRefused and DaemonError.
     """
 
-    def _ask_about(self, job: GroupJob[Result], timeout: float | None) -> Result:
+    def _ask_about(self, job: GroupJob[Result], timeout: float | timedelta | None) -> Result:
         raise NotImplementedError
 
-    def groups(self, *, timeout: float | None = None) -> list[GroupInfo]:
+    def groups(self, *, timeout: float | timedelta | None = None) -> list[GroupInfo]:
         """Return the consumer groups of the namespace."""
         return self._ask_about(list_job(), timeout)
 
-    def group(self, group: str, *, timeout: float | None = None) -> GroupInfo:
+    def group(self, group: str, *, timeout: float | timedelta | None = None) -> GroupInfo:
         """Return settings and counts of a consumer group."""
         return self._ask_about(describe_job(group), timeout)
 
     def create_group(
         self, group: str, topics: Sequence[str], *, start: Start = "latest",
-        timeout: float | None = None, max_backlog: int | None = None,
+        timeout: float | timedelta | None = None, max_backlog: int | None = None,
         max_bytes: int | None = None, retention: float | timedelta | None = None,
         max_lease: float | timedelta | None = None, backoff: float | timedelta | None = None,
         backoff_cap: float | timedelta | None = None, max_attempts: int | None = None,
@@ -472,7 +472,7 @@ class GroupCalls:
         return self._ask_about(job, timeout)
 
     def change_group(
-        self, group: str, *, timeout: float | None = None, max_backlog: int | None = None,
+        self, group: str, *, timeout: float | timedelta | None = None, max_backlog: int | None = None,
         max_bytes: int | None = None, retention: float | timedelta | None = None,
         max_lease: float | timedelta | None = None, backoff: float | timedelta | None = None,
         backoff_cap: float | timedelta | None = None, max_attempts: int | None = None,
@@ -484,25 +484,25 @@ class GroupCalls:
         job = change_job(group, settings_of(locals()))
         return self._ask_about(job, timeout)
 
-    def delete_group(self, group: str, *, timeout: float | None = None) -> None:
+    def delete_group(self, group: str, *, timeout: float | timedelta | None = None) -> None:
         """Delete a consumer group with its jobs and dead letters."""
         self._ask_about(action_job(GroupAction.DELETE, group), timeout)
 
-    def pause_group(self, group: str, *, timeout: float | None = None) -> None:
+    def pause_group(self, group: str, *, timeout: float | timedelta | None = None) -> None:
         """Lease no jobs of a consumer group until resume_group(). Leased jobs stay leased."""
         self._ask_about(action_job(GroupAction.PAUSE, group), timeout)
 
-    def resume_group(self, group: str, *, timeout: float | None = None) -> None:
+    def resume_group(self, group: str, *, timeout: float | timedelta | None = None) -> None:
         """Lease jobs of a paused consumer group again."""
         self._ask_about(action_job(GroupAction.RESUME, group), timeout)
 
-    def dead_letters(self, group: str, *, timeout: float | None = None) -> Iterator[DeadLetter]:
+    def dead_letters(self, group: str, *, timeout: float | timedelta | None = None) -> Iterator[DeadLetter]:
         """Iterate over the dead letters of a consumer group, oldest first in each shard. The
         iterator asks the daemon for one page at a time."""
         group_wire.encode_group(group)
         return self._letters(group, timeout)
 
-    def _letters(self, group: str, timeout: float | None) -> Iterator[DeadLetter]:
+    def _letters(self, group: str, timeout: float | timedelta | None) -> Iterator[DeadLetter]:
         number, after = 0, 0
         while number >= 0:
             job = _page_job(group, number, after)
@@ -510,14 +510,14 @@ class GroupCalls:
             yield from letters
 
     def requeue_dead(
-        self, group: str, ticket: int | None = None, *, timeout: float | None = None
+        self, group: str, ticket: int | None = None, *, timeout: float | timedelta | None = None
     ) -> int:
         """Make dead letters wait again, with all their attempts. Return their number. `ticket`:
         only this dead letter; None = all."""
         return self._ask_about(dead_job(DeadAction.REQUEUE, group, ticket), timeout)
 
     def drop_dead(
-        self, group: str, ticket: int | None = None, *, timeout: float | None = None
+        self, group: str, ticket: int | None = None, *, timeout: float | timedelta | None = None
     ) -> int:
         """Remove dead letters. Return their number. `ticket`: only this dead letter; None = all."""
         return self._ask_about(dead_job(DeadAction.DROP, group, ticket), timeout)
@@ -526,20 +526,20 @@ class GroupCalls:
 class AsyncGroupCalls:
     """The asyncio version of GroupCalls, with the same arguments and errors."""
 
-    async def _ask_about(self, job: GroupJob[Result], timeout: float | None) -> Result:
+    async def _ask_about(self, job: GroupJob[Result], timeout: float | timedelta | None) -> Result:
         raise NotImplementedError
 
-    async def groups(self, *, timeout: float | None = None) -> list[GroupInfo]:
+    async def groups(self, *, timeout: float | timedelta | None = None) -> list[GroupInfo]:
         """Return the consumer groups of the namespace."""
         return await self._ask_about(list_job(), timeout)
 
-    async def group(self, group: str, *, timeout: float | None = None) -> GroupInfo:
+    async def group(self, group: str, *, timeout: float | timedelta | None = None) -> GroupInfo:
         """Return a consumer group, as Client.group does."""
         return await self._ask_about(describe_job(group), timeout)
 
     async def create_group(
         self, group: str, topics: Sequence[str], *, start: Start = "latest",
-        timeout: float | None = None, max_backlog: int | None = None,
+        timeout: float | timedelta | None = None, max_backlog: int | None = None,
         max_bytes: int | None = None, retention: float | timedelta | None = None,
         max_lease: float | timedelta | None = None, backoff: float | timedelta | None = None,
         backoff_cap: float | timedelta | None = None, max_attempts: int | None = None,
@@ -551,7 +551,7 @@ class AsyncGroupCalls:
         return await self._ask_about(job, timeout)
 
     async def change_group(
-        self, group: str, *, timeout: float | None = None, max_backlog: int | None = None,
+        self, group: str, *, timeout: float | timedelta | None = None, max_backlog: int | None = None,
         max_bytes: int | None = None, retention: float | timedelta | None = None,
         max_lease: float | timedelta | None = None, backoff: float | timedelta | None = None,
         backoff_cap: float | timedelta | None = None, max_attempts: int | None = None,
@@ -562,26 +562,26 @@ class AsyncGroupCalls:
         job = change_job(group, settings_of(locals()))
         return await self._ask_about(job, timeout)
 
-    async def delete_group(self, group: str, *, timeout: float | None = None) -> None:
+    async def delete_group(self, group: str, *, timeout: float | timedelta | None = None) -> None:
         """Delete a consumer group with its jobs and dead letters."""
         await self._ask_about(action_job(GroupAction.DELETE, group), timeout)
 
-    async def pause_group(self, group: str, *, timeout: float | None = None) -> None:
+    async def pause_group(self, group: str, *, timeout: float | timedelta | None = None) -> None:
         """Lease no jobs of a consumer group until resume_group()."""
         await self._ask_about(action_job(GroupAction.PAUSE, group), timeout)
 
-    async def resume_group(self, group: str, *, timeout: float | None = None) -> None:
+    async def resume_group(self, group: str, *, timeout: float | timedelta | None = None) -> None:
         """Lease jobs of a paused consumer group again."""
         await self._ask_about(action_job(GroupAction.RESUME, group), timeout)
 
     def dead_letters(
-        self, group: str, *, timeout: float | None = None
+        self, group: str, *, timeout: float | timedelta | None = None
     ) -> AsyncIterator[DeadLetter]:
         """Iterate over the dead letters of a consumer group, as Client.dead_letters does."""
         group_wire.encode_group(group)
         return self._letters(group, timeout)
 
-    async def _letters(self, group: str, timeout: float | None) -> AsyncIterator[DeadLetter]:
+    async def _letters(self, group: str, timeout: float | timedelta | None) -> AsyncIterator[DeadLetter]:
         number, after = 0, 0
         while number >= 0:
             job = _page_job(group, number, after)
@@ -590,13 +590,13 @@ class AsyncGroupCalls:
                 yield letter
 
     async def requeue_dead(
-        self, group: str, ticket: int | None = None, *, timeout: float | None = None
+        self, group: str, ticket: int | None = None, *, timeout: float | timedelta | None = None
     ) -> int:
         """Make dead letters wait again, as Client.requeue_dead does."""
         return await self._ask_about(dead_job(DeadAction.REQUEUE, group, ticket), timeout)
 
     async def drop_dead(
-        self, group: str, ticket: int | None = None, *, timeout: float | None = None
+        self, group: str, ticket: int | None = None, *, timeout: float | timedelta | None = None
     ) -> int:
         """Remove dead letters, as Client.drop_dead does."""
         return await self._ask_about(dead_job(DeadAction.DROP, group, ticket), timeout)

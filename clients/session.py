@@ -457,6 +457,8 @@ class Session:
         int(Message.BULK_LOAD): _on_query,
         int(Message.GROUP): _on_query,
         int(Message.DEAD): _on_query,
+        int(Message.LIST): _on_query,
+        int(Message.SWEEP): _on_query,
         int(Message.BYE): _on_bye,
         int(Message.PING): _on_ping_or_ack,
         int(Message.ACK): _on_ping_or_ack,

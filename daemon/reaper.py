@@ -81,6 +81,7 @@ class Reaper:
         self._draining = False
         self._reload: Callable[[], None] = lambda: None
         self._unswept = self._sent = 0
+        self._sweeps = int(arena.metrics.sweeps)
         self._target_ns: int | None = None
         self._grace = Grace(arena, self._commands)
         self._advancing: deque[Request] = deque()
@@ -241,9 +242,20 @@ class Reaper:
         loop = self.loop
         self.arena.heartbeat(now_ns, loop.iterations, loop.wakeups, self._sent, log.dropped)
         self._placement.look(self.arena)
+        self._log_sweeps()
         self.wal.heartbeat()
         self._unplaced |= self._nameless or not self.arena.has_names
         self._settle()
+
+    def _log_sweeps(self) -> None:
+        """Log the sweeps that began since the last heartbeat, with their uids."""
+        count = int(self.arena.metrics.sweeps)
+        for sweep in self.arena.newest_sweeps(count - self._sweeps):
+            log.info(
+                "a sweep over timers began", sweep=sweep.id.hex(), uid=sweep.uid,
+                change=sweep.change.name.lower(), namespace=sweep.namespace,
+            )  # fmt: skip
+        self._sweeps = count
 
     def _look_after_names(self) -> None:
         """Replace arena files that have lost a name. This is done at the end of an iteration, when

@@ -37,6 +37,8 @@ from purgatoryd.shm_layout.layout import (
     Measured,
     PlacementMode,
     PlacementPart,
+    SweepChange,
+    SweepState,
     WalState,
     WireError,
     converts,
@@ -152,6 +154,16 @@ class Watermark:
     watched: bool
     forgotten: bool
     """True if the key is removed when its last watcher leaves."""
+
+
+@dataclass(frozen=True, slots=True)
+class KnownSweep:
+    """A sweep that the daemon remembers. `uid`: the uid that began it."""
+
+    id: bytes
+    uid: int
+    change: SweepChange
+    namespace: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -391,6 +403,20 @@ class Handle:
                     bytes(rows[i].id), BulkLoadState(state), rows[i].fencing_token, rows[i].rows,
                     rows[i].upto, rows[i].uid, rows[i].namespace_row, rows[i].used_boot_ns,
                 )  # fmt: skip
+
+    def newest_sweeps(self, most: int) -> list[KnownSweep]:
+        """Return the newest sweeps, at most so many, oldest first."""
+        rows = self.rows(lib.PG_R_SWEEPS, "pg_sweep")
+        found = sorted(
+            (rows[i].begun_ns, i) for i in range(lib.PG_SWEEPS) if rows[i].state != SweepState.NONE
+        )
+        return [
+            KnownSweep(
+                bytes(rows[i].id), rows[i].uid, SweepChange(rows[i].change),
+                bytes(rows[i].text)[: rows[i].select.namespace_len].decode(errors="replace"),
+            )
+            for _, i in found[-most:]
+        ] if most > 0 else []  # fmt: skip
 
     @property
     def placement(self) -> Placed:

@@ -94,6 +94,7 @@ enum pg_region_id {
     PG_R_ORDER_INDEX,
     PG_R_SCHEDULES,               /* for schedules: spec, template, next occurrence, revision */
     PG_R_CURSORS,                 /* for durable subscribers: committed position per cursor */
+    PG_R_SWEEPS,                  /* PG_SWEEPS rows */
     PG_R_COUNT
 };
 
@@ -338,6 +339,8 @@ struct pg_metrics {
     uint64_t jobs_dead;           /* jobs that became dead letters */
     uint64_t jobs_dropped;        /* jobs and dead letters that were removed unfinished */
     uint64_t refused_group;       /* refusals: the budget of a consumer group is used up */
+    uint64_t reschedules;         /* timers that sweeps moved to another deadline */
+    uint64_t sweeps;              /* sweeps that began */
 };
 
 /* ---- histograms ----------------------------------------------------------------- */
@@ -834,6 +837,73 @@ struct pg_bulk_load_block {
                                      free block */
     uint32_t bulk_load;           /* 1 + row of the bulk load; 0 = free block; written last */
     uint32_t pad;
+};
+
+/* ---- selections and sweeps ---------------------------------------------------------------- */
+
+enum pg_select_field {
+    PG_SEL_PREFIX = 1,            /* only timers whose key has the type `key_type` and begins with
+                                     the prefix */
+    PG_SEL_TOPIC = 2,             /* only timers of the topic */
+    PG_SEL_TAG = 4                /* only timers with the tag */
+};
+#define PG_SEL_FIELDS 8           /* all sums of these flags are below */
+
+/* A part of the armed and parked timers of a namespace, without operations. */
+struct pg_select {                /* 32 bytes, then namespace, prefix, topic and tag */
+    int64_t  from_ns;             /* lowest deadline, on the arena's clock */
+    int64_t  upto_ns;             /* only earlier deadlines; INT64_MAX = all */
+    uint64_t tickets;             /* only tickets with a lower number; 0 = all timers that are armed
+                                     when the daemon handles the message */
+    uint8_t  fields;              /* sum of flags of enum pg_select_field */
+    uint8_t  key_type;            /* PREFIX: enum pg_key_type, not UUID; else 0 */
+    uint8_t  namespace_len;       /* length of the namespace's name in bytes, 1..63 */
+    uint8_t  prefix_len;          /* PREFIX: 1..255; else 0 */
+    uint8_t  topic_len;           /* TOPIC: 0..127; else 0 */
+    uint8_t  tag_len;             /* TAG: 1..PG_TAG_MAX; else 0 */
+    uint8_t  pad[2];
+};
+
+#define PG_SWEEPS 16              /* number of sweeps that an arena remembers */
+
+enum pg_sweep_state {
+    PG_SW_NONE,                   /* there is no such sweep */
+    PG_SW_RUNNING,                /* timers are left */
+    PG_SW_DONE,                   /* each selected timer was changed */
+    PG_SW_STOPPED,                /* a message stopped it */
+    PG_SW_CUT                     /* a resize of the arena or a failure of the WAL ended it */
+};
+#define PG_SWEEP_STATES 5
+enum pg_sweep_change {
+    PG_SC_CANCEL,                 /* cancel each timer */
+    PG_SC_SHIFT,                  /* move each deadline by time_ns */
+    PG_SC_MOVE                    /* give each timer the deadline time_ns */
+};
+#define PG_SWEEP_CHANGES 3
+
+/* A change of all timers of a selection, in steps. Authoritative. `state` is written last. The row
+ * holds the timer that is being changed, so that a rebuild can see whether the change took effect,
+ * and counts it. 640 bytes. */
+struct pg_sweep {
+    uint64_t progress;            /* next slot << 32 | number of timers changed; one store counts a
+                                     timer and leaves its slot */
+    uint8_t  id[16];              /* chosen by the client */
+    int64_t  time_ns;             /* as in pg_sweep_ask; MOVE: with time_kind BOOT or WALL */
+    int64_t  begun_ns;            /* arena clock: time of the message that began it */
+    uint64_t ticket;              /* ticket of the timer that is being changed; 0 = none yet */
+    int64_t  new_ns;              /* SHIFT, MOVE: new deadline of this timer; of a wall timer its wall
+                                     deadline */
+    uint32_t slot;                /* slot of this timer */
+    uint32_t uid;                 /* uid that began the sweep */
+    uint32_t namespace_row;
+    uint32_t topic;               /* row of the topic; PG_NIL = all topics */
+    uint8_t  state;               /* enum pg_sweep_state */
+    uint8_t  change;              /* enum pg_sweep_change */
+    uint8_t  time_kind;           /* enum pg_time_kind of time_ns */
+    uint8_t  pad[5];
+    struct pg_select select;      /* `tickets` is set */
+    uint8_t  text[512];           /* namespace, prefix, topic and tag */
+    uint8_t  pad1[16];
 };
 
 /* ---- the replay buffer (authoritative) ---------------------------------------------------- */
@@ -1729,6 +1799,11 @@ enum pg_message {
                                      of each block */
     PG_M_PLACE,                   /* both sockets, deployment of shards: assign a namespace to
                                      shards. Name of the namespace */
+    PG_M_LIST = 10,               /* command socket: list or count timers of a selection. pg_list_ask,
+                                     pg_select, names -> pg_listed, pg_info and bytes of each timer */
+    PG_M_SWEEP,                   /* command socket: cancel or move all timers of a selection, or ask
+                                     about such a sweep. pg_sweep_ask, pg_select and names to begin
+                                     one -> pg_sweep_info, pg_select and names of each sweep */
     PG_M_GROUP = 12,              /* command socket: create, describe, change or delete a consumer
                                      group. pg_group_ask, names -> pg_group_info and topics of each
                                      group */
@@ -2004,8 +2079,9 @@ enum pg_error {
                                      number of rows in the table */
     PG_ERR_NOT_DURABLE = 16,      /* BATCH: applied, but the WAL stopped before the batch was on
                                      disk. detail: newest LSN on disk, errno */
-    PG_ERR_BUSY = 17,             /* NAMESPACE, BULK_LOAD: the WAL cannot take the change now;
-                                     detail: status BUSY or WAL. BATCH: the answer pool is full of
+    PG_ERR_BUSY = 17,             /* NAMESPACE, BULK_LOAD, SWEEP: the WAL cannot take the change now;
+                                     detail: status BUSY or WAL. SWEEP: PG_SWEEPS sweeps are running;
+                                     detail: status FULL, PG_SWEEPS. BATCH: the answer pool is full of
                                      recent replies; detail: number of results that the pool can
                                      hold */
     PG_ERR_BULK_LOADS_FULL = 18,  /* BULK_LOAD: no free row for a bulk load. detail: number of rows
@@ -2355,6 +2431,64 @@ struct pg_info_watch {            /* followed by the bytes of the key */
     uint8_t  key_len;             /* length of the key in bytes */
     uint8_t  key_type;            /* enum pg_key_type */
     uint8_t  own;                 /* 1 = the key is forgotten when the operation ends */
+    uint8_t  pad;
+};
+
+/* LIST request: frame, this struct, struct pg_select, its names. Reply: frame, struct pg_listed,
+ * `count` times a struct pg_info and its bytes. One message looks at a part of the slots only; the
+ * next message begins at the slot of the reply. The timers of a reply are in no order: a client that
+ * wants the first n by deadline keeps the best n, and sends the last of them as `before`. */
+struct pg_list_ask {              /* 48 bytes */
+    int64_t  after_ns;            /* only timers whose (deadline, ticket) is higher than (after_ns,
+                                     after_ticket) */
+    uint64_t after_ticket;        /* ticket of that pair */
+    int64_t  before_ns;           /* only timers whose (deadline, ticket) is lower than (before_ns,
+                                     before_ticket) */
+    uint64_t before_ticket;       /* ticket of that pair */
+    uint32_t slot;                /* first slot to look at; 0 to begin */
+    uint32_t max;                 /* maximum number of pg_info; 0 = only count */
+    uint32_t payloads;            /* 0 = the pg_info have no payloads */
+    uint32_t pad;
+};
+struct pg_listed {                /* 40 bytes */
+    uint64_t tickets;             /* value of `tickets` for the next message */
+    uint64_t matched;             /* number of timers found in the slots that were looked at */
+    int64_t  now_ns;              /* time on the arena's clock */
+    int64_t  wall_offset_ns;      /* wall clock minus the arena's clock */
+    uint32_t slot;                /* next slot to look at; PG_NIL = there are no more */
+    uint32_t pad;
+};
+
+/* SWEEP request: frame, this struct; to begin, struct pg_select and its names. Reply: frame, `count`
+ * times a struct pg_sweep_info, the struct pg_select of the sweep, its names. A sweep that has begun
+ * continues without its client and after a restart of the daemon. The message that begins a sweep may
+ * be sent again: an id begins one sweep. */
+enum pg_sweep_action {
+    PG_SA_STATUS,                 /* answer with the sweep; id 0: with all sweeps of the sender's
+                                     namespaces */
+    PG_SA_BEGIN,                  /* begin the sweep, unless it exists */
+    PG_SA_STOP                    /* stop the sweep, unless it has ended */
+};
+#define PG_SWEEP_ACTIONS 3
+struct pg_sweep_ask {             /* 32 bytes */
+    uint8_t  id[16];              /* BEGIN, STOP: not 0 */
+    int64_t  time_ns;             /* SHIFT: duration, not 0. MOVE: deadline or delay. Else 0 */
+    uint8_t  action;              /* enum pg_sweep_action */
+    uint8_t  change;              /* BEGIN: enum pg_sweep_change; else 0 */
+    uint8_t  time_kind;           /* MOVE: enum pg_time_kind of time_ns; else 0 */
+    uint8_t  pad[5];
+};
+struct pg_sweep_info {            /* 56 bytes */
+    uint8_t  id[16];              /* id of the sweep, as in the request */
+    uint64_t done;                /* number of timers changed */
+    int64_t  time_ns;             /* as in pg_sweep_ask; a delay has become a deadline */
+    int64_t  begun_ns;            /* arena clock: time at which the sweep began */
+    uint32_t slot;                /* number of slots that were looked at */
+    uint32_t slots;               /* number of slots of the arena */
+    uint32_t uid;                 /* uid that began the sweep */
+    uint8_t  state;               /* enum pg_sweep_state */
+    uint8_t  change;              /* enum pg_sweep_change */
+    uint8_t  time_kind;           /* enum pg_time_kind of time_ns */
     uint8_t  pad;
 };
 

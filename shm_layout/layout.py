@@ -82,6 +82,8 @@ class Message(enum.IntEnum):
     ACK = lib.PG_M_ACK
     BULK_LOAD = lib.PG_M_BULK_LOAD
     PLACE = lib.PG_M_PLACE
+    LIST = lib.PG_M_LIST
+    SWEEP = lib.PG_M_SWEEP
     GROUP = lib.PG_M_GROUP
     JOBS = lib.PG_M_JOBS
     DEAD = lib.PG_M_DEAD
@@ -244,6 +246,7 @@ class TopicField(enum.IntFlag):
     SLACK = lib.PG_TF_SLACK
     LATE = lib.PG_TF_LATE
     PAUSED = lib.PG_TF_PAUSED
+    PRIORITY = lib.PG_TF_PRIORITY
 
 
 class LatePolicy(enum.IntEnum):
@@ -356,6 +359,40 @@ class DeadAction(enum.IntEnum):
     LIST = lib.PG_DA_LIST
     REQUEUE = lib.PG_DA_REQUEUE
     DROP = lib.PG_DA_DROP
+
+
+class SweepState(enum.IntEnum):
+    """enum pg_sweep_state."""
+
+    NONE = lib.PG_SW_NONE
+    RUNNING = lib.PG_SW_RUNNING
+    DONE = lib.PG_SW_DONE
+    STOPPED = lib.PG_SW_STOPPED
+    CUT = lib.PG_SW_CUT
+
+
+class SweepChange(enum.IntEnum):
+    """enum pg_sweep_change."""
+
+    CANCEL = lib.PG_SC_CANCEL
+    SHIFT = lib.PG_SC_SHIFT
+    MOVE = lib.PG_SC_MOVE
+
+
+class SweepAction(enum.IntEnum):
+    """enum pg_sweep_action: the request of a SWEEP message."""
+
+    STATUS = lib.PG_SA_STATUS
+    BEGIN = lib.PG_SA_BEGIN
+    STOP = lib.PG_SA_STOP
+
+
+class SelectField(enum.IntFlag):
+    """enum pg_select_field."""
+
+    PREFIX = lib.PG_SEL_PREFIX
+    TOPIC = lib.PG_SEL_TOPIC
+    TAG = lib.PG_SEL_TAG
 
 
 class Cause(enum.IntEnum):

@@ -35,6 +35,8 @@ COUNTERS: dict[str, str] = {
     "cancels": "timers cancelled",
     "cancels_fired": "cancels that came after the timer had fired",
     "cancels_unknown": "cancels of keys without a timer",
+    "reschedules": "timers that sweeps moved to another deadline",
+    "sweeps": "sweeps that began",
     "expiries": "timers that fired",
     "parks": "timers parked when they were added: only the WAL has their payload",
     "unparks": "parked timers armed after their payload came back",

@@ -30,6 +30,7 @@ from purgatoryd.shm_layout.layout import (
     KeyType,
     Message,
     NamespaceField,
+    SelectField,
     TopicField,
     WireError,
     struct_format,
@@ -61,6 +62,11 @@ NOTICES = struct.Struct(struct_format("pg_notices"))
 NOTICE = struct.Struct(struct_format("pg_notice"))
 WATCH_KEY = struct.Struct(struct_format("pg_watch_key"))
 EXT = struct.Struct(struct_format("pg_ext"))
+SELECT = struct.Struct(struct_format("pg_select"))
+LIST_ASK = struct.Struct(struct_format("pg_list_ask"))
+LISTED = struct.Struct(struct_format("pg_listed"))
+SWEEP_ASK = struct.Struct(struct_format("pg_sweep_ask"))
+SWEEP_INFO = struct.Struct(struct_format("pg_sweep_info"))
 OUTCOME = struct.Struct(struct_format("pg_outcome"))
 ACK = struct.Struct(struct_format("pg_ack"))
 VERDICT = struct.Struct(struct_format("pg_verdict"))
@@ -122,12 +128,17 @@ def encode_topic(name: str) -> bytes:
     return encode_name("topic", name, 0, layout.TOPIC_MAX)
 
 
+def tag_bytes(tag: str) -> bytes:
+    """Encode a tag of 1-63 bytes of UTF-8 without NUL. Raises InvalidName."""
+    return encode_name("tag", tag, 1, layout.TAG_MAX)
+
+
 def encode_tag(tag: str | None) -> bytes:
     """Return the extension items of a PUT: the item of a tag of 1-63 bytes of UTF-8 without NUL.
     Raises InvalidName."""
     if tag is None:
         return b""
-    text = encode_name("tag", tag, 1, layout.TAG_MAX)
+    text = tag_bytes(tag)
     return EXT.pack(ExtKind.TAG, len(text), 0) + text + bytes(-len(text) % layout.GRANULE)
 
 
@@ -255,6 +266,90 @@ def encode_bulk_load(
     block to report."""
     ask = BULK_LOAD_ASK.pack(bulk_load, fencing_token, start, action, len(namespace))
     return encode_frame(Message.BULK_LOAD, session, sequence) + ask + namespace
+
+
+NO_END_NS = 2**63 - 1
+"""`upto_ns` of a selection without a latest deadline."""
+
+
+class Select(NamedTuple):
+    """A struct pg_select and its names; None = not compared. `tickets` 0 = all timers that are
+    armed when the daemon handles the message."""
+
+    namespace: bytes
+    prefix: Key | None = None
+    topic: bytes | None = None
+    tag: bytes | None = None
+    from_ns: int = 0
+    upto_ns: int = NO_END_NS
+    tickets: int = 0
+
+    def encode(self) -> bytes:
+        """Return the bytes of the selection."""
+        key_type, prefix = encode_key(self.prefix) if self.prefix is not None else (0, b"")
+        fields = SelectField.PREFIX if self.prefix is not None else SelectField(0)
+        fields |= SelectField.TOPIC if self.topic is not None else SelectField(0)
+        fields |= SelectField.TAG if self.tag is not None else SelectField(0)
+        texts = (self.namespace, prefix, self.topic or b"", self.tag or b"")
+        lengths = (len(text) for text in texts)
+        head = SELECT.pack(
+            self.from_ns, self.upto_ns, self.tickets, fields, key_type, *lengths
+        )  # fmt: skip
+        return head + b"".join(texts)
+
+
+class Part(NamedTuple):
+    """The fields of struct pg_list_ask, the request of one LIST message."""
+
+    after: tuple[int, int] = (-(2**63), 0)
+    before: tuple[int, int] = (NO_END_NS, 2**64 - 1)
+    slot: int = 0
+    most: int = 0
+    payloads: bool = False
+
+
+class Listed(NamedTuple):
+    """Answer to a LIST message: the fields of struct pg_listed, and the timers. `slot` None = there
+    are no more slots."""
+
+    tickets: int
+    matched: int
+    now_ns: int
+    wall_offset_ns: int
+    slot: int | None
+    timers: list[Info]
+
+
+class SweepInfo(NamedTuple):
+    """Answer to a SWEEP message: struct pg_sweep_info and the selection."""
+
+    id: bytes
+    done: int
+    time_ns: int
+    begun_ns: int
+    slot: int
+    slots: int
+    uid: int
+    state: int
+    change: int
+    time_kind: int
+    select: Select
+
+
+def encode_list(sequence: int, session: int, part: Part, select: Select) -> bytes:
+    """Return a LIST message. Raises InvalidKey."""
+    ask = LIST_ASK.pack(*part.after, *part.before, part.slot, part.most, part.payloads)
+    return encode_frame(Message.LIST, session, sequence) + ask + select.encode()
+
+
+def encode_sweep(
+    sequence: int, session: int, id_: bytes, action: int, select: Select | None = None,
+    *, change: int = 0, time_kind: int = 0, time_ns: int = 0,
+) -> bytes:  # fmt: skip
+    """Return a SWEEP message; BEGIN needs `select`. Raises InvalidKey."""
+    ask = SWEEP_ASK.pack(id_, time_ns, action, change, time_kind)
+    body = b"" if select is None else select.encode()
+    return encode_frame(Message.SWEEP, session, sequence) + ask + body
 
 
 class NamespaceSettings(NamedTuple):
@@ -562,6 +657,40 @@ def decode_infos(body: bytes, count: int) -> list[Info]:
         )  # fmt: skip
         at = ends[-1]
     return infos
+
+
+def decode_listed(body: bytes, count: int) -> Listed:
+    """Decode the body of a reply to LIST. Raises ProtocolError."""
+    _need("list", body, 0, LISTED.size)
+    tickets, matched, now_ns, wall_offset_ns, slot = LISTED.unpack_from(body)
+    timers = decode_infos(body[LISTED.size :], count)
+    following = None if slot == layout.ANYBODY else slot
+    return Listed(tickets, matched, now_ns, wall_offset_ns, following, timers)
+
+
+def decode_sweeps(body: bytes, count: int) -> list[SweepInfo]:
+    """Decode the body of a reply to SWEEP. Raises ProtocolError."""
+    sweeps, at = [], 0
+    for _ in range(count):
+        _need("sweep", body, at, SWEEP_INFO.size + SELECT.size)
+        select, end = _decode_select(body, at + SWEEP_INFO.size)
+        sweeps.append(SweepInfo(*(*SWEEP_INFO.unpack_from(body, at), select)))
+        at = end
+    return sweeps
+
+
+def _decode_select(body: bytes, at: int) -> tuple[Select, int]:
+    """Return the selection at offset `at`, and the offset behind it."""
+    from_ns, upto_ns, tickets, fields, key_type, *lengths = SELECT.unpack_from(body, at)
+    ends = _ends(at + SELECT.size, tuple(lengths))
+    _need("names of a selection", body, at, ends[-1] - at)
+    namespace, prefix, topic, tag = _cut(body, ends)
+    select = Select(
+        namespace, decode_key(key_type, prefix) if fields & SelectField.PREFIX else None,
+        topic if fields & SelectField.TOPIC else None, tag if fields & SelectField.TAG else None,
+        from_ns, upto_ns, tickets,
+    )  # fmt: skip
+    return select, ends[-1]
 
 
 def info_bytes(body: bytes, at: int) -> int:

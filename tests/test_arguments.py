@@ -97,6 +97,13 @@ CLIENT_CALLS: dict[str, dict[str, Any]] = {
     "close_bulk_load": {"bulk_load": BULK_LOAD},
     "forget_bulk_load": {"bulk_load": BULK_LOAD},
     "bulk_load_status": {"bulk_load": BULK_LOAD},
+    "list_timers": {"limit": 5},
+    "count_timers": {"prefix": "none"},
+    "cancel_where": {"prefix": "none"},
+    "reschedule_where": {"shift": 1.0, "prefix": "none"},
+    "sweep_status": {"sweep_id": BULK_LOAD},
+    "stop_sweep": {"sweep_id": BULK_LOAD},
+    "sweeps": {},
     "at": {"at_ns": None},
     "settle": {"result": BulkResult(None, arrays=False)},
     "flush": {},
@@ -142,6 +149,7 @@ ROWS: list[Any] = [
     ("k", -1, b""), ("k", 1.5, b""), ("k", True, b""), ("k", 1 << 64, b""), ("k", AllOf(5), 1),  # type: ignore[arg-type]
     ("k", CONDITION, None), ("k", CONDITION, 1, 5), ("k", CONDITION, 1, b"", 5),
 ]  # fmt: skip
+SELECTION = ("prefix", "topic", "tag", "due_from", "due_before")
 OTHER_CALLS = {"stop", "close", "connect", "virtual", "name", "namespace", "daemon"}
 """Methods that have no argument that can be bad, or that another test covers."""
 
@@ -152,7 +160,8 @@ def bad_calls(cls: type, calls: dict[str, dict[str, Any]]) -> Iterator[tuple[str
         for parameter in inspect.signature(getattr(cls, method)).parameters.values():
             if parameter.name in ("self", "wait", "drain"):
                 continue
-            yield from ((method, good | {parameter.name: value}) for value in BAD)
+            names = SELECTION if parameter.name == "selection" else (parameter.name,)
+            yield from ((method, good | {name: value}) for name in names for value in BAD)
         if "rows" in good:
             yield from ((method, good | {"rows": [row]}) for row in ROWS)
 

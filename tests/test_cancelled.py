@@ -179,6 +179,13 @@ async def listed(client: Any, number: int) -> None:
 CALLS: dict[str, Callable[[Any, int], Any]] = {
     "cancel later": lambda c, n: c.cancel("none", wait=False),
     "unpark_many": lambda c, n: c.unpark_many([("none", 1, b"")]),
+    "list_timers": lambda c, n: c.list_timers(limit=5),
+    "count_timers": lambda c, n: c.count_timers(prefix="none"),
+    "cancel_where": lambda c, n: c.cancel_where(prefix="none"),
+    "reschedule_where": lambda c, n: c.reschedule_where(shift=1, prefix="none"),
+    "sweep_status": lambda c, n: c.sweep_status(bytes(15) + b"x"),
+    "stop_sweep": lambda c, n: c.stop_sweep(bytes(15) + b"x"),
+    "sweeps": lambda c, n: c.sweeps(),
     "flush": lambda c, n: c.flush(),
     "settle": settle,
     "AsyncHandle.result": result,

@@ -41,7 +41,8 @@ PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").r
 _BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"\]\((?!https?:)([^)#\s]+)")
 _NAME = re.compile(
-    r"(?:Client|Subscriber|Consumer|\bPurgatory|arena_paths)\([\"']([a-z0-9-]+)|--name[ =]([a-z0-9-]+)"
+    r"(?:Client|Subscriber|Consumer|\bPurgatory|arena_paths)\([\"']([a-z0-9-]+)"
+    r"|--name[ =]([a-z0-9-]+)"
 )
 _NAMESPACE = re.compile(r"(?:namespace=|--namespace[ =]|-n )[\"']?([a-z0-9-]+)")
 _TOPIC = re.compile(r"(?:topics?=\[?|--topic[ =]|-t )[\"']?([a-z0-9-]+)")

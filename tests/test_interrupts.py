@@ -111,6 +111,13 @@ CALLS: dict[str, Step] = {
     "cancel later": lambda c, n: c.cancel("none", wait=False),
     "unpark_many": lambda c, n: c.unpark_many([("none", 1, b"")]),
     "at": lambda c, n: c.at(None),
+    "list_timers": lambda c, n: c.list_timers(limit=5),
+    "count_timers": lambda c, n: c.count_timers(prefix="none"),
+    "cancel_where": lambda c, n: c.cancel_where(prefix="none"),
+    "reschedule_where": lambda c, n: c.reschedule_where(shift=1, prefix="none"),
+    "sweep_status": lambda c, n: c.sweep_status(bytes(15) + b"x"),
+    "stop_sweep": lambda c, n: c.stop_sweep(bytes(15) + b"x"),
+    "sweeps": lambda c, n: c.sweeps(),
     "flush": lambda c, n: c.flush(),
     "settle": lambda c, n: c.settle(c.add_many([("s", 0)], mode="replace", wait=False)),
     "Handle.result": lambda c, n: c.cancel("none", wait=False).result(),
@@ -607,7 +614,8 @@ ELSEWHERE = {
     "DelayedOperation", "DelayedOperationPurgatory",  # tested in test_local.py
     "Consumer", "Job",  # tested in test_consumer_daemon.py
     "FakeConsumer",  # sends nothing
-    "BulkLoad", "BulkLoadStatus", "BulkResult", "Remote", "Resume",  # neither send nor wait
+    "BulkLoad", "BulkLoadStatus", "BulkResult", "Remote", "Resume", "Selection",
+    "TimerPage",  # neither send nor wait
     "Ledger",  # only called by clients
     "LocalPurgatory",  # tested in test_local_purgatory.py
     "Notices",  # neither sends nor waits

@@ -129,6 +129,8 @@ struct arena_state {
     bool jobs_wait;               /* a job may be leased: one waits, or a member has a free credit */
     bool jobs_unsent;             /* some member has jobs that were not sent */
     int64_t jobs_again_ns;        /* time on the arena's clock at which a rate allows another lease */
+    bool sweeping;                /* a sweep is running */
+    bool sweep_waits;             /* the sweep waits until the WAL has committed frames */
     uint32_t free_bulk_load_block; /* first block of the free chain; PG_NIL = none */
     uint32_t bulk_load_block;     /* block of the last row lookup, or PG_NIL */
     /* Slots of outcomes and CHECKs whose session has ended, linked by inbox_next. */
@@ -176,6 +178,7 @@ struct pg_arena {
     struct pg_bulk_load *bulk_loads;
     struct pg_bulk_load_block *bulk_load_blocks;
     uint64_t *bulk_load_bits;
+    struct pg_sweep *sweeps;      /* PG_SWEEPS rows */
     struct key_index bulk_load_index;
     struct pg_consumer_group *groups;
     struct pg_group_topic *group_topics;

@@ -50,6 +50,8 @@ def _decoded(reply: Reply | DaemonError) -> None:
     if isinstance(reply, Reply):
         wire.decode_infos(reply.body, reply.records)
         wire.decode_bulk_load(reply.body)
+        wire.decode_listed(reply.body, reply.records)
+        wire.decode_sweeps(reply.body, reply.records)
 
 
 def conversation(data: bytes) -> None:

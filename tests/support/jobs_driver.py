@@ -75,7 +75,8 @@ class Session:
     def batch(self, *records: tuple[bytes, bytes], namespace: bytes = b"n") -> list[Answer]:
         """Send a batch. Return its answers."""
         reply = self.core.handle(self.message(records, namespace), uid=self.uid)
-        assert isinstance(reply, wire.Reply) and reply.error == 0, reply
+        assert isinstance(reply, wire.Reply)
+        assert reply.error == 0, reply
         return answers(self.core.newest_reply)
 
     def one(self, record: tuple[bytes, bytes]) -> Answer:

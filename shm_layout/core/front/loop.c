@@ -13,6 +13,7 @@
 #include "core/state/lateness.h"
 #include "core/state/operations.h"
 #include "core/state/prefetch.h"
+#include "core/state/sweeps.h"
 #include "core/state/timers.h"
 
 #define OUTAGE_NS 2500000000      /* the loop advances at least once a second, unless it is stopped
@@ -62,6 +63,7 @@ uint32_t pg_advance(struct pg_arena *a, int64_t now_ns, int64_t wall_offset_ns,
         done += late_catch_up(a, budget - done, &catching_up);
     a->metrics->backlog = backlogs_count(&a->wheel);
     const bool serving = members_serve(a, budget);
+    const bool sweeping = UNLIKELY(a->state.sweeping) && sweeps_iteration(a);
     wal_buffer_settle(a);
     const bool compacting = compaction_step(a);
     a->metrics->largest_free_bytes = (uint64_t)blobs_largest(&a->blobs) * PG_GRANULE;
@@ -70,7 +72,8 @@ uint32_t pg_advance(struct pg_arena *a, int64_t now_ns, int64_t wall_offset_ns,
     a->metrics->iterations_full += done == budget;
     a->metrics->iteration_work += done;
     a->metrics->iteration_budget += done != 0 ? budget : 0;
-    *more = left || stepping || freeing || waiting || compacting || catching_up || serving;
+    *more = left || stepping || freeing || waiting || sweeping || compacting || catching_up ||
+            serving;
     a->header->next_deadline_ns = wheel_next_deadline_ns(&a->wheel);
     replay_show(a);
     return done;
@@ -99,6 +102,7 @@ int64_t pg_next_ns(const struct pg_arena *a)
     const bool at_once = a->state.wall_cursor != PG_NIL || a->state.orphans != PG_NIL ||
                          compaction_due(a) || a->state.jobs_wait ||
                          (!a->state.holding && wheel_holds(&a->wheel));
-    const int64_t next_ns = at_once ? a->state.now_ns : wheel_next_ns(&a->wheel);
+    const int64_t next_ns = at_once ? a->state.now_ns : earlier(sweeps_next_ns(a),
+                                                                wheel_next_ns(&a->wheel));
     return earlier(earlier(next_ns, a->state.catch_up_ns), a->state.jobs_again_ns);
 }

@@ -23,14 +23,6 @@
 
 /* ---- replies ------------------------------------------------------------------------------ */
 
-static void reply_head(const struct request *q, struct sink *out, uint32_t count)
-{
-    struct pg_frame f = {.magic = PG_WIRE_MAGIC, .version = PG_WIRE_VERSION,
-                         .message = q->frame.message, .session = q->frame.session,
-                         .sequence = q->frame.sequence, .count = count};
-    sink_put(out, &f, sizeof f);
-}
-
 static void reply_refusal(const struct request *q, struct sink *out, const struct refusal *why)
 {
     struct pg_frame f = {.magic = PG_WIRE_MAGIC, .version = PG_WIRE_VERSION,
@@ -115,19 +107,6 @@ static bool handle_hello(struct pg_arena *a, struct request *q, struct sink *out
     return true;
 }
 
-static bool session_of(struct pg_arena *a, const struct request *q, struct pg_session **s,
-                       struct refusal *why)
-{
-    *s = session_find(a, q->frame.session);
-    if (*s == NULL)
-        return refused(why, PG_ERR_SESSION_EXPIRED, q->frame.session, 0);
-    if ((*s)->uid != q->uid)
-        return refused(why, PG_ERR_DENIED, q->uid, 0);
-    (*s)->used_boot_ns = a->call.real_boot_ns;
-    (*s)->away = 0;
-    return true;
-}
-
 static bool handle_repeated(struct pg_arena *a, const struct request *q,
                             const struct pg_session *s, uint32_t sum, struct sink *out,
                             struct refusal *why)
@@ -166,11 +145,6 @@ static bool namespace_refused(struct pg_arena *a, const struct pg_result *r, str
     if (status == PG_ST_FULL_NAMESPACES)
         return namespaces_full(a, why);
     return status == PG_ST_QUOTA ? share_refused(a, r, why) : refused(why, PG_ERR_BUSY, status, 0);
-}
-
-static bool wrong_shard(const struct pg_arena *a, struct refusal *why)
-{
-    return refused(why, PG_ERR_WRONG_SHARD, a->header->shard, a->header->shards);
 }
 
 /* A message for another shard is refused as a whole. The client then sends it and all later
@@ -539,6 +513,8 @@ static bool dispatch(struct pg_arena *a, struct request *q, struct sink *out,
     case PG_M_BULK_LOAD: return handle_bulk_load(a, q, out, why);
     case PG_M_GROUP: return handle_group(a, q, out, why);
     case PG_M_DEAD: return handle_dead(a, q, out, why);
+    case PG_M_LIST: return handle_list(a, q, out, why);
+    case PG_M_SWEEP: return handle_sweep(a, q, out, why);
     default: return refused(why, PG_ERR_UNKNOWN_MESSAGE, q->frame.message, 0);
     }
 }

@@ -4,6 +4,7 @@
 #define PURGATORYD_REQUEST_H
 
 #include "core/base/common.h"
+#include "core/base/sink.h"
 #include "core/arena.h"
 #include "core/state/names.h"
 
@@ -72,6 +73,20 @@ bool tables_read(struct request *q, struct refusal *why);
  * sequence. If resharding gave the session another id, the session's first id is used instead of
  * the id in the message. */
 uint32_t fingerprint(const uint8_t *bytes, uint64_t len, const struct pg_session *s);
+
+/* ---- request.c ------------------------------------------------------------------------- */
+
+/* Begin the reply to a request. */
+void reply_head(const struct request *q, struct sink *out, uint32_t count);
+/* Find the session of a request. Return false if the request is refused. */
+bool session_of(struct pg_arena *a, const struct request *q, struct pg_session **s,
+                struct refusal *why);
+bool wrong_shard(const struct pg_arena *a, struct refusal *why);
+
+/* ---- pending.c ------------------------------------------------------------------------- */
+
+bool handle_list(struct pg_arena *a, struct request *q, struct sink *out, struct refusal *why);
+bool handle_sweep(struct pg_arena *a, struct request *q, struct sink *out, struct refusal *why);
 
 /* ---- batch.c -------------------------------------------------------------------------- */
 

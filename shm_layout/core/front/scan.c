@@ -96,6 +96,17 @@ bool info_write(const struct pg_arena *a, uint32_t slot, uint64_t ctl, struct si
     return found;
 }
 
+void info_write_bare(const struct pg_arena *a, uint32_t slot, struct sink *out)
+{
+    const struct pg_hot h = *slot_hot(a, slot);
+    struct pg_cold c = *slot_cold(a, slot);
+    const uint64_t before = out->used;
+    c.payload_len = 0;
+    info_copy(a, &h, &c, out);
+    if (out->full)
+        out->used = before;
+}
+
 uint64_t pg_scan(const struct pg_arena *a, uint32_t *cursor, uint32_t max, void *bytes,
                  uint64_t size)
 {

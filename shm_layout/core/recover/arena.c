@@ -19,6 +19,7 @@
 #include "core/state/quotas.h"
 #include "core/state/replay_buffer.h"
 #include "core/state/session.h"
+#include "core/state/sweeps.h"
 #include "core/state/timers.h"
 #include "core/state/watches.h"
 #include "core/state/watermarks.h"
@@ -156,6 +157,7 @@ static void plan_make(struct plan *p, const struct pg_config *c)
     plan_add(p, PG_R_WATERMARKS, sizeof(struct pg_watermark), c->watermarks);
     plan_add(p, PG_R_WATERMARK_INDEX, sizeof(struct pg_index_bucket), index_buckets(c->watermarks));
     plan_add(p, PG_R_REPLAY_BUFFER, sizeof(struct pg_entry), c->replay_capacity);
+    plan_add(p, PG_R_SWEEPS, sizeof(struct pg_sweep), PG_SWEEPS);
     if (c->accounts != 0)
         plan_add(p, PG_R_ACCOUNTS, sizeof(struct pg_account), c->accounts);
     if (c->bulk_loads != 0)
@@ -252,6 +254,7 @@ static void handle_open_authoritative(struct pg_arena *a)
     a->bulk_load_blocks = region(a, PG_R_BULK_LOAD_BLOCKS);
     a->bulk_load_block_rows = region_count(a, PG_R_BULK_LOAD_BLOCKS);
     a->bulk_load_bits = region(a, PG_R_BULK_LOAD_BITS);
+    a->sweeps = region(a, PG_R_SWEEPS);
     a->replay_buffer = region(a, PG_R_REPLAY_BUFFER);
     a->purgatory = region(a, PG_R_PURGATORY);
     a->watches = region(a, PG_R_WATCHES);
@@ -638,6 +641,7 @@ int pg_check(struct pg_arena *a, struct pg_fault *fault)
            quotas_check(a, fault) &&
            replay_check(a, fault, &granules) && watermarks_check(a, fault, &granules) &&
            watches_check(a, fault) && operations_check(a, fault) && bulk_loads_check(a, fault) &&
+           sweeps_check(a, fault) &&
            wal_buffer_check(a, fault) &&
            (a->secret == NULL || (sessions_check(a, fault, &granules) &&
                                   blobs_check(&a->blobs, granules, fault)));

@@ -21,6 +21,7 @@
 #include "core/state/quotas.h"
 #include "core/state/replay_buffer.h"
 #include "core/state/session.h"
+#include "core/state/sweeps.h"
 #include "core/state/timers.h"
 #include "core/state/watermarks.h"
 #include "core/recover/in_doubt.h"
@@ -403,7 +404,7 @@ int pg_migrate(struct pg_arena *to, const struct pg_arena *from, struct pg_fault
            replay_migrate(to, from, why) && watches_migrate(to, from, why) &&
            watermarks_migrate(to, from, why) && bulk_loads_migrate(to, from, why) &&
            bulk_load_blocks_migrate(to, from, why) && slots_migrate(to, from, why) &&
-           pg_rebuild(to, from->header->now_ns, why);
+           sweeps_migrate(to, from) && pg_rebuild(to, from->header->now_ns, why);
 }
 
 /* ---- a later ABI -------------------------------------------------------------------------- */
@@ -442,6 +443,7 @@ static bool regions_convert(struct pg_arena *to, const struct pg_arena *from,
         PG_R_TOPICS, PG_R_ACCOUNTS, PG_R_REPLAY_BUFFER, PG_R_WATCHES, PG_R_WATERMARKS,
         PG_R_TIMESTAMPS, PG_R_BULK_LOADS, PG_R_BULK_LOAD_BLOCKS, PG_R_BULK_LOAD_BITS,
         PG_R_GROUPS, PG_R_GROUP_TOPICS, PG_R_JOBS,
+        PG_R_SWEEPS,
     };
     for (uint32_t i = 0; i < sizeof authoritative / sizeof authoritative[0]; i++)
         if (!region_convert(to, from, authoritative[i], why))

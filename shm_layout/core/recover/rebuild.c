@@ -33,6 +33,7 @@
 #include "core/state/quotas.h"
 #include "core/state/replay_buffer.h"
 #include "core/state/session.h"
+#include "core/state/sweeps.h"
 #include "core/state/timers.h"
 #include "core/state/watches.h"
 #include "core/state/watermarks.h"
@@ -301,8 +302,8 @@ int rebuild_begin(struct pg_arena *a, int64_t now_ns, struct pg_fault *why)
     late_rebuild(a);
     blobs_rebuild_begin(&a->blobs);
     if (!replay_settle(a, why) || !names_check(a, why) || !groups_rebuild(a, why) ||
-        !jobs_void(a, why) || !watermarks_rebuild(a, why) ||
-        !bulk_loads_rebuild(a, why) || !sessions_rebuild(a, why))
+        !jobs_void(a, why) || !watermarks_rebuild(a, why) || !bulk_loads_rebuild(a, why) ||
+        !sweeps_rebuild(a, why) || !sessions_rebuild(a, why))
         return 0;
     a->state.rebuild = (struct rebuild){.fired = fired_ctl(a), .fired_slot = PG_NIL,
                                         .newest = PG_NIL, .outcome = PG_NIL,

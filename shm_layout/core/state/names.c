@@ -374,6 +374,13 @@ uint32_t names_namespace(struct pg_arena *a, struct name ns, struct pg_result *w
     return namespace_born(a, ns, cell);
 }
 
+uint32_t names_find_topic(const struct pg_arena *a, uint32_t namespace_row, struct name topic)
+{
+    uint32_t cell;
+    const uint32_t row = name_find(a, namespace_row, topic, &cell);
+    return row == PG_NIL ? PG_NIL : row - a->namespace_rows;
+}
+
 /* Return the topic's row number; the row numbers of topics follow those of namespaces. */
 static uint32_t topic_find(const struct pg_arena *a, struct name ns, struct name topic)
 {

@@ -16,6 +16,8 @@ uint32_t names_topic(struct pg_arena *a, struct name ns, struct name topic,
                      struct pg_result *why);
 /* Return the row of an existing namespace; PG_NIL = it does not exist. */
 uint32_t names_find_namespace(const struct pg_arena *a, struct name ns);
+/* Return the row of an existing topic; PG_NIL = it does not exist. */
+uint32_t names_find_topic(const struct pg_arena *a, uint32_t namespace_row, struct name topic);
 /* Return whether the namespace may be in another shard: this arena does not have the namespace and
  * may not create it. */
 bool names_elsewhere(const struct pg_arena *a, struct name ns);

@@ -256,6 +256,30 @@ void prefetch_watermarks(const struct pg_arena *a, const uint32_t *hashes, const
     prefetch_ends(a, slots, first_reached(a, first, reach, count, slots));
 }
 
+/* ---- timers of a selection --------------------------------------------------------------------- */
+
+void prefetch_blobs(const struct pg_arena *a, const uint32_t *slots, uint32_t count)
+{
+    for (uint32_t i = 0; i < count; i++)
+        fetch(slot_cold(a, slots[i]));
+    for (uint32_t i = 0; i < count; i++) {
+        const struct pg_cold *c = slot_cold(a, slots[i]);
+        fetch_whole(blob_hint(&a->blobs, c->blob), c->ext_len + c->key_len + 1u);
+    }
+}
+
+void prefetch_changes(const struct pg_arena *a, const uint32_t *slots, uint32_t count)
+{
+    for (uint32_t i = 0; i < count; i++) {
+        index_prefetch(&a->index, slot_hot(a, slots[i])->hash);
+        wheel_fetch_cells(&a->wheel, slot_hot(a, slots[i]));
+        if (has_wal(a))
+            fetch_whole(timestamps_at(a, slots[i]), sizeof *timestamps_at(a, slots[i]));
+    }
+    prefetch_outcomes(a, slots, count);
+    wheel_fetch_last(&a->wheel, slots, count);
+}
+
 /* ---- outcomes ------------------------------------------------------------------------------ */
 
 /* Fetch the last cache line of each blob, and the line after it, where a free neighbour stores its

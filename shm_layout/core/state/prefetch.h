@@ -21,6 +21,10 @@ void prefetch_timers(const struct pg_arena *a, const uint32_t *hashes, const uin
 void prefetch_expiries(const struct pg_arena *a, const uint32_t *slots, uint32_t count);
 /* Fetch what the end of these operations will access. */
 void prefetch_ends(const struct pg_arena *a, const uint32_t *slots, uint32_t count);
+/* Fetch keys, items and payloads of these timers. */
+void prefetch_blobs(const struct pg_arena *a, const uint32_t *slots, uint32_t count);
+/* Fetch what a cancel or another deadline of these timers will access. */
+void prefetch_changes(const struct pg_arena *a, const uint32_t *slots, uint32_t count);
 /* Fetch what operations_link will access first for these operations. */
 void prefetch_links(const struct pg_arena *a, const uint32_t *slots, uint32_t count);
 /* Fetch what will be accessed when these outcomes are freed. */

@@ -111,7 +111,7 @@ uint32_t slot_home(const struct pg_arena *a, uint32_t slot)
 }
 
 /* Return a + b, limited to the range of int64. */
-static int64_t add_clamped(int64_t a, int64_t b)
+int64_t add_clamped(int64_t a, int64_t b)
 {
     int64_t sum;
     if (!__builtin_add_overflow(a, b, &sum))
@@ -138,7 +138,7 @@ static struct pg_ext *slot_ext(const struct pg_arena *a, uint32_t slot)
     return (struct pg_ext *)blob_at(&a->blobs, slot_cold(a, slot)->blob);
 }
 
-static int64_t wall_deadline(const struct pg_arena *a, int64_t wall_ns)
+int64_t wall_deadline(const struct pg_arena *a, int64_t wall_ns)
 {
     const int64_t t = add_clamped(wall_ns, -a->header->wall_offset_ns);
     return t < 0 ? 0 : t;
@@ -394,6 +394,20 @@ static void put_replace(struct pg_arena *a, const struct put *p, int64_t deadlin
     a->metrics->replaces++;
 }
 
+/* The store of the wall deadline, or else of the deadline, is the change. */
+void timer_move(struct pg_arena *a, uint32_t slot, int64_t deadline_ns, int64_t wall_ns)
+{
+    const struct pg_hot *h = slot_hot(a, slot);
+    if (has_wal(a))
+        wal_append_move(a, slot, deadline_ns, h->flags & PG_F_WALL ? wall_ns : NO_WALL);
+    if (h->flags & PG_F_WALL)
+        STORE_RELEASE(&slot_ext(a, slot)->value, wall_ns);
+    slot_unplace(a, slot);
+    deadline_move(a, slot, deadline_ns);
+    if (LIKELY(!is_parked(a, slot)))
+        slot_place(a, slot);
+}
+
 /* EXTEND changes only the deadline, and only to a later time. The clock, the slack, the topic, the
  * items and the payload stay. */
 static void put_extend(struct pg_arena *a, const struct put *p, int64_t deadline_ns,
@@ -410,14 +424,7 @@ static void put_extend(struct pg_arena *a, const struct put *p, int64_t deadline
     if (h->flags & PG_F_WALL)
         deadline_ns = wall_deadline(a, wall_ns);
     answer(r, ctl_ticket(h->ctl), PG_ST_EXTENDED, deadline_ns);
-    if (has_wal(a))
-        wal_append_move(a, slot, deadline_ns, h->flags & PG_F_WALL ? wall_ns : NO_WALL);
-    if (h->flags & PG_F_WALL)
-        STORE_RELEASE(&slot_ext(a, slot)->value, wall_ns);
-    slot_unplace(a, slot);
-    deadline_move(a, slot, deadline_ns);
-    if (LIKELY(!is_parked(a, slot)))
-        wheel_place(&a->wheel, slot);
+    timer_move(a, slot, deadline_ns, wall_ns);
     a->metrics->extends++;
 }
 

@@ -25,6 +25,9 @@ void timers_unpark(struct pg_arena *a, const struct put *put, uint64_t ticket,
 void cancel_fired(struct pg_arena *a, uint32_t id, uint64_t ticket, struct pg_result *r);
 /* Cancel the armed or parked timer in a slot. `at` is the slot's place in the index. */
 void cancel_timer(struct pg_arena *a, uint32_t slot, const struct probe *at);
+/* Give an armed or parked timer another deadline, with its record in the WAL. `wall_ns`: deadline on
+ * the wall clock, for a timer that follows it. */
+void timer_move(struct pg_arena *a, uint32_t slot, int64_t deadline_ns, int64_t wall_ns);
 /* Answer with the ticket and the deadline of a slot. */
 void answer_slot(const struct pg_arena *a, struct pg_result *r, uint32_t slot, unsigned status);
 /* End the linked timer in a slot without a notice. `at` is the slot's place in the index. */
@@ -51,6 +54,9 @@ uint32_t timers_find(const struct pg_arena *a, const struct key *key);
 /* Return the slot that has this ticket, in any state except FREE; PG_NIL = none. This visits all
  * slots. */
 uint32_t slot_of_ticket(const struct pg_arena *a, uint64_t ticket);
+int64_t add_clamped(int64_t a, int64_t b);    /* the sum, limited to the range of int64 */
+/* Return a wall deadline on the arena's clock. */
+int64_t wall_deadline(const struct pg_arena *a, int64_t wall_ns);
 /* Return the deadline of an armed slot by the current wall clock. This uses only authoritative
  * state. */
 int64_t timers_deadline_ns(const struct pg_arena *a, uint32_t slot);
