@@ -24,10 +24,11 @@ from purgatoryd.cli.options import (
     name_option,
     namespace_option,
     read_key,
+    time_text,
     timeout_option,
     visible,
 )
-from purgatoryd.cli.timers import due_text, timer_record
+from purgatoryd.cli.timers import timer_record
 
 if TYPE_CHECKING:
     from purgatoryd.clients import Client, SweepStatus, TimerInfo
@@ -92,7 +93,10 @@ def client_options(function: Decorated) -> Decorated:
 
 def timer_line(timer: TimerInfo, virtual: bool) -> str:
     """Return a timer as a line of text."""
-    due = f"at {timer.deadline_boot_ns} ns" if virtual else due_text(timer)
+    left_ns = timer.deadline_boot_ns - time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+    due = time_text(units.format_wall(time.time_ns() + left_ns))
+    if virtual:
+        due = f"at {timer.deadline_boot_ns} ns"
     tag = "" if timer.tag is None else f", tag {visible(timer.tag)}"
     parked = ", parked" if timer.status is clients.Status.PARKED else ""
     return f"{due:<52} {visible(timer.topic):<16} {key_text(timer.key)}{tag}{parked}"
@@ -207,9 +211,7 @@ def cancel_command(
 @client_options
 @selection_options
 @sweep_options
-@click.option(
-    "--shift", type=units.Duration(), help="Move each deadline: 10m is later, -10m earlier."
-)
+@click.option("--shift", type=units.Shift(), help="Move each deadline: 10m is later, -10m earlier.")
 @click.option("--delay", type=units.Duration(), help="New deadline of all: time from now.")
 @click.option("--deadline", type=units.Moment(), help="New deadline of all: a wall time.")
 def reschedule_command(

@@ -80,6 +80,16 @@ class Duration(Count):
         return span_ns
 
 
+class Shift(Duration):
+    """A time span in nanoseconds that may begin with a minus sign: -10m is earlier."""
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> int:
+        """Return `value` in nanoseconds. An int is returned unchanged."""
+        if isinstance(value, str) and value.startswith("-"):
+            return -super().convert(value[1:], param, ctx)
+        return super().convert(value, param, ctx)
+
+
 class Limit(Limited):
     """A time span in seconds, as the clients take it. inf and never mean no limit."""
 

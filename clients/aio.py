@@ -366,11 +366,15 @@ class AsyncClient(
             change, selection, sweep_id, dry_run=dry_run, wait=wait, limit_s=limit_s
         )
 
-    async def sweep_status(self, sweep_id: bytes, *, timeout: float | timedelta | None = None) -> SweepStatus:
+    async def sweep_status(
+        self, sweep_id: bytes, *, timeout: float | timedelta | None = None
+    ) -> SweepStatus:
         """Return the progress of a sweep, as Client.sweep_status does."""
         return await self._about_sweep(sweep_id, SweepAction.STATUS, timeout)
 
-    async def stop_sweep(self, sweep_id: bytes, *, timeout: float | timedelta | None = None) -> SweepStatus:
+    async def stop_sweep(
+        self, sweep_id: bytes, *, timeout: float | timedelta | None = None
+    ) -> SweepStatus:
         """Stop a sweep, as Client.stop_sweep does."""
         return await self._about_sweep(sweep_id, SweepAction.STOP, timeout)
 

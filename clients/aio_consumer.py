@@ -59,7 +59,9 @@ class AsyncJob(LeasedJob):
         wait_ns = delay_ns(delay)
         await self._line.answer((self,), Op.JOB_NACK, error_text(error), wait_ns, timeout)
 
-    async def extend(self, seconds: float | timedelta, *, timeout: float | timedelta | None = None) -> None:
+    async def extend(
+        self, seconds: float | timedelta, *, timeout: float | timedelta | None = None
+    ) -> None:
         """Let the lease end later, as Job.extend does."""
         await self._line.answer((self,), Op.JOB_EXTEND, b"", extension_ns(seconds), timeout)
 
@@ -154,7 +156,9 @@ class AsyncConsumer(AsyncClosing):
             jobs.append(job)
         return jobs
 
-    async def ack_many(self, jobs: Iterable[AsyncJob], *, timeout: float | timedelta | None = None) -> None:
+    async def ack_many(
+        self, jobs: Iterable[AsyncJob], *, timeout: float | timedelta | None = None
+    ) -> None:
         """Acknowledge many jobs at once, as Consumer.ack_many does."""
         listed = list(each("jobs", jobs))
         for job in listed:
@@ -258,7 +262,12 @@ class _AsyncLine(AsyncClient):
         await self._ready()
 
     async def answer(
-        self, jobs: Sequence[AsyncJob], op: Op, text: bytes, time_ns: int, timeout: float | timedelta | None
+        self,
+        jobs: Sequence[AsyncJob],
+        op: Op,
+        text: bytes,
+        time_ns: int,
+        timeout: float | timedelta | None,
     ) -> None:
         """Answer jobs, and wait until the daemon has taken the answers."""
         limit_s = self._limit_s(timeout)

@@ -377,7 +377,9 @@ class Client(
         job = pending.listed(core, limit_s, chosen, number, start, payloads=payloads)
         return self._ask(pending.admit(core), job)
 
-    def count_timers(self, *, timeout: float | timedelta | None = None, **selection: Unpack[Selection]) -> int:
+    def count_timers(
+        self, *, timeout: float | timedelta | None = None, **selection: Unpack[Selection]
+    ) -> int:
         """Return the number of pending timers of a selection. Raises the same errors as
         list_timers()."""
         core, limit_s = self._core, self._limit_s(timeout)
@@ -416,12 +418,16 @@ class Client(
         change = pending.move(core, shift, delay, deadline, deadline_boot_ns)
         return self._sweep(change, selection, sweep_id, dry_run=dry_run, wait=wait, limit_s=limit_s)
 
-    def sweep_status(self, sweep_id: bytes, *, timeout: float | timedelta | None = None) -> SweepStatus:
+    def sweep_status(
+        self, sweep_id: bytes, *, timeout: float | timedelta | None = None
+    ) -> SweepStatus:
         """Return the progress of a sweep. The daemon remembers the last 16 sweeps. Raises
         DaemonError."""
         return self._about_sweep(sweep_id, SweepAction.STATUS, timeout)
 
-    def stop_sweep(self, sweep_id: bytes, *, timeout: float | timedelta | None = None) -> SweepStatus:
+    def stop_sweep(
+        self, sweep_id: bytes, *, timeout: float | timedelta | None = None
+    ) -> SweepStatus:
         """Stop a sweep, and return its status. Timers that it has changed stay changed. Raises
         DaemonError."""
         return self._about_sweep(sweep_id, SweepAction.STOP, timeout)

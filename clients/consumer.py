@@ -59,7 +59,12 @@ class Desk(Protocol):
     """Takes the answers of jobs."""
 
     def answer(
-        self, jobs: Sequence[Job], op: Op, text: bytes, time_ns: int, timeout: float | timedelta | None
+        self,
+        jobs: Sequence[Job],
+        op: Op,
+        text: bytes,
+        time_ns: int,
+        timeout: float | timedelta | None,
     ) -> None:
         """Answer jobs, and wait until the daemon has taken the answers."""
 
@@ -113,7 +118,9 @@ class Job(LeasedJob):
         wait_ns = delay_ns(delay)
         self._desk.answer((self,), Op.JOB_NACK, error_text(error), wait_ns, timeout)
 
-    def extend(self, seconds: float | timedelta, *, timeout: float | timedelta | None = None) -> None:
+    def extend(
+        self, seconds: float | timedelta, *, timeout: float | timedelta | None = None
+    ) -> None:
         """Let the lease end in this time, if that is later, but at most max_lease after its start.
         While a handler runs, the consumer extends its lease by itself."""
         self._desk.answer((self,), Op.JOB_EXTEND, b"", extension_ns(seconds), timeout)
@@ -164,7 +171,12 @@ class JobSource(Closing):
 
     @abstractmethod
     def _answer(
-        self, jobs: Sequence[Job], op: Op, text: bytes, time_ns: int, timeout: float | timedelta | None
+        self,
+        jobs: Sequence[Job],
+        op: Op,
+        text: bytes,
+        time_ns: int,
+        timeout: float | timedelta | None,
     ) -> None: ...
 
     @abstractmethod
@@ -325,7 +337,12 @@ class Consumer(JobSource):
         return self._inbox.take(limit_s, self._line.check, self._line.leases.check)
 
     def _answer(
-        self, jobs: Sequence[Job], op: Op, text: bytes, time_ns: int, timeout: float | timedelta | None
+        self,
+        jobs: Sequence[Job],
+        op: Op,
+        text: bytes,
+        time_ns: int,
+        timeout: float | timedelta | None,
     ) -> None:
         if any(job._desk is not self._desk for job in jobs):
             raise InvalidArgument("the jobs must come from this consumer")
@@ -446,7 +463,12 @@ class _Desk:
         self._timeout_s = timeout_s
 
     def answer(
-        self, jobs: Sequence[Job], op: Op, text: bytes, time_ns: int, timeout: float | timedelta | None
+        self,
+        jobs: Sequence[Job],
+        op: Op,
+        text: bytes,
+        time_ns: int,
+        timeout: float | timedelta | None,
     ) -> None:
         """Answer jobs, and wait until the daemon has taken the answers."""
         limit_s = check_limit_s(self._timeout_s if timeout is None else timeout)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Iterable, Sequence
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from purgatoryd.clients.arguments import each
@@ -108,7 +109,12 @@ class FakeConsumer(JobSource):
         return job
 
     def _answer(
-        self, jobs: Sequence[Job], op: Op, text: bytes, time_ns: int, timeout: float | None
+        self,
+        jobs: Sequence[Job],
+        op: Op,
+        text: bytes,
+        time_ns: int,
+        timeout: float | timedelta | None,
     ) -> None:
         lost = [job for job in jobs if not self._record(job, op, text, time_ns)]
         if lost:

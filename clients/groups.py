@@ -472,7 +472,8 @@ class GroupCalls:
         return self._ask_about(job, timeout)
 
     def change_group(
-        self, group: str, *, timeout: float | timedelta | None = None, max_backlog: int | None = None,
+        self, group: str, *, timeout: float | timedelta | None = None,
+        max_backlog: int | None = None,
         max_bytes: int | None = None, retention: float | timedelta | None = None,
         max_lease: float | timedelta | None = None, backoff: float | timedelta | None = None,
         backoff_cap: float | timedelta | None = None, max_attempts: int | None = None,
@@ -496,7 +497,9 @@ class GroupCalls:
         """Lease jobs of a paused consumer group again."""
         self._ask_about(action_job(GroupAction.RESUME, group), timeout)
 
-    def dead_letters(self, group: str, *, timeout: float | timedelta | None = None) -> Iterator[DeadLetter]:
+    def dead_letters(
+        self, group: str, *, timeout: float | timedelta | None = None
+    ) -> Iterator[DeadLetter]:
         """Iterate over the dead letters of a consumer group, oldest first in each shard. The
         iterator asks the daemon for one page at a time."""
         group_wire.encode_group(group)
@@ -551,7 +554,8 @@ class AsyncGroupCalls:
         return await self._ask_about(job, timeout)
 
     async def change_group(
-        self, group: str, *, timeout: float | timedelta | None = None, max_backlog: int | None = None,
+        self, group: str, *, timeout: float | timedelta | None = None,
+        max_backlog: int | None = None,
         max_bytes: int | None = None, retention: float | timedelta | None = None,
         max_lease: float | timedelta | None = None, backoff: float | timedelta | None = None,
         backoff_cap: float | timedelta | None = None, max_attempts: int | None = None,
@@ -581,7 +585,9 @@ class AsyncGroupCalls:
         group_wire.encode_group(group)
         return self._letters(group, timeout)
 
-    async def _letters(self, group: str, timeout: float | timedelta | None) -> AsyncIterator[DeadLetter]:
+    async def _letters(
+        self, group: str, timeout: float | timedelta | None
+    ) -> AsyncIterator[DeadLetter]:
         number, after = 0, 0
         while number >= 0:
             job = _page_job(group, number, after)
