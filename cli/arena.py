@@ -152,7 +152,7 @@ SECTIONS = {
     ),
     "timers": (
         "live", "live_wall", "parked", "overdue", "next_in_ns", "adds", "replaces", "extends",
-        "cancels",
+        "reschedules", "sweeps", "cancels",
         "cancels_fired", "cancels_unknown", "expiries", "parks", "unparks", "moved",
         "late_mean_ns", "late_p99_ns", "late_max_ns",
     ),
