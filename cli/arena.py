@@ -164,7 +164,7 @@ SECTIONS = {
     ),
     "timers": (
         "live", "live_wall", "parked", "backlog", "overdue", "next_in_ns", "adds", "replaces",
-        "extends", "cancels",
+        "extends", "reschedules", "sweeps", "cancels",
         "cancels_fired", "cancels_unknown", "expiries", "skipped", "coalesced", "parks",
         "unparks", "moved",
         "late_mean_ns", "late_p99_ns", "late_max_ns",

@@ -110,7 +110,7 @@ def timer_line(timer: TimerInfo, virtual: bool) -> str:
 )
 @click.option("--cursor", help="Continue behind the page that printed this cursor.")
 def ls_command(as_json: bool, limit: int, cursor: str | None, **options: Any) -> None:
-    """List pending timers in the order of their deadlines.
+    """List pending timers by deadline.
 
     If there are more, the last line has a cursor for the next page. Timers that are added after
     the first page are not in later pages.
@@ -224,7 +224,10 @@ def reschedule_command(
     deadline: datetime | None,
     **options: Any,
 ) -> int:
-    """Move the deadlines of the selected pending timers. Key, payload and tag stay."""
+    """Move the selected pending timers.
+
+    Key, payload and tag stay.
+    """
     if (shift is None) + (delay is None) + (deadline is None) != 2:
         raise click.UsageError("Give one of --shift, --delay and --deadline.")
     selection = selection_of(options)
@@ -246,7 +249,7 @@ def reschedule_command(
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @click.option("--dry-run", is_flag=True, help="Only count the timers.")
 def purge_command(as_json: bool, yes: bool, dry_run: bool, **options: Any) -> int:
-    """Cancel all pending timers of a namespace.
+    """Cancel all timers of a namespace.
 
     The command asks first. The daemon logs the sweep with the uid that began it, and `timers
     sweeps` shows it.
@@ -267,7 +270,7 @@ def purge_command(as_json: bool, yes: bool, dry_run: bool, **options: Any) -> in
 @timers_command.command("sweeps", cls=Command)
 @client_options
 def sweeps_command(as_json: bool, **options: Any) -> None:
-    """Show the last cancels and moves of many timers, the newest first."""
+    """Show the last changes of many timers."""
     with opened(options) as client:
         for status in client.sweeps():
             change = "" if status.change is None else status.change.name.lower()
@@ -280,7 +283,10 @@ def sweeps_command(as_json: bool, **options: Any) -> None:
 @click.argument("sweep_id", metavar="ID", type=BulkLoadId())
 @client_options
 def stop_command(sweep_id: bytes, as_json: bool, **options: Any) -> int:
-    """Stop a running sweep. Timers that it has changed stay changed."""
+    """Stop a running sweep.
+
+    Timers that it has changed stay changed.
+    """
     with opened(options) as client:
         status = client.stop_sweep(sweep_id)
     return show(status, as_json)
@@ -324,9 +330,9 @@ def pages(client: Client, selection: dict[str, Any]) -> Iterator[TimerInfo]:
 @client_options
 @selection_options
 def export_command(path: Path, as_json: bool, **options: Any) -> int:
-    """Write the selected pending timers to FILE, in the order of their deadlines.
+    """Write pending timers to FILE.
 
-    The format is Parquet if FILE ends in .parquet, which needs pyarrow, else JSON lines. Each
+    They are in the order of their deadlines. The format is Parquet if FILE ends in .parquet, which needs pyarrow, else JSON lines. Each
     timer has key, topic, tag, slack, payload and deadline. Parked timers are left out, because
     only the WAL has their payloads: the command counts them, and its exit code is 1.
     """
@@ -375,7 +381,7 @@ def written(path: Path, rows: list[dict[str, Any]]) -> None:
 def import_command(
     path: Path, as_json: bool, bulk_load: bytes | None, mode: Any, **options: Any
 ) -> int:
-    """Add the timers of a FILE that `timers export` wrote.
+    """Add the timers of an exported FILE.
 
     Each row takes effect once: after an interruption, the same command adds the rest. Timers keep
     deadlines, tags and slack. A deadline that has passed is due at once. Exit code 1 means that

@@ -327,7 +327,7 @@ class AsyncClient(
     ) -> TimerPage:  # fmt: skip
         """Return a page of pending timers, as Client.list_timers does."""
         number = check_whole("limit", limit, 1, pending.LIMIT_MAX)
-        check_type("payloads", payloads, bool)
+        check_type("payloads", payloads, bool, optional=False)
         core, limit_s = await self._ready(), self._limit_s(timeout)
         chosen = pending.check_selection(core, **selection)
         start = None if cursor is None else pending.Cursor.of(cursor)
@@ -387,6 +387,7 @@ class AsyncClient(
         self, change: pending.Change, selection: Selection, sweep_id: bytes | None, *,
         dry_run: bool, wait: bool, limit_s: float,
     ) -> SweepStatus:  # fmt: skip
+        check_type("dry_run", dry_run, bool, optional=False)
         core = self._core
         chosen = pending.check_selection(core, **selection)
         chosen_id = core.host.random_bytes(16) if sweep_id is None else pending.check_id(sweep_id)

@@ -370,7 +370,7 @@ class Client(
         MessageRefused (DENIED), DaemonError.
         """
         number = check_whole("limit", limit, 1, pending.LIMIT_MAX)
-        check_type("payloads", payloads, bool)
+        check_type("payloads", payloads, bool, optional=False)
         core, limit_s = self._core, self._limit_s(timeout)
         chosen = pending.check_selection(core, **selection)
         start = None if cursor is None else pending.Cursor.of(cursor)
@@ -442,6 +442,7 @@ class Client(
         self, change: pending.Change, selection: Selection, sweep_id: bytes | None, *,
         dry_run: bool, wait: bool, limit_s: float,
     ) -> SweepStatus:  # fmt: skip
+        check_type("dry_run", dry_run, bool, optional=False)
         core = self._core
         chosen = pending.check_selection(core, **selection)
         chosen_id = core.host.random_bytes(16) if sweep_id is None else pending.check_id(sweep_id)

@@ -7,8 +7,6 @@ daemon, without its client. A job of this module runs for the blocking and for t
 
 from __future__ import annotations
 
-import base64
-import binascii
 import heapq
 import json
 from collections.abc import Iterator, Sequence
@@ -208,16 +206,16 @@ class Cursor:
     def text(self) -> str:
         """Return the cursor as text."""
         fields = json.dumps([*self.after, *self.tickets], separators=(",", ":"))
-        return base64.urlsafe_b64encode(fields.encode()).decode()
+        return fields.encode().hex()
 
     @classmethod
     def of(cls, text: str) -> Cursor:
         """Return the cursor of a text. Raises InvalidArgument."""
-        check_type("cursor", text, str)
+        check_type("cursor", text, str, optional=False)
         try:
-            fields = json.loads(base64.urlsafe_b64decode(text))
+            fields = json.loads(bytes.fromhex(text))
             after_ns, ticket, *tickets = (int(field) for field in fields)
-        except (binascii.Error, ValueError, TypeError, UnicodeError):
+        except (ValueError, TypeError):
             raise InvalidArgument(f"{text!r} is no cursor of a page of timers") from None
         return cls((after_ns, ticket), tuple(tickets))
 
