@@ -117,7 +117,7 @@ class Quiet:
             trips.append((time.perf_counter() - begun_s) * 1e3)
             time.sleep(GAP_S)
         time.sleep(2 * DELAY_S)
-        found = {}
+        found: Figures = {}
         for name, values in (("call", sorted(trips)), ("late", sorted(self._late))):
             parts = ((50, 0.5), (99, 0.99), (100, 1.0))
             found |= {f"{name}_p{part}_ms": quantile(values, share) for part, share in parts}

@@ -150,10 +150,9 @@ SECTIONS = {
         "pages_elsewhere",
     ),
     "timers": (
-        "live", "live_wall", "parked", "backlog", "overdue", "next_in_ns", "adds", "replaces", "extends",
-        "cancels",
-        "cancels_fired", "cancels_unknown", "expiries", "skipped", "coalesced", "parks",
-        "unparks", "moved",
+        "live", "live_wall", "parked", "backlog", "overdue", "next_in_ns", "adds", "replaces",
+        "extends", "cancels", "cancels_fired", "cancels_unknown", "expiries", "skipped",
+        "coalesced", "parks", "unparks", "moved",
         "late_mean_ns", "late_p99_ns", "late_max_ns",
     ),
     "purgatory": (
