@@ -217,7 +217,7 @@ def summary(rounds: list[dict[str, Figures]]) -> dict[str, dict[str, Any]]:
 
 def table(figures: dict[str, dict[str, Any]]) -> str:
     """Return the table for docs/benchmarks.md: medians over the rounds."""
-    rows = ["| | without | with | same CPU load |", "| --- | --- | --- | --- |"]
+    rows = ["| | without | with | same CPU use |", "| --- | --- | --- | --- |"]
     for part, found in figures.items():
         for name in (n for n in found["with"] if n.endswith(("p50_ms", "p99_ms"))):
             whens = ("without", "with", "loaded")
