@@ -46,7 +46,7 @@ HARNESSES := $(SAN_TESTS) $(SAN_FUZZ) build/crash/crash build/crash/stores build
 LINT      := $(patsubst %.c,build/lint/%.o,$(CORE_C) $(PACK_C) $(TESTS_C) $(GUEST_C) $(FUZZ_C) $(CRASH_C) $(ORDERS_C) $(BENCH_C))
 
 .DEFAULT_GOAL := help
-.PHONY: help build run report check test test-all test-aarch64 crash-test soak fuzz world world-bugs world-coverage mutants lint bench-core bench-purgatory bench-watchers bench-recovery bench-place-again bench-hostile bench-wal bench-pipeline bench-placement bench-metrics bench-idle bench-jobs bench-pending bench-slack bench-waiting bench-compare docs bench-commands site clean
+.PHONY: help build run report check test test-all test-aarch64 crash-test soak fuzz world world-bugs world-coverage mutants lint bench-core bench-purgatory bench-watchers bench-recovery bench-place-again bench-flood bench-hostile bench-wal bench-pipeline bench-placement bench-metrics bench-idle bench-jobs bench-pending bench-slack bench-waiting bench-compare docs bench-commands site clean
 .DELETE_ON_ERROR:
 # If this variable were set, each of the many daemons in the tests would compile all Python modules.
 unexport PYTHONDONTWRITEBYTECODE
@@ -197,6 +197,9 @@ bench-recovery: build ## measure the recovery of a killed daemon; writes benchma
 
 bench-place-again: build ## measure how long a daemon pauses when its arena files are removed; writes benchmarks/results/place_again.json and its table
 	$(BIN)/python benchmarks/bench_place_again.py $(ARGS)
+
+bench-flood: build ## measure the effect of a flooding namespace and of a catch-up; writes benchmarks/results/flood.json
+	$(BIN)/python benchmarks/bench_flood.py $(ARGS)
 
 bench-hostile: build ## measure the effect of an attack on other clients; writes benchmarks/results/hostile.json
 	$(BIN)/python benchmarks/bench_hostile.py $(ARGS)

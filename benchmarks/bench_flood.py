@@ -117,7 +117,7 @@ class Quiet:
             trips.append((time.perf_counter() - begun_s) * 1e3)
             time.sleep(GAP_S)
         time.sleep(2 * DELAY_S)
-        found = {}
+        found: Figures = {}
         for name, values in (("call", sorted(trips)), ("late", sorted(self._late))):
             parts = ((50, 0.5), (99, 0.99), (100, 1.0))
             found |= {f"{name}_p{part}_ms": quantile(values, share) for part, share in parts}
@@ -217,7 +217,7 @@ def summary(rounds: list[dict[str, Figures]]) -> dict[str, dict[str, Any]]:
 
 def table(figures: dict[str, dict[str, Any]]) -> str:
     """Return the table for docs/benchmarks.md: medians over the rounds."""
-    rows = ["| | without | with | same CPU load |", "| --- | --- | --- | --- |"]
+    rows = ["| | without | with | same CPU use |", "| --- | --- | --- | --- |"]
     for part, found in figures.items():
         for name in (n for n in found["with"] if n.endswith(("p50_ms", "p99_ms"))):
             whens = ("without", "with", "loaded")

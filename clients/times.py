@@ -93,12 +93,13 @@ def late_policy(late: Late | None) -> tuple[int, int] | None:
     InvalidArgument."""
     if late is None:
         return None
-    if late == "fire":
+    if isinstance(late, str) and late == "fire":
         return LatePolicy.FIRE, 0
-    if not isinstance(late, tuple) or len(late) != 2 or late[0] not in ("skip", "coalesce"):
+    pair = late if isinstance(late, tuple) and len(late) == 2 else ("", 0)
+    if not isinstance(pair[0], str) or pair[0] not in ("skip", "coalesce"):
         rule = '"fire", ("skip", grace) or ("coalesce", grace)'
         raise InvalidArgument(f"late {late!r} must be {rule}")
-    return LatePolicy[late[0].upper()], _grace_ns(late[1])
+    return LatePolicy[pair[0].upper()], _grace_ns(pair[1])
 
 
 def late_named(late: tuple[int, int] | None) -> Late | None:

@@ -739,9 +739,9 @@ struct pg_namespace {
 };
 
 enum pg_late_policy {             /* end of a timer that would fire later than its grace allows */
-    PG_LATE_FIRE,                 /* it fires late */
-    PG_LATE_SKIP,                 /* it ends without a notice */
-    PG_LATE_COALESCE,             /* of successive such timers of a topic, only the last fires */
+    PG_LATE_FIRE,                 /* the timer fires late */
+    PG_LATE_SKIP,                 /* the timer ends without a notice */
+    PG_LATE_COALESCE,             /* only the last of successive such timers of a topic fires */
     PG_LATE_POLICIES
 };
 #define PG_LATE_SHIFT 2           /* pg_topic.late: grace in ns << PG_LATE_SHIFT | enum

@@ -18,6 +18,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import raw_wire as raw
@@ -366,9 +367,13 @@ def test_settings_of_a_namespace_through_the_daemon(daemon: StartDaemon) -> None
     with Admin("demo") as admin:
         settings = admin.set_namespace("shop", owner_uid=ALICE, quota_bytes=4096)
         assert settings == wire.NamespaceSettings(ALICE, 0, 0, 4096, 0)
-        for bad in ({"durability": 2}, {"owner_uid": -1}, {"quota_ops": 10**9 + 1}):
+        bad: list[dict[str, Any]] = [
+            {"durability": 2}, {"owner_uid": -1}, {"quota_ops": 10**9 + 1}, {"paused": 2},
+            {"late_per_s": 10**9 + 1},
+        ]  # fmt: skip
+        for changes in bad:
             with pytest.raises(InvalidSetting, match="from 0 to"):
-                admin.set_namespace("shop", **bad)
+                admin.set_namespace("shop", **changes)
         real.kill()
         real.start()
         assert admin.set_namespace("shop", quota_ops=3) == settings._replace(quota_ops=3)

@@ -34,7 +34,7 @@ static struct test {
     struct pg_loop_calls calls;
     struct pg_loop loop;
     uint8_t message[MESSAGE], *reply;
-    int64_t now_ns;
+    int64_t now_ns, step_ns;      /* a reading of the clock moves it by step_ns */
     uint32_t wakes, waits, waits_max;
     int64_t waited_until_ns;
     bool timed_out;
@@ -44,7 +44,7 @@ static struct test {
 static int64_t boot_ns(void *context)
 {
     struct test *t = context;
-    return t->now_ns += STEP_NS;
+    return t->now_ns += t->step_ns;
 }
 
 static int64_t wall_ns(void *context) { return ((struct test *)context)->now_ns - 1; }
@@ -104,6 +104,7 @@ static struct test *opened(void)
     t->a = malloc(pg_handle_bytes());
     t->reply = malloc(PG_MESSAGE_MAX);
     CHECK(t->a != NULL && t->reply != NULL && pg_create(t->a, t->arena, t->secret, &config));
+    t->step_ns = STEP_NS;
     t->calls = (struct pg_loop_calls){t, boot_ns, wall_ns, wake, wait_for_rings};
     t->shares = (struct pg_time_shares){.most_ns = SHARE_NS, .lasts_ns = 1000 * MS};
     t->server = (struct pg_ring_server){.calls = &t->calls, .message = t->message,
@@ -154,6 +155,19 @@ static void test_clients_are_served_in_rotation(void)
     for (uint32_t n = 2; n <= 4; n++)
         CHECK_EQUAL(answered(&t->clients[0]), n);
     CHECK(t->clients[0].served.spoke && answered(&t->clients[0]) == 0);
+}
+
+/* Each message takes over 100 us, so the second one uses up the time of a call. */
+static void test_slow_messages_let_due_timers_in(void)
+{
+    struct test *t = opened();
+    t->step_ns = 60000;
+    for (uint32_t n = 1; n <= 4; n++)
+        ping(&t->clients[0], n);
+    CHECK_EQUAL(serve(t, 16), PG_RE_ENOUGH);
+    CHECK_EQUAL(t->server.applied, 2);
+    CHECK_EQUAL(serve(t, 16), PG_RE_ENOUGH);
+    CHECK_EQUAL(t->server.applied, 2);
 }
 
 static void test_a_client_that_sleeps_is_woken_once(void)
@@ -521,6 +535,7 @@ static void test_a_loop_that_polls_rings_looks_at_descriptors(void)
 int main(void)
 {
     RUN(test_clients_are_served_in_rotation);
+    RUN(test_slow_messages_let_due_timers_in);
     RUN(test_a_client_that_sleeps_is_woken_once);
     RUN(test_messages_of_other_sessions_are_left_to_the_caller);
     RUN(test_refusals_are_left_to_the_caller);
