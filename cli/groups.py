@@ -42,7 +42,7 @@ SETTINGS = (
     click.option("--rate", type=units.Whole(0), help="Leases per second; 0 = no limit."),
     click.option(
         "--on-dead", type=click.Choice(["skip", "block"]),
-        help="Ordered: whether a dead letter holds back later jobs of its key.",
+        help="Ordered: later jobs of a key pass a dead letter, or wait.",
     ),
     click.option(
         "--full", type=click.Choice(["refuse", "drop_oldest"]),

@@ -63,11 +63,11 @@ _SUMS = (
     "members",
 )  # fmt: skip
 _REASONS: dict[int, str] = {
-    GroupRefusal.MISSING: "it does not exist",
-    GroupRefusal.MISMATCH: "it exists with other settings or topics",
+    GroupRefusal.MISSING: "there is no such consumer group",
+    GroupRefusal.MISMATCH: "the consumer group exists with other settings or topics",
     GroupRefusal.ROWS: "no free row for a consumer group or one of its topics, of {0}",
     GroupRefusal.JOBS: "max_backlog is larger than the {0} jobs that are free in the daemon",
-    GroupRefusal.PENDING: "it has {0} pending timers and jobs, more than max_backlog",
+    GroupRefusal.PENDING: "max_backlog is less than its {0} pending timers and jobs",
     GroupRefusal.SETTINGS: "a setting is out of bounds",
 }
 
@@ -332,7 +332,7 @@ def check_same(
         detail = (int(GroupRefusal.MISMATCH), 0)
         raise GroupMismatch(
             int(WireError.GROUP), WireError.GROUP.name, detail, info.name, namespace,
-            "it exists with other settings", tuple(differs),
+            "the existing settings differ", tuple(differs),
         )  # fmt: skip
 
 

@@ -288,7 +288,7 @@ def test_an_interrupt_loses_no_job(daemon: StartDaemon) -> None:
 
         for number, _, error in interrupted(call, [lambda n: c.add(f"k{n}", 0, topic="orders")]):
             if error is not None:
-                error.__traceback__ = None  # it refers to the job
+                error.__traceback__ = None  # the traceback refers to the job
             while c.group("mailers").acked <= number:
                 if (job := jobs.get(0.01)) is not None:
                     job.ack()
