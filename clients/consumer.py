@@ -369,7 +369,8 @@ class Plan:
         self.topics = groups.check_topics(topics) if create or topics else ()
         self.lease_ns = groups.check_time_ns("lease", lease, LEASE_LEAST_NS)
         self.max_in_flight = check_whole("max_in_flight", max_in_flight, 1, CREDITS_MAX)
-        self.settings = groups.check_settings(groups.settings_of(arguments))
+        check = groups.check_new_settings if create else groups.check_settings
+        self.settings = check(groups.settings_of(arguments))
         self.earliest = groups.check_choice("start", start, ("latest", "earliest")) == "earliest"
         self.create = create
 

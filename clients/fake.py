@@ -85,7 +85,13 @@ class FakeConsumer(JobSource):
             2**63 - 1, now_ns, time.time_ns() - now_ns, self._tickets, 1, attempt, 0, 0, priority,
             self._topic if topic is None else topic, key, wire.encode_payload(payload),
         )  # fmt: skip
-        job = Job(raw, Lease(_MEMBER, raw, NEVER_S, 0.0), self.group, now_ns, _FakeDesk(self))
+        job = Job(
+            raw,
+            Lease(_MEMBER, raw, raw.lease_id, NEVER_S, 0.0),
+            self.group,
+            now_ns,
+            _FakeDesk(self),
+        )
         self._queue.append(job)
         return job
 

@@ -104,6 +104,14 @@ def check_settings(given: dict[str, Any]) -> dict[str, Any]:
     return checked
 
 
+def check_new_settings(given: dict[str, Any]) -> dict[str, Any]:
+    """Check the settings of a new consumer group, as check_settings() does."""
+    checked = check_settings(given)
+    if checked.get("on_dead") == "block" and not checked.get("ordered"):
+        raise InvalidArgument("on_dead='block' needs ordered=True")
+    return checked
+
+
 def check_choice(name: str, value: object, choices: Sequence[str]) -> str:
     """Return `value` if it is one of `choices`. Raises InvalidArgument."""
     if not isinstance(value, str) or value not in choices:
@@ -275,8 +283,6 @@ def created(
     """Create a consumer group in each shard. A consumer group that exists must have the given
     settings and topics. Raises GroupMismatch, GroupRefused."""
     settings = DEFAULTS._replace(**given)
-    if settings.on_dead == "block" and not settings.ordered:
-        raise InvalidArgument("on_dead='block' needs ordered=True")
     infos: list[GroupInfo] = []
     for connection in shards_of(core):
         info = yield from _created_in(
@@ -405,7 +411,7 @@ def create_job(
 ) -> GroupJob[GroupInfo]:
     """Return the job of create_group(), after a check of its arguments."""
     group_wire.encode_group(group)
-    names, given = check_topics(topics), check_settings(settings)
+    names, given = check_topics(topics), check_new_settings(settings)
     earliest = check_choice("start", start, ("latest", "earliest")) == "earliest"
     return lambda core, limit_s: created(core, group, limit_s, given, names, earliest)
 

@@ -70,9 +70,12 @@ class Lease:
         "pending", "started_s", "ticket",
     )  # fmt: skip
 
-    def __init__(self, member: Member, raw: RawJob, ends_s: float, now_s: float) -> None:
+    def __init__(
+        self, member: Member, raw: RawJob, identity: bytes, ends_s: float, now_s: float
+    ) -> None:
         self.member = member
-        self.id = raw.lease_id
+        self.id = identity
+        """The struct pg_lease."""
         self.key = raw.key
         self.ticket = raw.ticket
         self.attempt = raw.attempt
@@ -308,12 +311,11 @@ class Leases:
             except PurgatorydError as error:
                 first = first or error
         for call in calls:
-            yield from awaited(call, limit_s, calls)
+            if not call.done:
+                yield from awaited(call, limit_s, calls)
         for call in calls:
-            try:
-                call.outcome()
-            except PurgatorydError as error:
-                first = first or error
+            if call.error is not None or call.status != Status.DONE:
+                first = first or call.why()
         if first is not None:
             raise first
 
@@ -487,37 +489,33 @@ class Member:
 
     def receive(self, body: bytes, count: int) -> None:
         """Take the body of a JOBS message. Raises ProtocolError."""
-        leases, now_s = self._leases, self.now_s()
-        received_ns = self._received_ns()
+        now_s, received_ns = self.now_s(), self._received_ns()
         for raw in group_wire.decode_jobs(body, count):
-            if raw.lease_id in self._ended or self._has(raw, now_s):
-                continue
-            lease = Lease(self, raw, self._ends_s(raw, now_s), now_s)
-            self.jobs[lease.id] = lease
-            if leases.stopping:
-                leases.drop(lease)
-            else:
-                leases.sink.add(raw, lease, received_ns)
+            identity = raw.lease_id
+            ends_s = self._ends_s(raw, now_s, received_ns)
+            if (known := self.jobs.get(identity)) is not None:
+                known.ends_s = max(known.ends_s, ends_s)  # the daemon repeats it after a JOIN
+            elif identity not in self._ended:
+                self.jobs[identity] = lease = Lease(self, raw, identity, ends_s, now_s)
+                self._hand_on(raw, lease, received_ns)
 
-    def _has(self, raw: RawJob, now_s: float) -> bool:
-        """Return whether this lease came before. The daemon sends it again after a JOIN."""
-        lease = self.jobs.get(raw.lease_id)
-        if lease is not None:
-            lease.ends_s = max(lease.ends_s, self._ends_s(raw, now_s))
-        return lease is not None
+    def _hand_on(self, raw: RawJob, lease: Lease, received_ns: int | None) -> None:
+        if self._leases.stopping:
+            self._leases.drop(lease)
+        else:
+            self._leases.sink.add(raw, lease, received_ns)
 
     def _received_ns(self) -> int | None:
+        """Return the time on the daemon's clock; None if this process does not have that clock."""
         connection = self.connection
         real = connection.session.same_clock and connection.clock == ClockKind.BOOT
         return connection.host.boot_ns() if real else None
 
-    def _ends_s(self, raw: RawJob, now_s: float) -> float:
+    def _ends_s(self, raw: RawJob, now_s: float, received_ns: int | None) -> float:
         """Return the host time at which a lease ends. Under a virtual clock it is unknown."""
-        connection = self.connection
-        if connection.clock == ClockKind.VIRTUAL:
+        if self.connection.clock == ClockKind.VIRTUAL:
             return NEVER_S
-        same = connection.session.same_clock
-        since_ns = connection.host.boot_ns() if same else raw.now_ns
+        since_ns = raw.now_ns if received_ns is None else received_ns
         return now_s + (raw.lease_ends_ns - since_ns) / 1e9
 
     def answer(self, lease: Lease, op: Op, text: bytes, time_ns: int) -> PendingLease | None:
