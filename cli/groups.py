@@ -283,7 +283,7 @@ all_option = click.option("--all", "everything", is_flag=True, help="All dead le
 
 @click.group("dead", cls=Group)
 def dead_command() -> None:
-    """Show, requeue and drop dead letters, the jobs that failed for good."""
+    """Show, requeue and drop jobs that failed for good."""
 
 
 @dead_command.command("ls", cls=Command)

@@ -246,6 +246,7 @@ def test_a_job_that_no_caller_got_is_released_when_it_is_collected(model: GroupD
         again = taken(jobs)
         assert again.attempt == 1
         assert ops(model) == [("JOB_RELEASE", 1)]
+        again.ack()
 
 
 # ---- restarts ----------------------------------------------------------------------------------
