@@ -98,9 +98,9 @@ def consume_command(
     lease: int, concurrency: int, drain: int, count: int | None, idle: float | None,
     timeout: float, as_json: bool, start: Any, **settings: Any,
 ) -> int:  # fmt: skip
-    """Take jobs of the consumer group GROUP and print them, or run a command for each of them.
+    """Print the jobs of a consumer group, or run a command for each.
 
-    Without --exec, each job is printed as a line and then acknowledged. With --exec, CMD gets the
+    The command is a member of the consumer group GROUP. Without --exec, each job is printed as a line and then acknowledged. With --exec, CMD gets the
     payload on its stdin, and PURGATORYD_KEY, PURGATORYD_TOPIC, PURGATORYD_TICKET and
     PURGATORYD_ATTEMPT in its environment. Another exit code than 0 counts the attempt as failed;
     the end of stderr is stored with the job. With topics, a missing consumer group is created.
