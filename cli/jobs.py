@@ -100,16 +100,17 @@ def consume_command(
 ) -> int:  # fmt: skip
     """Print the jobs of a consumer group, or run a command for each.
 
-    The command is a member of the consumer group GROUP. Without --exec, each job is printed as a line and then acknowledged. With --exec, CMD gets the
-    payload on its stdin, and PURGATORYD_KEY, PURGATORYD_TOPIC, PURGATORYD_TICKET and
-    PURGATORYD_ATTEMPT in its environment. Another exit code than 0 counts the attempt as failed;
-    the end of stderr is stored with the job. With topics, a missing consumer group is created.
+    The command is a member of the consumer group GROUP. Without --exec, each job is printed as a
+    line and then acknowledged. With --exec, CMD gets the payload on its stdin, and PURGATORYD_KEY,
+    PURGATORYD_TOPIC, PURGATORYD_TICKET and PURGATORYD_ATTEMPT in its environment. Another exit code
+    than 0 counts the attempt as failed; the end of stderr is stored with the job. With topics, a
+    missing consumer group is created.
 
     After SIGTERM or Ctrl-C the command takes no more jobs, waits for running commands, and gives
     the other jobs back.
 
     \b
-    purgatoryd consume mailers --topic orders --exec './send-mail "$PURGATORYD_KEY"'
+    purgatoryd consume mailers -t orders --exec 'echo "$PURGATORYD_KEY"'
     """
     with clients.Consumer(
         name, namespace=namespace, group=group, topics=topics, create=bool(topics), start=start,
