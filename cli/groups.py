@@ -126,7 +126,7 @@ def groups_command() -> None:
 @timeout_option
 @json_option
 def ls_command(name: str, namespace: str, timeout: float, as_json: bool) -> None:
-    """List the consumer groups of a namespace, with the numbers of their jobs.
+    """List the consumer groups of a namespace.
 
     `pending` counts armed timers of the topics, `oldest_s` is the age of the oldest job that is not
     dead.
@@ -315,7 +315,10 @@ def requeue_command(
     group: str, ticket: int | None, everything: bool, name: str, namespace: str, timeout: float,
     as_json: bool,
 ) -> int:  # fmt: skip
-    """Give the dead letter TICKET of GROUP, or all, to consumers again with all its attempts."""
+    """Give the dead letter TICKET of GROUP, or all, to consumers.
+
+    A requeued job has all its attempts again.
+    """
     _check_choice(ticket, everything)
     with clients.Client(name, namespace=namespace, timeout=timeout) as client:
         count = client.requeue_dead(group, ticket)
