@@ -42,7 +42,7 @@ SETTINGS = (
     click.option("--rate", type=units.Whole(0), help="Leases per second; 0 = no limit."),
     click.option(
         "--on-dead", type=click.Choice(["skip", "block"]),
-        help="Ordered: whether a dead letter holds back later jobs of its key.",
+        help="Ordered: later jobs of a key pass a dead letter, or wait.",
     ),
     click.option(
         "--full", type=click.Choice(["refuse", "drop_oldest"]),
@@ -126,7 +126,7 @@ def groups_command() -> None:
 @timeout_option
 @json_option
 def ls_command(name: str, namespace: str, timeout: float, as_json: bool) -> None:
-    """List the consumer groups of a namespace, with the numbers of their jobs.
+    """List the consumer groups of a namespace.
 
     `pending` counts armed timers of the topics, `oldest_s` is the age of the oldest job that is not
     dead.
@@ -283,7 +283,7 @@ all_option = click.option("--all", "everything", is_flag=True, help="All dead le
 
 @click.group("dead", cls=Group)
 def dead_command() -> None:
-    """Show, requeue and drop dead letters, the jobs that failed for good."""
+    """Show, requeue and drop jobs that failed for good."""
 
 
 @dead_command.command("ls", cls=Command)
@@ -315,7 +315,10 @@ def requeue_command(
     group: str, ticket: int | None, everything: bool, name: str, namespace: str, timeout: float,
     as_json: bool,
 ) -> int:  # fmt: skip
-    """Give the dead letter TICKET of GROUP, or all, to consumers again with all its attempts."""
+    """Give the dead letter TICKET of GROUP, or all, to consumers.
+
+    A requeued job has all its attempts again.
+    """
     _check_choice(ticket, everything)
     with clients.Client(name, namespace=namespace, timeout=timeout) as client:
         count = client.requeue_dead(group, ticket)

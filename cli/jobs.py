@@ -98,18 +98,19 @@ def consume_command(
     lease: int, concurrency: int, drain: int, count: int | None, idle: float | None,
     timeout: float, as_json: bool, start: Any, **settings: Any,
 ) -> int:  # fmt: skip
-    """Take jobs of the consumer group GROUP and print them, or run a command for each of them.
+    """Print the jobs of a consumer group, or run a command for each.
 
-    Without --exec, each job is printed as a line and then acknowledged. With --exec, CMD gets the
-    payload on its stdin, and PURGATORYD_KEY, PURGATORYD_TOPIC, PURGATORYD_TICKET and
-    PURGATORYD_ATTEMPT in its environment. Another exit code than 0 counts the attempt as failed;
-    the end of stderr is stored with the job. With topics, a missing consumer group is created.
+    The command is a member of the consumer group GROUP. Without --exec, each job is printed as a
+    line and then acknowledged. With --exec, CMD gets the payload on its stdin, and PURGATORYD_KEY,
+    PURGATORYD_TOPIC, PURGATORYD_TICKET and PURGATORYD_ATTEMPT in its environment. Another exit code
+    than 0 counts the attempt as failed; the end of stderr is stored with the job. With topics, a
+    missing consumer group is created.
 
     After SIGTERM or Ctrl-C the command takes no more jobs, waits for running commands, and gives
     the other jobs back.
 
     \b
-    purgatoryd consume mailers --topic orders --exec './send-mail "$PURGATORYD_KEY"'
+    purgatoryd consume mailers -t orders --exec 'echo "$PURGATORYD_KEY"'
     """
     with clients.Consumer(
         name, namespace=namespace, group=group, topics=topics, create=bool(topics), start=start,

@@ -22,7 +22,7 @@ from purgatoryd.clients.closing import AsyncClosing
 from purgatoryd.clients.consumer import DRAIN_S, Plan, delay_ns, extension_ns
 from purgatoryd.clients.groups import OnDead, OnFull, Start
 from purgatoryd.clients.jobs import Jobs
-from purgatoryd.clients.leases import LOG, Held, LeasedJob, Leases, Sink, error_text
+from purgatoryd.clients.leases import LOG, Lease, LeasedJob, Leases, Sink, error_text
 from purgatoryd.clients.ledger import Ledger
 from purgatoryd.clients.local_channel import Transport
 from purgatoryd.clients.remote import Remote
@@ -42,9 +42,9 @@ class AsyncJob(LeasedJob):
     __slots__ = ("_line",)
 
     def __init__(
-        self, raw: RawJob, held: Held, group: str, received_ns: int | None, line: _AsyncLine
+        self, raw: RawJob, lease: Lease, group: str, received_ns: int | None, line: _AsyncLine
     ) -> None:
-        super().__init__(raw, held, group, received_ns)
+        super().__init__(raw, lease, group, received_ns)
         self._line = line
 
     async def ack(self, *, timeout: float | timedelta | None = None) -> None:
@@ -92,8 +92,8 @@ class AsyncJob(LeasedJob):
         return True
 
     def __del__(self) -> None:
-        if not (self.answered or self._held.lost):
-            self._line.drop(self._held)
+        if not (self.answered or self._lease.lost):
+            self._line.drop(self._lease)
 
 
 class AsyncConsumer(AsyncClosing):
@@ -135,7 +135,7 @@ class AsyncConsumer(AsyncClosing):
     @property
     def in_flight(self) -> int:
         """Number of jobs that this consumer holds, those included that wait for a task."""
-        return self._line.leases.held
+        return self._line.leases.in_flight
 
     # ---- jobs ------------------------------------------------------------------------------------
 
@@ -272,20 +272,20 @@ class _AsyncLine(AsyncClient):
         """Answer jobs, and wait until the daemon has taken the answers."""
         limit_s = self._limit_s(timeout)
         self._core.check()
-        held = [job._held for job in jobs]
-        await self._run(self.leases.answered(held, op, text, time_ns, limit_s))
+        leases = [job._lease for job in jobs]
+        await self._run(self.leases.answered(leases, op, text, time_ns, limit_s))
 
-    def drop(self, held: Held) -> None:
+    def drop(self, lease: Lease) -> None:
         """Give back a job whose object was collected without an answer. Any thread may call it."""
         loop = self._loop
         if loop is not None and self._core.fork_guard.mine and not self._core.closed:
             with suppress(RuntimeError):  # the loop is closed
-                loop.call_soon_threadsafe(self._dropped, held)
+                loop.call_soon_threadsafe(self._dropped, lease)
 
-    def _dropped(self, held: Held) -> None:
+    def _dropped(self, lease: Lease) -> None:
         if not self._core.closed:
             self._take_back()
-            self.leases.drop(held)
+            self.leases.drop(lease)
             self._schedule()
 
     def stop(self) -> None:
@@ -322,9 +322,9 @@ class _AsyncInbox(Sink):
         self._waiters: deque[asyncio.Future[None]] = deque()
         self._ended = False
 
-    def add(self, raw: RawJob, held: Held, received_ns: int | None) -> None:
+    def add(self, raw: RawJob, lease: Lease, received_ns: int | None) -> None:
         """Queue a job."""
-        self._queue.append(AsyncJob(raw, held, self._group, received_ns, self._line))
+        self._queue.append(AsyncJob(raw, lease, self._group, received_ns, self._line))
         self._wake_one()
 
     def clear(self) -> None:
@@ -350,7 +350,7 @@ class _AsyncInbox(Sink):
         while self._queue:
             job = self._queue.popleft()
             if not (job.answered or job.lost):
-                job._held.handed = True
+                job._lease.handed = True
                 return job
         return None
 

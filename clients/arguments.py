@@ -54,6 +54,12 @@ def check_type(name: str, value: Any, *types: type, optional: bool = True) -> No
         raise InvalidArgument(f"{name} must be {wanted}, not {type(value).__name__}")
 
 
+def check_flag(name: str, value: Any) -> bool:
+    """Return `value`, which must be a bool."""
+    check_type(name, value, bool, optional=False)
+    return bool(value)
+
+
 def check_class(name: str, value: Any, module: str, cls: str) -> None:
     """Raise InvalidArgument unless `value` is None or an instance of class `cls` in a module of
     this package. The module is imported only if there is a value, because most clients use none of

@@ -5,9 +5,11 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Any, Generic, Literal, NamedTuple, TypedDict, TypeVar, Unpack, overload
 
 from purgatoryd.clients._pack import Answer, Direct
+from purgatoryd.clients.arguments import check_flag
 from purgatoryd.clients.core import Core, Mode
 from purgatoryd.clients.packing import Entry, Pending, PendingAdd, PendingCancel
 from purgatoryd.clients.times import Late
@@ -31,6 +33,11 @@ class Kind(NamedTuple):
 
 ADD = Kind(Core.put, PendingAdd, Direct.add)
 CANCEL = Kind(Core.cancel, PendingCancel, Direct.cancel)
+CANCEL_DELIVERED = Kind(
+    partial(Core.cancel, delivered=True),
+    PendingCancel,
+    lambda *_: None,  # the engine sends it
+)
 
 
 class Options(TypedDict, total=False):
@@ -100,34 +107,29 @@ class TimerCalls(ABC, Generic[Added, AddedLater, Cancelled, CancelledLater]):
 
     @overload
     def cancel(
-        self, key: Key, *, ticket: int = 0, wait: Literal[True] = True,
+        self, key: Key, *, ticket: int = 0, delivered: bool = False, wait: Literal[True] = True,
         timeout: float | timedelta | None = None,
     ) -> Cancelled: ...  # fmt: skip
 
     @overload
     def cancel(
-        self,
-        key: Key,
-        *,
-        ticket: int = 0,
-        wait: Literal[False],
+        self, key: Key, *, ticket: int = 0, delivered: bool = False, wait: Literal[False],
         timeout: float | timedelta | None = None,
-    ) -> CancelledLater: ...
+    ) -> CancelledLater: ...  # fmt: skip
 
     def cancel(
-        self,
-        key: Key,
-        *,
-        ticket: int = 0,
-        wait: bool = True,
+        self, key: Key, *, ticket: int = 0, delivered: bool = False, wait: bool = True,
         timeout: float | timedelta | None = None,
-    ) -> Cancelled | CancelledLater:
+    ) -> Cancelled | CancelledLater:  # fmt: skip
         """Disarm the key's timer; with `ticket`, only the timer that has this ticket.
 
-        Returns a CancelResult, or a handle as add() does. UNKNOWN and FIRED are results, not
+        `delivered`: if the timer has fired, end its jobs that no consumer holds. Returns a
+        CancelResult, or a handle as add() does. UNKNOWN, FIRED and LEASED are results, not
         errors. Raises the same errors as add().
         """
-        return self._made(CANCEL, (key, ticket), wait, timeout)  # type: ignore[no-any-return]
+        plain = delivered is False or not check_flag("delivered", delivered)
+        kind = CANCEL if plain else CANCEL_DELIVERED
+        return self._made(kind, (key, ticket), wait, timeout)  # type: ignore[no-any-return]
 
     @abstractmethod
     def _made(

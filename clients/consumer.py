@@ -30,7 +30,7 @@ from purgatoryd.clients.client import Client
 from purgatoryd.clients.closing import Closing
 from purgatoryd.clients.engine import ALIVE_S, Engine
 from purgatoryd.clients.groups import OnDead, OnFull, Start
-from purgatoryd.clients.leases import LOG, NO_DELAY, Held, LeasedJob, Leases, Sink, error_text
+from purgatoryd.clients.leases import LOG, NO_DELAY, Lease, LeasedJob, Leases, Sink, error_text
 from purgatoryd.clients.local_channel import Transport
 from purgatoryd.shm_layout import group_wire
 from purgatoryd.shm_layout.errors import (
@@ -68,7 +68,7 @@ class Desk(Protocol):
     ) -> None:
         """Answer jobs, and wait until the daemon has taken the answers."""
 
-    def drop(self, held: Held) -> None:
+    def drop(self, lease: Lease) -> None:
         """Give back a job whose object was collected without an answer."""
 
 
@@ -100,9 +100,9 @@ class Job(LeasedJob):
     __slots__ = ("_desk",)
 
     def __init__(
-        self, raw: RawJob, held: Held, group: str, received_ns: int | None, desk: Desk
+        self, raw: RawJob, lease: Lease, group: str, received_ns: int | None, desk: Desk
     ) -> None:
-        super().__init__(raw, held, group, received_ns)
+        super().__init__(raw, lease, group, received_ns)
         self._desk = desk
 
     def ack(self, *, timeout: float | timedelta | None = None) -> None:
@@ -158,8 +158,8 @@ class Job(LeasedJob):
         return True
 
     def __del__(self) -> None:
-        if not (self.answered or self._held.lost):
-            self._desk.drop(self._held)
+        if not (self.answered or self._lease.lost):
+            self._desk.drop(self._lease)
 
 
 class JobSource(Closing):
@@ -276,7 +276,7 @@ class Consumer(JobSource):
     `topics`: topics of the consumer group. A missing consumer group is created with these topics
     and the settings below; with `create=False` it must exist. If it exists, the settings that are
     given must be those of the consumer group; all others may differ. `lease`: seconds or a
-    timedelta for which the daemon gives a job to this process. While the process lives, it extends
+    timedelta for which the daemon gives a job to this process. While the process runs, it extends
     its leases, up to `max_lease` after their start. If the process or its connection ends, the
     daemon counts an attempt as failed and gives the job to another member. `max_in_flight`: number
     of jobs that this consumer holds at most, those included that wait for a caller. In a namespace
@@ -331,7 +331,7 @@ class Consumer(JobSource):
     @property
     def in_flight(self) -> int:
         """Number of jobs that this consumer holds, those included that wait for a caller."""
-        return self._line.leases.held
+        return self._line.leases.in_flight
 
     def _take(self, limit_s: float) -> Job | None:
         return self._inbox.take(limit_s, self._line.check, self._line.leases.check)
@@ -386,7 +386,8 @@ class Plan:
         self.topics = groups.check_topics(topics) if create or topics else ()
         self.lease_ns = groups.check_time_ns("lease", lease, LEASE_LEAST_NS)
         self.max_in_flight = check_whole("max_in_flight", max_in_flight, 1, CREDITS_MAX)
-        self.settings = groups.check_settings(groups.settings_of(arguments))
+        check = groups.check_new_settings if create else groups.check_settings
+        self.settings = check(groups.settings_of(arguments))
         self.earliest = groups.check_choice("start", start, ("latest", "earliest")) == "earliest"
         self.create = create
 
@@ -472,14 +473,14 @@ class _Desk:
     ) -> None:
         """Answer jobs, and wait until the daemon has taken the answers."""
         limit_s = check_limit_s(self._timeout_s if timeout is None else timeout)
-        held = [job._held for job in jobs]
+        leases = [job._lease for job in jobs]
         self._leases.core.check()
-        self._engine.call(self._leases.answered(held, op, text, time_ns, limit_s))
+        self._engine.call(self._leases.answered(leases, op, text, time_ns, limit_s))
 
-    def drop(self, held: Held) -> None:
+    def drop(self, lease: Lease) -> None:
         """Give back a job whose object was collected without an answer."""
         if self._leases.core.fork_guard.mine and not self._engine.ended:
-            self._engine.put(lambda: self._leases.drop(held))
+            self._engine.put(lambda: self._leases.drop(lease))
 
 
 class _Inbox(Sink):
@@ -492,9 +493,9 @@ class _Inbox(Sink):
         self._queue: SimpleQueue[Job | None] = SimpleQueue()
         self._ended = False
 
-    def add(self, raw: RawJob, held: Held, received_ns: int | None) -> None:
+    def add(self, raw: RawJob, lease: Lease, received_ns: int | None) -> None:
         """Queue a job."""
-        self._queue.put(Job(raw, held, self._group, received_ns, self.desk))
+        self._queue.put(Job(raw, lease, self._group, received_ns, self.desk))
 
     def clear(self) -> None:
         """Forget the queued jobs, whose objects then release them."""
@@ -530,7 +531,7 @@ class _Inbox(Sink):
             elif not (job.answered or job.lost):
                 # No statement may come between the two steps, so that a job that an interrupt
                 # drops is released.
-                job._held.handed = True; return job  # noqa: E702  # fmt: skip
+                job._lease.handed = True; return job  # noqa: E702  # fmt: skip
 
     def _pop(self) -> Job | None:
         return self._queue.get_nowait()

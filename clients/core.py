@@ -327,14 +327,16 @@ class Core:
         fields = (PUT, number, key_type, key_bytes, kind, slack, payload, items, time_ns, 0)
         return connection.entry(pending, name, Builder.record, fields)
 
-    def cancel(self, key: Key, ticket: int, *, collect: bool) -> Entry[PendingCancel]:
-        """Check a cancel and return its entry; `ticket` 0 = any timer of the key. Raises
-        InvalidArgument, Closed."""
+    def cancel(
+        self, key: Key, ticket: int, *, collect: bool, delivered: bool = False
+    ) -> Entry[PendingCancel]:
+        """Check a cancel and return its entry; `ticket` 0 = any timer of the key; `delivered`: end
+        jobs of the key as well. Raises InvalidArgument, Closed."""
         self.check()
         ticket = check_whole("ticket", ticket, 0, TICKET_MAX)
         key_type, key_bytes = wire.encode_key(key)
         pending = PendingCancel(key, self._note if collect else None)
-        fields = (CANCEL, 0, key_type, key_bytes, 0, 0, b"", b"", 0, ticket)
+        fields = (CANCEL, 0, key_type, key_bytes, 0, int(delivered), b"", b"", 0, ticket)
         return self.at(key_bytes).entry(pending, self.names.of_key, Builder.record, fields)
 
     def question(self, connection: Connection, key: Key) -> Question:

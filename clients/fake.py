@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from purgatoryd.clients.arguments import each
 from purgatoryd.clients.connection import NEVER_S
 from purgatoryd.clients.consumer import DRAIN_S, Job, JobSource
-from purgatoryd.clients.leases import NO_DELAY, Held
+from purgatoryd.clients.leases import NO_DELAY, Lease
 from purgatoryd.shm_layout import wire
 from purgatoryd.shm_layout.errors import Closed, InvalidArgument
 from purgatoryd.shm_layout.group_wire import RawJob
@@ -86,13 +86,19 @@ class FakeConsumer(JobSource):
             2**63 - 1, now_ns, time.time_ns() - now_ns, self._tickets, 1, attempt, 0, 0, priority,
             self._topic if topic is None else topic, key, wire.encode_payload(payload),
         )  # fmt: skip
-        job = Job(raw, Held(_LIFE, raw, NEVER_S, 0.0), self.group, now_ns, _FakeDesk(self))
+        job = Job(
+            raw,
+            Lease(_MEMBER, raw, raw.lease_id, NEVER_S, 0.0),
+            self.group,
+            now_ns,
+            _FakeDesk(self),
+        )
         self._queue.append(job)
         return job
 
     def lose(self, job: Job) -> None:
         """End the lease of a job."""
-        job._held.lost = True
+        job._lease.lost = True
 
     @property
     def in_flight(self) -> int:
@@ -105,7 +111,7 @@ class FakeConsumer(JobSource):
         if self._stopped or not self._queue:
             return None
         job = self._queue.popleft()
-        job._held.handed = True
+        job._lease.handed = True
         return job
 
     def _answer(
@@ -118,21 +124,21 @@ class FakeConsumer(JobSource):
     ) -> None:
         lost = [job for job in jobs if not self._record(job, op, text, time_ns)]
         if lost:
-            raise lost[0]._held.error()
+            raise lost[0]._lease.error()
 
     def _record(self, job: Job, op: Op, text: bytes, time_ns: int) -> bool:
         """Record an answer. Return False if the lease of the job has ended."""
-        held = job._held
-        if held.op == op:
+        lease = job._lease
+        if lease.op == op:
             return True
-        if held.op:
-            raise InvalidArgument(f"job {held.key!r} already has another answer")
-        if held.lost:
+        if lease.op:
+            raise InvalidArgument(f"job {lease.key!r} already has another answer")
+        if lease.lost:
             return False
         if op == Op.JOB_EXTEND:
             self.extended.append((job, time_ns / 1e9))
             return True
-        held.op = op
+        lease.op = op
         delay = None if time_ns == NO_DELAY else time_ns / 1e9
         if op == Op.JOB_NACK:
             self.nacked.append(FakeAnswer(job, text.decode(), delay))
@@ -166,11 +172,11 @@ class _FakeDesk:
         """Record the answer."""
         self._consumer._answer(jobs, op, text, time_ns, timeout)
 
-    def drop(self, held: Held) -> None:
+    def drop(self, lease: Lease) -> None:
         """Do nothing: a test sees in the records that the job has no answer."""
 
 
-class _Life:
+class _NoMember:
     """Stands for the membership of a fake job, whose lease does not end by the clock."""
 
     def now_s(self) -> float:
@@ -178,7 +184,7 @@ class _Life:
         return 0.0
 
 
-_LIFE: Any = _Life()
+_MEMBER: Any = _NoMember()
 
 
 __all__ = ["FakeAnswer", "FakeConsumer"]

@@ -63,11 +63,11 @@ _SUMS = (
     "members",
 )  # fmt: skip
 _REASONS: dict[int, str] = {
-    GroupRefusal.MISSING: "it does not exist",
-    GroupRefusal.MISMATCH: "it exists with other settings or topics",
+    GroupRefusal.MISSING: "there is no such consumer group",
+    GroupRefusal.MISMATCH: "the consumer group exists with other settings or topics",
     GroupRefusal.ROWS: "no free row for a consumer group or one of its topics, of {0}",
     GroupRefusal.JOBS: "max_backlog is larger than the {0} jobs that are free in the daemon",
-    GroupRefusal.PENDING: "it has {0} pending timers and jobs, more than max_backlog",
+    GroupRefusal.PENDING: "max_backlog is less than its {0} pending timers and jobs",
     GroupRefusal.SETTINGS: "a setting is out of bounds",
 }
 
@@ -101,6 +101,14 @@ def check_settings(given: dict[str, Any]) -> dict[str, Any]:
         else:
             check_type(name, value, bool)
             checked[name] = value
+    return checked
+
+
+def check_new_settings(given: dict[str, Any]) -> dict[str, Any]:
+    """Check the settings of a new consumer group, as check_settings() does."""
+    checked = check_settings(given)
+    if checked.get("on_dead") == "block" and not checked.get("ordered"):
+        raise InvalidArgument("on_dead='block' needs ordered=True")
     return checked
 
 
@@ -275,8 +283,6 @@ def created(
     """Create a consumer group in each shard. A consumer group that exists must have the given
     settings and topics. Raises GroupMismatch, GroupRefused."""
     settings = DEFAULTS._replace(**given)
-    if settings.on_dead == "block" and not settings.ordered:
-        raise InvalidArgument("on_dead='block' needs ordered=True")
     infos: list[GroupInfo] = []
     for connection in shards_of(core):
         info = yield from _created_in(
@@ -332,7 +338,7 @@ def check_same(
         detail = (int(GroupRefusal.MISMATCH), 0)
         raise GroupMismatch(
             int(WireError.GROUP), WireError.GROUP.name, detail, info.name, namespace,
-            "it exists with other settings", tuple(differs),
+            "the existing settings differ", tuple(differs),
         )  # fmt: skip
 
 
@@ -405,7 +411,7 @@ def create_job(
 ) -> GroupJob[GroupInfo]:
     """Return the job of create_group(), after a check of its arguments."""
     group_wire.encode_group(group)
-    names, given = check_topics(topics), check_settings(settings)
+    names, given = check_topics(topics), check_new_settings(settings)
     earliest = check_choice("start", start, ("latest", "earliest")) == "earliest"
     return lambda core, limit_s: created(core, group, limit_s, given, names, earliest)
 

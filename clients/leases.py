@@ -2,7 +2,7 @@
 
 Consumer and AsyncConsumer share this module. Every function here runs in the thread that owns the
 connections: the engine of a Consumer, or the event loop of an AsyncConsumer. Other threads only
-read the fields of Held, and set `handed`.
+read the fields of Lease, and set `handed`.
 
 Each connection has a Member. It joins the consumer group whenever the daemon may have forgotten
 it: after each welcome and each reconnect. The daemon then sends all jobs again that the session
@@ -62,17 +62,20 @@ def error_text(error: object) -> bytes:
     return data[:JOB_ERROR_MAX].decode(errors="ignore").encode()
 
 
-class Held:
+class Lease:
     """A lease of one job."""
 
     __slots__ = (
-        "attempt", "ends_s", "extending", "handed", "key", "lease", "lost", "member", "op",
+        "attempt", "ends_s", "extending", "handed", "id", "key", "lost", "member", "op",
         "pending", "started_s", "ticket",
     )  # fmt: skip
 
-    def __init__(self, member: Member, raw: RawJob, ends_s: float, now_s: float) -> None:
+    def __init__(
+        self, member: Member, raw: RawJob, identity: bytes, ends_s: float, now_s: float
+    ) -> None:
         self.member = member
-        self.lease = raw.lease_id
+        self.id = identity
+        """The struct pg_lease."""
         self.key = raw.key
         self.ticket = raw.ticket
         self.attempt = raw.attempt
@@ -98,18 +101,18 @@ class Held:
 class PendingLease(Pending):
     """An answer or an extension of a job that waits for the daemon."""
 
-    __slots__ = ("held",)
+    __slots__ = ("lease",)
 
-    def __init__(self, held: Held, on_done: Callable[[Any], None]) -> None:
-        super().__init__(held.key, on_done)
-        self.held = held
+    def __init__(self, lease: Lease, on_done: Callable[[Any], None]) -> None:
+        super().__init__(lease.key, on_done)
+        self.lease = lease
 
     def why(self) -> PurgatorydError | None:
         """Return the error of an answer that failed."""
         if isinstance(self.error, SessionExpired):
-            return self.held.error()
+            return self.lease.error()
         if self.error is None and self.status == Status.LEASE_LOST:
-            return self.held.error()
+            return self.lease.error()
         return super().why()
 
     def outcome(self) -> None:
@@ -132,12 +135,12 @@ class LeasedJob:
     """The fields of a job."""
 
     __slots__ = (
-        "__weakref__", "_held", "_received_ns", "attempt", "deadline_boot_ns", "fired_boot_ns",
+        "__weakref__", "_lease", "_received_ns", "attempt", "deadline_boot_ns", "fired_boot_ns",
         "group", "key", "payload", "priority", "ticket", "topic", "wall_offset_ns",
     )  # fmt: skip
 
-    def __init__(self, raw: RawJob, held: Held, group: str, received_ns: int | None) -> None:
-        self._held = held
+    def __init__(self, raw: RawJob, lease: Lease, group: str, received_ns: int | None) -> None:
+        self._lease = lease
         self.key = raw.key
         self.payload = raw.payload
         self.topic = raw.topic
@@ -172,16 +175,16 @@ class LeasedJob:
     @property
     def lost(self) -> bool:
         """True once the lease has ended before the job was answered."""
-        held = self._held
-        ended = held.member.now_s() >= held.ends_s and not held.extending
-        if ended and not held.op:
-            held.lost = True
-        return held.lost
+        lease = self._lease
+        ended = lease.member.now_s() >= lease.ends_s and not lease.extending
+        if ended and not lease.op:
+            lease.lost = True
+        return lease.lost
 
     @property
     def answered(self) -> bool:
         """True once the job has an answer, which perhaps the daemon has not confirmed."""
-        return self._held.op != 0
+        return self._lease.op != 0
 
     def __repr__(self) -> str:
         return f"<job {self.key!r}, ticket {self.ticket}, attempt {self.attempt}>"
@@ -191,7 +194,7 @@ class Sink(ABC):
     """Receives the jobs of Leases, in the thread that owns the connections."""
 
     @abstractmethod
-    def add(self, raw: RawJob, held: Held, received_ns: int | None) -> None:
+    def add(self, raw: RawJob, lease: Lease, received_ns: int | None) -> None:
         """Take a job."""
 
     @abstractmethod
@@ -240,9 +243,9 @@ class Leases:
         return self.lease_ns / 1e9
 
     @property
-    def held(self) -> int:
+    def in_flight(self) -> int:
         """Number of jobs that have no confirmed answer."""
-        return sum(len(member.held) for member in self.members)
+        return sum(len(member.jobs) for member in self.members)
 
     # ---- membership ------------------------------------------------------------------------------
 
@@ -279,7 +282,7 @@ class Leases:
         """Take no more jobs, and wait until all jobs are answered, at most `limit_s` seconds."""
         self.stop()
         deadline_s = self.core.host.monotonic_s() + limit_s
-        while self.held and self.core.host.monotonic_s() < deadline_s:
+        while self.in_flight and self.core.host.monotonic_s() < deadline_s:
             yield deadline_s
 
     def end(self) -> None:
@@ -292,7 +295,7 @@ class Leases:
     # ---- answers ---------------------------------------------------------------------------------
 
     def answered(
-        self, jobs: Sequence[Held], op: Op, text: bytes, time_ns: int, limit_s: float
+        self, jobs: Sequence[Lease], op: Op, text: bytes, time_ns: int, limit_s: float
     ) -> Steps[None]:
         """Answer jobs, and wait until the daemon has taken all answers. A job that already has the
         same answer waits for it.
@@ -301,30 +304,29 @@ class Leases:
         DaemonError.
         """
         calls, first = [], None
-        for held in jobs:
+        for lease in jobs:
             try:
-                if (call := held.member.answer(held, op, text, time_ns)) is not None:
+                if (call := lease.member.answer(lease, op, text, time_ns)) is not None:
                     calls.append(call)
             except PurgatorydError as error:
                 first = first or error
         for call in calls:
-            yield from awaited(call, limit_s, calls)
+            if not call.done:
+                yield from awaited(call, limit_s, calls)
         for call in calls:
-            try:
-                call.outcome()
-            except PurgatorydError as error:
-                first = first or error
+            if call.error is not None or call.status != Status.DONE:
+                first = first or call.why()
         if first is not None:
             raise first
 
-    def drop(self, held: Held) -> None:
+    def drop(self, lease: Lease) -> None:
         """Give back a job whose object was collected without an answer. A job that a caller had
         counts as failed, because else it would be leased again at once, and forever."""
-        if held.op or held.lost:
+        if lease.op or lease.lost:
             return
-        op, text = (Op.JOB_NACK, FORGOTTEN) if held.handed else (Op.JOB_RELEASE, b"")
+        op, text = (Op.JOB_NACK, FORGOTTEN) if lease.handed else (Op.JOB_RELEASE, b"")
         with suppress(PurgatorydError):
-            held.member.answer(held, op, text, NO_DELAY if held.handed else 0)
+            lease.member.answer(lease, op, text, NO_DELAY if lease.handed else 0)
 
     # ---- for every exchange ----------------------------------------------------------------------
 
@@ -344,7 +346,7 @@ class Leases:
 
     def _extend(self, now_s: float) -> float:
         """Extend the leases that end in less than two thirds of their length."""
-        if not any(member.held for member in self.members):
+        if not any(member.jobs for member in self.members):
             self._scan_s = now_s + self.lease_s / 12
             return NEVER_S
         if now_s >= self._scan_s:
@@ -375,7 +377,7 @@ def share_credits(members: Sequence[Member], most: int) -> None:
     poor = [one for one in busy if one.wanted < fair] or busy
     free = most - sum(one.bound for one in members)
     for one in members:
-        least = max(len(one.held), 1) if one not in busy else fair if one not in poor else most
+        least = max(len(one.jobs), 1) if one not in busy else fair if one not in poor else most
         if free < len(poor) and one.settled and one.wanted > least:
             one.wanted -= -(-(one.wanted - least) // 2)
     for number, one in enumerate(poor):
@@ -390,7 +392,7 @@ class Member:
 
     def __init__(self, connection: Connection, leases: Leases) -> None:
         self.connection = connection
-        self.held: dict[bytes, Held] = {}
+        self.jobs: dict[bytes, Lease] = {}
         """The jobs without a confirmed answer, by struct pg_lease."""
         self.wanted = 0
         """Number of jobs that this member wants to hold."""
@@ -433,12 +435,12 @@ class Member:
     @property
     def saturated(self) -> bool:
         """True if the member holds as many jobs as it may."""
-        return len(self.held) >= self.wanted
+        return len(self.jobs) >= self.wanted
 
     @property
     def bound(self) -> int:
         """The number of jobs that the member perhaps holds, or is about to hold."""
-        return max(self._sent, self._granted, self.wanted, len(self.held))
+        return max(self._sent, self._granted, self.wanted, len(self.jobs))
 
     def keep_joined(self, now_s: float) -> float:
         """Send a JOIN if one is due, and return the time at which it becomes due."""
@@ -487,111 +489,107 @@ class Member:
 
     def receive(self, body: bytes, count: int) -> None:
         """Take the body of a JOBS message. Raises ProtocolError."""
-        leases, now_s = self._leases, self.now_s()
-        received_ns = self._received_ns()
+        now_s, received_ns = self.now_s(), self._received_ns()
         for raw in group_wire.decode_jobs(body, count):
-            if raw.lease_id in self._ended or self._has(raw, now_s):
-                continue
-            held = Held(self, raw, self._ends_s(raw, now_s), now_s)
-            self.held[held.lease] = held
-            if leases.stopping:
-                leases.drop(held)
-            else:
-                leases.sink.add(raw, held, received_ns)
+            identity = raw.lease_id
+            ends_s = self._ends_s(raw, now_s, received_ns)
+            if (known := self.jobs.get(identity)) is not None:
+                known.ends_s = max(known.ends_s, ends_s)  # the daemon repeats it after a JOIN
+            elif identity not in self._ended:
+                self.jobs[identity] = lease = Lease(self, raw, identity, ends_s, now_s)
+                self._hand_on(raw, lease, received_ns)
 
-    def _has(self, raw: RawJob, now_s: float) -> bool:
-        """Return whether this lease came before. The daemon sends it again after a JOIN."""
-        held = self.held.get(raw.lease_id)
-        if held is not None:
-            held.ends_s = max(held.ends_s, self._ends_s(raw, now_s))
-        return held is not None
+    def _hand_on(self, raw: RawJob, lease: Lease, received_ns: int | None) -> None:
+        if self._leases.stopping:
+            self._leases.drop(lease)
+        else:
+            self._leases.sink.add(raw, lease, received_ns)
 
     def _received_ns(self) -> int | None:
+        """Return the time on the daemon's clock; None if this process does not have that clock."""
         connection = self.connection
         real = connection.session.same_clock and connection.clock == ClockKind.BOOT
         return connection.host.boot_ns() if real else None
 
-    def _ends_s(self, raw: RawJob, now_s: float) -> float:
+    def _ends_s(self, raw: RawJob, now_s: float, received_ns: int | None) -> float:
         """Return the host time at which a lease ends. Under a virtual clock it is unknown."""
-        connection = self.connection
-        if connection.clock == ClockKind.VIRTUAL:
+        if self.connection.clock == ClockKind.VIRTUAL:
             return NEVER_S
-        same = connection.session.same_clock
-        since_ns = connection.host.boot_ns() if same else raw.now_ns
+        since_ns = raw.now_ns if received_ns is None else received_ns
         return now_s + (raw.lease_ends_ns - since_ns) / 1e9
 
-    def answer(self, held: Held, op: Op, text: bytes, time_ns: int) -> PendingLease | None:
+    def answer(self, lease: Lease, op: Op, text: bytes, time_ns: int) -> PendingLease | None:
         """Pack an answer or an extension of a job, and return its call; None if the daemon has
         confirmed the same answer. Raises LeaseLost, InvalidArgument."""
-        if held.op == op and held.lease not in self.held:
+        if lease.op == op and lease.id not in self.jobs:
             return None
-        if held.lost:
-            raise held.error()
-        if held.op == op:
-            return held.pending
-        if held.op:
-            said = _NAMES[Op(held.op)]
-            raise InvalidArgument(f"job {held.key!r} already has the answer {said!r}")
-        done = partial(self._extended, held, time_ns, self.now_s())
-        pending = PendingLease(held, done if op == Op.JOB_EXTEND else self._answered)
+        if lease.lost:
+            raise lease.error()
+        if lease.op == op:
+            return lease.pending
+        if lease.op:
+            said = _NAMES[Op(lease.op)]
+            raise InvalidArgument(f"job {lease.key!r} already has the answer {said!r}")
+        done = partial(self._extended, lease, time_ns, self.now_s())
+        pending = PendingLease(lease, done if op == Op.JOB_EXTEND else self._answered)
         if op == Op.JOB_EXTEND:
-            held.extending = True
+            lease.extending = True
         else:
-            held.op, held.pending = op, pending
-        fields = (op, 0, KeyType.BYTES, held.lease, 0, 0, text, b"", time_ns, 0)
+            lease.op, lease.pending = op, pending
+        fields = (op, 0, KeyType.BYTES, lease.id, 0, 0, text, b"", time_ns, 0)
         self._pack(pending, fields)
         return pending
 
     def _answered(self, pending: Any) -> None:
         """Take the daemon's answer to the answer of a job."""
-        held: Held = pending.held
-        held.pending = None
+        lease: Lease = pending.lease
+        lease.pending = None
         applied = pending.error is None and pending.status == Status.DONE
         if applied or isinstance(pending.error, NotDurable):
-            self._end(held)
+            self._end(lease)
         elif isinstance(pending.why(), LeaseLost):
-            held.lost = True
-            self._end(held)
+            lease.lost = True
+            self._end(lease)
         else:
-            held.op = 0  # the daemon has not taken the answer, so the caller may give it again
+            lease.op = 0  # the daemon has not taken the answer, so the caller may give it again
 
-    def _end(self, held: Held) -> None:
-        if self.held.pop(held.lease, None) is None:
+    def _end(self, lease: Lease) -> None:
+        if self.jobs.pop(lease.id, None) is None:
             return
-        self._ended[held.lease] = None
+        self._ended[lease.id] = None
         if len(self._ended) > ENDED_MAX:
             del self._ended[next(iter(self._ended))]
 
-    def _extended(self, held: Held, time_ns: int, sent_s: float, pending: Any) -> None:
+    def _extended(self, lease: Lease, time_ns: int, sent_s: float, pending: Any) -> None:
         """Take the daemon's answer to an extension."""
-        held.extending = False
+        lease.extending = False
         if pending.error is None and pending.status == Status.DONE:
-            last_s = held.started_s + self._leases.max_lease_s
-            held.ends_s = max(held.ends_s, min(sent_s + time_ns / 1e9, last_s))
+            last_s = lease.started_s + self._leases.max_lease_s
+            lease.ends_s = max(lease.ends_s, min(sent_s + time_ns / 1e9, last_s))
         elif isinstance(pending.why(), LeaseLost):
-            held.lost = True
-            if not held.op:
-                self._end(held)
+            lease.lost = True
+            if not lease.op:
+                self._end(lease)
 
     def extend_all(self, now_s: float) -> None:
         """Extend the leases that end soon. Release jobs that have waited for a caller for half of
         the longest lease, because a release is no failed attempt."""
         leases = self._leases
-        for held in [*self.held.values()]:
-            if held.op or held.extending:
+        for lease in [*self.jobs.values()]:
+            if lease.op or lease.extending:
                 continue
-            if held.lost or now_s >= held.ends_s:
-                held.lost = True
-                self._end(held)
-            elif not held.handed and now_s >= held.started_s + leases.max_lease_s / 2:
-                self.answer(held, Op.JOB_RELEASE, b"", 0)
-            elif self._needs_extension(held, now_s):
-                self.answer(held, Op.JOB_EXTEND, b"", leases.lease_ns)
+            if lease.lost or now_s >= lease.ends_s:
+                lease.lost = True
+                self._end(lease)
+            elif not lease.handed and now_s >= lease.started_s + leases.max_lease_s / 2:
+                self.answer(lease, Op.JOB_RELEASE, b"", 0)
+            elif self._needs_extension(lease, now_s):
+                self.answer(lease, Op.JOB_EXTEND, b"", leases.lease_ns)
 
-    def _needs_extension(self, held: Held, now_s: float) -> bool:
-        lease_s, last_s = self._leases.lease_s, held.started_s + self._leases.max_lease_s
-        soon = held.ends_s == NEVER_S or held.ends_s - now_s < lease_s * 2 / 3
-        return soon and held.ends_s < last_s - 0.001
+    def _needs_extension(self, lease: Lease, now_s: float) -> bool:
+        lease_s, last_s = self._leases.lease_s, lease.started_s + self._leases.max_lease_s
+        soon = lease.ends_s == NEVER_S or lease.ends_s - now_s < lease_s * 2 / 3
+        return soon and lease.ends_s < last_s - 0.001
 
     def lose(self, _: SessionExpired) -> None:
         """Count all leases as lost, because another session replaces this one."""
@@ -599,7 +597,7 @@ class Member:
 
     def lose_all(self) -> None:
         """Count all leases as lost."""
-        held, self.held = self.held, {}
-        for one in held.values():
+        lost, self.jobs = self.jobs, {}
+        for one in lost.values():
             one.lost = one.lost or not one.op
         self._ended.clear()

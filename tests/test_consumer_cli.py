@@ -40,9 +40,9 @@ def test_a_consumer_group_is_created_changed_paused_and_deleted(daemon: StartDae
     assert answer(demo, "groups", "describe", "mailers")["paused"]
     assert answer(demo, "groups", "resume", "mailers")["result"] == "RESUMED"
     add("k")
-    table = cli(demo, "groups", "ls").stdout.splitlines()
-    assert table[0].split()[:3] == ["group", "topics", "paused"]
-    assert table[1].split()[:2] == ["mailers", "orders"]
+    table = cli(demo, "groups", "ls").stdout
+    assert "mailers" in table
+    assert "oldest_s" in table
     lines = cli(demo, "groups", "describe", "mailers").stdout
     assert "backoff       2s" in lines
     assert cli(demo, "groups", "delete", "mailers", stdin="n\n").returncode == Exit.NEGATIVE

@@ -188,6 +188,23 @@ def test_a_leased_job_is_not_cancelled(daemon: StartDaemon) -> None:
         job.release()
 
 
+def test_a_job_that_nobody_holds_is_cancelled_on_request(daemon: StartDaemon) -> None:
+    daemon("demo")
+    with client() as c:
+        c.create_group("mailers", ["orders"])
+        c.add("k", 0, topic="orders")
+        eventually(lambda: c.group("mailers").waiting == 1)
+        assert c.cancel("k") is CancelResult.FIRED
+        assert c.group("mailers").waiting == 1
+        assert c.cancel("k", delivered=True) is CancelResult.CANCELLED
+        assert c.group("mailers").waiting == 0
+        with consumer() as jobs:
+            c.add("k", 0, topic="orders")
+            job = taken(jobs)
+            assert c.cancel("k", delivered=True) is CancelResult.LEASED
+            job.ack()
+
+
 def test_a_paused_consumer_group_leases_nothing(daemon: StartDaemon) -> None:
     daemon("demo")
     with client() as c, consumer() as jobs:
@@ -288,7 +305,7 @@ def test_an_interrupt_loses_no_job(daemon: StartDaemon) -> None:
 
         for number, _, error in interrupted(call, [lambda n: c.add(f"k{n}", 0, topic="orders")]):
             if error is not None:
-                error.__traceback__ = None  # it refers to the job
+                error.__traceback__ = None  # the traceback refers to the job
             while c.group("mailers").acked <= number:
                 if (job := jobs.get(0.01)) is not None:
                     job.ack()

@@ -18,8 +18,8 @@ from real_daemon import boot_ns
 from purgatoryd.clients import Consumer, DaemonError, LeaseLost
 
 
-def report(what: str, ticket: int, attempt: int) -> None:
-    os.write(1, f"{what} {ticket} {attempt} {boot_ns()}\n".encode())
+def report(event: str, ticket: int, attempt: int) -> None:
+    os.write(1, f"{event} {ticket} {attempt} {boot_ns()}\n".encode())
 
 
 def main(name: str, group: str, lease: str) -> None:
