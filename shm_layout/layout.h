@@ -84,7 +84,7 @@ enum pg_region_id {
     PG_R_BULK_LOADS, PG_R_BULK_LOAD_BLOCKS, PG_R_BULK_LOAD_BITS, PG_R_BULK_LOAD_INDEX,
     PG_R_HISTOGRAMS,
     PG_R_GROUPS, PG_R_GROUP_TOPICS, PG_R_MEMBERS, PG_R_JOBS, PG_R_FREE_JOBS, PG_R_JOB_INDEX,
-    PG_R_ORDER_INDEX,
+    PG_R_ORDER_INDEX, PG_R_GROUP_CHANGE,
     PG_R_SCHEDULES,               /* for schedules: spec, template, next occurrence, revision */
     PG_R_CURSORS,                 /* for durable subscribers: committed position per cursor */
     PG_R_COUNT
@@ -965,6 +965,18 @@ struct pg_job {
     uint8_t  pad[3];
 };
 
+/* A change of a job or of a group's settings, whose fields do not fit into one store. The change is
+ * complete here before the store that decides, and a rebuild finishes it after a kill.
+ * Authoritative. */
+struct pg_group_change {
+    uint32_t job;                 /* 1 + row of the job that gets the fields `to`; 0 = none; written
+                                     after them, store-release */
+    uint32_t group;               /* 1 + row of the group that gets `settings`; 0 = none; written
+                                     after them, store-release */
+    struct pg_group_settings settings;
+    struct pg_job to;
+};
+
 /* ---- the WAL ------------------------------------------------------------------ */
 
 /* A WAL record describes the state after a change, not the difference. It is written as one frame.
@@ -1487,12 +1499,16 @@ struct pg_wal_job {
     int64_t  last_failed_ns;
     uint64_t session;
     uint64_t order;
+    uint64_t incarnation;         /* of its group */
+    uint64_t lsn;                 /* snapshots: records before this one do not change the row any
+                                     more; otherwise 0 */
     uint32_t row;                 /* row of the job */
     uint32_t error_len;
-    uint32_t payload_len;         /* 0 outside of snapshots */
+    uint32_t payload_len;         /* 0 unless the record has the key */
     uint16_t group;
     uint16_t topic;
-    uint8_t  key_len;             /* 0 outside of snapshots */
+    uint8_t  key_len;             /* 0 unless the record has the whole job: in snapshots, and if the
+                                     job begins without a notice */
     uint8_t  meta;
     uint8_t  priority;
     uint8_t  acked;               /* state FREE: 1 = acknowledged, 0 = dropped */
