@@ -50,7 +50,9 @@ OWNERS = {
     "slots.hot": "base/slots.c", "slots.cold": "base/slots.c", "slots.free": "base/slots.c",
     "wal_buffer": "wal/", "ring": "wal/",
     "namespaces": "state/names.c", "topics": "state/names.c", "name_index": "state/names.c",
-    "accounts": "state/quotas.c", "replay_buffer": "state/replay_buffer.c",
+    "accounts": "state/quotas.c", "replay_buffer": "state/rows.c",
+    "groups": "state/groups.c", "group_topics": "state/groups.c", "members": "state/members.c",
+    "jobs": "state/jobs.c", "job_slots.hot": "state/jobs.c",
     "timestamps": "state/records.c", "watches": "state/watches.c",
     "watermarks": "state/watermarks.c",
     "purgatory->free_watch": "state/watches.c", "purgatory->free_watches": "state/watches.c",
@@ -90,6 +92,14 @@ WRITERS = {
     "state.topics_refused_uid": {"state/names.c"}, "state.topics_refused_held": {"state/names.c"},
     "state.free_bulk_load_block": {"state/bulk_loads.c"},
     "state.bulk_load_block": {"state/bulk_loads.c"},
+    "state.free_member": {"state/members.c"},
+    "state.jobs_wait": {
+        "state/jobs.c", "state/members.c", "state/delivery.c", "front/consumers.c"
+    },
+    "state.jobs_unsent": {
+        "state/members.c", "state/delivery.c", "state/inbox.c", "front/consumers.c"
+    },
+    "state.jobs_again_ns": {"state/delivery.c"},
     "state.wal_buffer_end": {"wal/wal_buffer.c"},
     "state.first_number": {"recover/rebuild.c"}, "state.started_ns": {"recover/rebuild.c"},
     "state.draining": {OPENING}, "state.nameless": {OPENING}, "state.confined": {OPENING},
@@ -106,7 +116,9 @@ WRITERS = {
     "header->wake": {OPENING},
     "state.woken": {"state/replay_buffer.c", "front/notices.c"},
     "header->replay_bytes": {"state/replay_buffer.c"},
-    "header->next_incarnation": {"state/names.c", "recover/redo.c", "recover/merge.c"},
+    "header->next_incarnation": {
+        "state/names.c", "state/groups.c", "recover/redo.c", "recover/merge.c"
+    },
     "header->state": {OPENING, "recover/rebuild.c"},
     "header->daemon_state": {OPENING, "recover/rebuild.c"},
     "header->epoch": {OPENING}, "header->heartbeat_boot_ns": {OPENING},

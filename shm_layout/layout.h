@@ -91,7 +91,7 @@ enum pg_region_id {
     PG_R_HISTOGRAMS,
     PG_R_BACKLOGS,
     PG_R_GROUPS, PG_R_GROUP_TOPICS, PG_R_MEMBERS, PG_R_JOBS, PG_R_FREE_JOBS, PG_R_JOB_INDEX,
-    PG_R_ORDER_INDEX,
+    PG_R_ORDER_INDEX, PG_R_GROUP_CHANGE,
     PG_R_SCHEDULES,               /* for schedules: spec, template, next occurrence, revision */
     PG_R_CURSORS,                 /* for durable subscribers: committed position per cursor */
     PG_R_SWEEPS,                  /* PG_SWEEPS rows */
@@ -1092,9 +1092,22 @@ struct pg_job {
     uint8_t  behind;              /* derived, WAITING: 1 = it waits behind a job with its order
                                      key */
     uint8_t  in_order;            /* derived: 1 = the order index leads to it */
-    uint8_t  pad[3];
+    uint8_t  own_order;           /* 1 = the timer gave an order key; 0 = its key is the order key */
+    uint8_t  pad[2];
     uint32_t missed;              /* as in pg_entry */
     uint32_t pad1;
+};
+
+/* A change of a job or of a group's settings, whose fields do not fit into one store. The change is
+ * complete here before the store that decides, and a rebuild finishes it after a kill.
+ * Authoritative. */
+struct pg_group_change {
+    uint32_t job;                 /* 1 + row of the job that gets the fields `to`; 0 = none; written
+                                     after them, store-release */
+    uint32_t group;               /* 1 + row of the group that gets `settings`; 0 = none; written
+                                     after them, store-release */
+    struct pg_group_settings settings;
+    struct pg_job to;
 };
 
 /* ---- the WAL ------------------------------------------------------------------ */
@@ -1388,7 +1401,8 @@ struct pg_wal_fire {
 struct pg_wal_born {              /* a job that began with the notice of the record */
     uint32_t row;                 /* row of the job */
     uint16_t group;               /* row of the group */
-    uint16_t priority;            /* as in pg_job */
+    uint8_t  priority;            /* as in pg_job */
+    uint8_t  own_order;           /* as in pg_job */
     uint64_t order;               /* as in pg_job */
 };
 
@@ -1631,18 +1645,23 @@ struct pg_wal_job {
     int64_t  last_failed_ns;
     uint64_t session;
     uint64_t order;
+    uint64_t incarnation;         /* of its group */
+    uint64_t lsn;                 /* snapshots: records before this one do not change the row any
+                                     more; otherwise 0 */
     uint32_t row;                 /* row of the job */
     uint32_t error_len;
-    uint32_t payload_len;         /* 0 outside of snapshots */
+    uint32_t payload_len;         /* 0 unless the record has the key */
     uint16_t group;
     uint16_t topic;
-    uint8_t  key_len;             /* 0 outside of snapshots */
+    uint8_t  key_len;             /* 0 unless the record has the whole job: in snapshots, and if the
+                                     job begins without a notice */
     uint8_t  meta;
     uint8_t  priority;
     uint8_t  acked;               /* state FREE: 1 = acknowledged, 0 = dropped */
     uint32_t uid;                 /* uid whose request changed it; PG_NIL = no request */
     uint32_t missed;
-    uint32_t pad;
+    uint8_t  own_order;
+    uint8_t  pad[3];
 };
 
 enum pg_wal_segment_flag { PG_WAL_BEGAN_EMPTY = 1 }; /* the arena was empty before record 1, the

@@ -530,13 +530,13 @@ def timer(key: str, delay_ns: int = MS, **fields: int) -> tuple[bytes, bytes]:
 class World:
     """Random steps of clients, and what each job has seen of them."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, core: JobsCore | None = None, max_dead: int = 3) -> None:
         self.random = random.Random(seed)
-        self.core = JobsCore(sessions=64)
+        self.core = core or JobsCore(sessions=64)
         self.groups = {b"g": 0, b"h": lib.PG_G_ORDERED, b"i": lib.PG_G_ORDERED | lib.PG_G_BLOCK}
         for name, flags in self.groups.items():
             self.core.create_group(
-                name, flags=flags, max_attempts=4, max_jobs=60, max_dead=3,
+                name, flags=flags, max_attempts=4, max_jobs=60, max_dead=max_dead,
                 retention_ns=300 * MS if name == b"h" else 0, backoff_base_ns=8 * MS,
             )  # fmt: skip
         self.sessions = [Session(self.core) for _ in range(3)]

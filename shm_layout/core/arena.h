@@ -184,6 +184,7 @@ struct pg_arena {
     struct pg_group_topic *group_topics;
     struct pg_member *members;
     struct pg_job *jobs;
+    struct pg_group_change *group_change;
     /* The rows of jobs: their free stack, and their part of the table of the wheel. */
     struct slots job_slots;
     struct key_index job_index;   /* by key */

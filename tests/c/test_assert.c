@@ -3,6 +3,8 @@
 #define _DEFAULT_SOURCE             /* defined for MAP_ANONYMOUS */
 #include "check.h"
 #include "core/core.h"
+#include "core/state/jobs.h"
+#include "core/state/members.h"
 
 #include <fcntl.h>
 #include <signal.h>
@@ -14,7 +16,7 @@ static const struct pg_config config = {
     .layout_id = 1, .payload_bytes = 4096, .replay_bytes_max = 1024, .tick_ns = 1000000,
     .stream_id = 1, .secret = {1, 2}, .capacity = 8, .replay_capacity = 16, .fanout = 64,
     .namespaces = 1, .topics = 1, .sessions = 2, .watches = 8, .watermarks = 8,
-    .accounts = 2, .bulk_loads = 1, .bulk_load_blocks = 2, .inbox_max = 8,
+    .accounts = 2, .bulk_loads = 1, .bulk_load_blocks = 2, .inbox_max = 8, .groups = 1, .jobs = 2,
     .clock_kind = PG_CLOCK_VIRTUAL, .wal_buffer_bytes = PG_WAL_BUFFER_MIN};
 
 /* Memory of an arena, which all processes forked later share. */
@@ -147,7 +149,7 @@ static void histogram_outside(struct pg_arena *a) { measure(a, PG_HISTOGRAMS, 1,
 static void replay_buffer_full(struct pg_arena *a)
 {
     a->header->replay_tail = a->header->replay_capacity;
-    replay_append(a, &(struct pg_entry){0}, &(struct job_traits){0, 0});
+    replay_append(a, &(struct pg_entry){0}, &(struct job_traits){0});
 }
 static void watches_used_up(struct pg_arena *a) { watches_take(a, watches_free(a) + 1); }
 static void no_watch_at_all(struct pg_arena *a) { watches_take(a, 0); }
@@ -183,6 +185,22 @@ static void session_with_results(struct pg_arena *a)
     session_at(a, 0)->uid = 1;
     session_reply(a, session_at(a, 0), 0)->count = 1;
     session_open(a, nonce, 0, 0, 0, (struct name){0}, &why);
+}
+static void group_freed_with_jobs(struct pg_arena *a)
+{
+    group_at(a, 0)->jobs = 1;
+    group_free(a, 0);
+}
+static void member_ends_with_jobs(struct pg_arena *a)
+{
+    member_at(a, 0)->held = 1;
+    member_free(a, 0);
+}
+static void job_without_a_row(struct pg_arena *a)
+{
+    while (slots_take(&a->job_slots) != PG_NIL)
+        continue;
+    job_born_of_entry(a, 0, 0);
 }
 static void answer_without_a_check(struct pg_arena *a) { operation_answered_no(a, 0); }
 static void ring_without_a_length(struct pg_arena *a)
@@ -283,6 +301,9 @@ static const struct {
     {bits_of_no_block, "bulk loads: bits belong to a block"},
     {name_outside, "names: a cell is inside the index"},
     {histogram_outside, "histograms: an id names a histogram"},
+    {group_freed_with_jobs, "groups: a group that is freed has no jobs"},
+    {member_ends_with_jobs, "members: a member that ends holds no job"},
+    {job_without_a_row, "jobs: the budget of a group has a row for each of its jobs"},
     {replay_buffer_full, "replay buffer: an entry has space"},
     {watches_used_up, "watches: so many records are free"},
     {no_watch_at_all, "watches: so many records are free"},

@@ -113,7 +113,9 @@ void fixture_authoritative(const struct fixture *fx, struct authoritative *t)
                                                 PG_R_TOPICS, PG_R_REPLAY_BUFFER, PG_R_WATCHES,
                                                 PG_R_WATERMARKS, PG_R_ACCOUNTS, PG_R_TIMESTAMPS,
                                                 PG_R_BULK_LOADS,
-                                                PG_R_BULK_LOAD_BLOCKS, PG_R_BULK_LOAD_BITS};
+                                                PG_R_BULK_LOAD_BLOCKS, PG_R_BULK_LOAD_BITS,
+                                                PG_R_GROUPS, PG_R_GROUP_TOPICS, PG_R_JOBS,
+                                                PG_R_GROUP_CHANGE};
     const struct pg_header *h = (const struct pg_header *)fx->arena;
     const struct pg_private *s = (const struct pg_private *)fx->secret;
     *t = (struct authoritative){0};
@@ -223,8 +225,9 @@ bool call_minds_when(const struct fixture *fx, const struct call *call)
     const bool parks = parks_any(fx->a);
     bool minds = false;
     for (uint32_t i = 0; call->kind == BY_MESSAGE && i < call->records; i++)
-        minds |= r[i].time_kind == PG_T_DELAY || (parks && r[i].op == PG_OP_PUT);
-    return minds;
+        minds |= r[i].time_kind == PG_T_DELAY || (parks && r[i].op == PG_OP_PUT) ||
+                 r[i].op >= PG_OP_JOIN;
+    return minds || call->kind == BY_SERVE || call->kind == BY_AWAY;
 }
 
 /* ---- records ---------------------------------------------------------------------------- */
@@ -443,6 +446,127 @@ static void rows_draft(struct fixture *fx, struct draft *d, uint32_t records, un
             put_draft(fx, d, modes == PG_MODES ? below(fx, PG_MODES) : modes);
 }
 
+/* ---- consumer groups -------------------------------------------------------------------- */
+
+enum { GROUPS = 3, JOBS_EACH = 24, CREDITS = 60 };
+
+/* Add a record on a lease of the client, if it has one. */
+static void job_draft(struct fixture *fx, struct draft *d, const struct client *c, unsigned op)
+{
+    static const char errors[] = "an error text that does not fit into two granules of memory";
+    const uint32_t rows = fx->a->job_slots.capacity, from = below(fx, rows);
+    struct pg_lease lease = {1, 0, 1};
+    struct pg_record *r = record_new(fx, d, op, false);
+    for (uint32_t i = 0; i < rows; i++) {
+        const struct pg_job *j = &fx->a->jobs[(from + i) % rows];
+        if (job_state(j) != PG_JOB_LEASED || j->session != c->session)
+            continue;
+        lease = (struct pg_lease){j->ticket >> 8, (from + i) % rows,
+                                  job_leases(j) - (below(fx, 16) == 0)};
+        break;
+    }
+    d->used -= r->key_len;
+    memcpy(draft_take(d, sizeof lease), &lease, sizeof lease);
+    r->key_len = sizeof lease;
+    r->name = 0;
+    if (op == PG_OP_JOB_NACK)
+        r->time_ns = (int64_t)below(fx, 3) * 7 * TICK_NS - 1 + (below(fx, 3) != 0);
+    if (op == PG_OP_JOB_EXTEND)
+        r->time_ns = 1 + (int64_t)below(fx, 50) * TICK_NS;
+    if (op == PG_OP_JOB_NACK || op == PG_OP_JOB_REJECT)
+        r->payload_len = below(fx, 2) * below(fx, sizeof errors);
+    memcpy(draft_take(d, r->payload_len), errors, r->payload_len);
+}
+
+/* Add a CANCEL that ends the jobs of a key that nobody holds. Usually the key has a job. */
+static void cancel_delivered_draft(struct fixture *fx, struct draft *d)
+{
+    const uint32_t rows = fx->a->job_slots.capacity, from = below(fx, rows);
+    struct pg_record *r = record_new(fx, d, PG_OP_CANCEL, false);
+    r->flags = below(fx, 8) != 0;
+    for (uint32_t i = 0; i < rows; i++) {
+        const struct pg_job *j = &fx->a->jobs[(from + i) % rows];
+        if (job_state(j) == PG_JOB_FREE || (j->meta & 15) != PG_KEY_BYTES)
+            continue;
+        d->used -= r->key_len;
+        memcpy(draft_take(d, j->key_len), blob_at(&fx->a->blobs, j->blob), j->key_len);
+        r->key_len = j->key_len;
+        r->name = 0;
+        r->value = below(fx, 3) == 0 ? j->ticket >> 8 : 0;
+        return;
+    }
+}
+
+static void any_job_draft(struct fixture *fx, struct draft *d, const struct client *c)
+{
+    if (below(fx, 6) == 0)
+        cancel_delivered_draft(fx, d);
+    else
+        job_draft(fx, d, c, PG_OP_JOB_ACK + below(fx, 5));
+}
+
+static struct pg_group_settings some_settings(struct fixture *fx, uint32_t group)
+{
+    const bool ordered = group % 2 == 1;
+    return (struct pg_group_settings){
+        .max_jobs = JOBS_EACH, .max_bytes = below(fx, 4) == 0 ? 16384 : 0,
+        .retention_ns = below(fx, 3) == 0 ? 500 * TICK_NS : 0, .max_lease_ns = 400 * TICK_NS,
+        .backoff_base_ns = below(fx, 2) * 16 * TICK_NS, .backoff_cap_ns = 64 * TICK_NS,
+        .max_attempts = 1 + below(fx, 3), .max_dead = below(fx, 2) * 40,
+        .flags = (ordered ? PG_G_ORDERED : 0u) | (ordered && below(fx, 2) ? PG_G_BLOCK : 0u) |
+                 (below(fx, 4) == 0 ? PG_G_DROP_OLDEST : 0u)};
+}
+
+/* Write a GROUP message. The groups have the names a, b and c, in the namespace n. */
+static void group_message(struct fixture *fx, struct call *call, unsigned action, uint32_t group)
+{
+    const bool creates = action == PG_GA_CREATE;
+    struct pg_group_ask ask = {.action = action, .topics = creates ? 1 + group % 2 : 0,
+                               .namespace_len = 1, .name_len = 1,
+                               .earliest = creates && below(fx, 2)};
+    if (creates || action == PG_GA_CHANGE)
+        ask.settings = some_settings(fx, group);
+    frame_write(call, &fx->clients[0], PG_M_GROUP, 0, 0);
+    call_append(call, &ask, sizeof ask);
+    call_append(call, "n", 1);
+    call_append(call, &"abc"[group % GROUPS], 1);
+    call_append(call, "\1t\1u", creates ? 2 * ask.topics : 0);
+}
+
+static void dead_write(struct fixture *fx, struct call *call, unsigned action)
+{
+    const uint32_t rows = fx->a->job_slots.capacity, from = below(fx, rows);
+    struct pg_dead_ask ask = {.action = action, .most = 2, .namespace_len = 1, .name_len = 1};
+    uint32_t group = below(fx, GROUPS);
+    for (uint32_t i = 0; i < rows; i++) {
+        const struct pg_job *j = &fx->a->jobs[(from + i) % rows];
+        if (job_state(j) != PG_JOB_DEAD)
+            continue;
+        group = (uint32_t)(group_at(fx->a, j->group)->name[0] - 'a');
+        ask.ticket = below(fx, 2) ? j->ticket >> 8 : 0;
+        break;
+    }
+    frame_write(call, &fx->clients[0], PG_M_DEAD, 0, 0);
+    call_append(call, &ask, sizeof ask);
+    call_append(call, "n", 1);
+    call_append(call, &"abc"[group], 1);
+}
+
+/* Lease all jobs that can be leased to a session. Members are derived, so the session joins before
+ * and gets no further jobs afterwards. */
+static void serve_run(struct fixture *fx, uint64_t session)
+{
+    for (uint32_t group = 0; group < fx->a->group_rows; group++)
+        if (group_exists(fx->a, group) && group_at(fx->a, group)->incarnation != 0)
+            member_join(fx->a, session, group, CREDITS, 30 * TICK_NS);
+    while (members_serve(fx->a, 2))
+        continue;
+    wal_buffer_settle(fx->a);
+    for (uint32_t group = 0; group < fx->a->group_rows; group++)
+        if (group_exists(fx->a, group) && group_at(fx->a, group)->incarnation != 0)
+            member_join(fx->a, session, group, 0, 30 * TICK_NS);
+}
+
 static void any_draft(struct fixture *fx, struct draft *d)
 {
     switch (below(fx, 10)) {
@@ -561,9 +685,14 @@ bool call_run(struct fixture *fx, const struct call *call, struct reply *reply)
     case BY_TOPIC: topic_run(fx, call); break;
     case BY_MIGRATE: migrate_run(fx); break;
     case BY_COMPACTION: compaction_run(fx); break;
+    case BY_SERVE: serve_run(fx, call->session); break;
+    case BY_AWAY: pg_inbox_away(fx->a, call->session); break;
     }
     return false;
 }
+
+static void past(struct fixture *fx, uint32_t steps);
+static void plain_make(struct fixture *fx, struct call *call, unsigned kind);
 
 /* ---- the operations under test ------------------------------------------------------------ */
 
@@ -973,6 +1102,165 @@ static void publish_make(struct fixture *fx, struct call *call, unsigned unused)
     call_append(call, "key its payload of bytes, and so on", head.key_len + head.payload_len);
 }
 
+/* ---- the operations on consumer groups ------------------------------------------------------ */
+
+static bool has_group(const struct fixture *fx, uint32_t group)
+{
+    return group_find(fx->a, 0, (struct name){&"abc"[group], 1}) != PG_NIL;
+}
+
+static void message_pass(struct fixture *fx, struct call *call)
+{
+    struct reply reply;
+    call->real_ns = fx->real_ns;
+    call_run(fx, call, &reply);
+    fixture_commit(fx);
+}
+
+static void groups_begin(struct fixture *fx, uint32_t count)
+{
+    struct call call = {.kind = BY_MESSAGE};
+    for (uint32_t group = 0; group < count; group++)
+        if (!has_group(fx, group)) {
+            group_message(fx, &call, PG_GA_CREATE, group);
+            message_pass(fx, &call);
+        }
+}
+
+static void jobs_past(struct fixture *fx)
+{
+    struct call call = {.kind = BY_SERVE, .session = fx->clients[below(fx, CLIENTS)].session};
+    struct client *c = &fx->clients[below(fx, CLIENTS)];
+    struct draft d = {.count = 0};
+    if (fx->a->metrics->jobs == 0)
+        return;
+    if (below(fx, 2))
+        message_pass(fx, &call);
+    if (below(fx, 2))
+        return;
+    any_job_draft(fx, &d, c);
+    batch_write(&call, c, &d, PG_M_BATCH);
+    message_pass(fx, &call);
+    c->sequence++;
+}
+
+/* Make sure that there are groups, and that most of the states of jobs occur. */
+static void jobs_prepare(struct fixture *fx)
+{
+    struct call call;
+    struct reply reply;
+    groups_begin(fx, 2 + below(fx, 2));
+    for (uint32_t n = 0; n < 3; n++) {
+        past(fx, 1 + below(fx, 2));
+        call = (struct call){.kind = BY_ADVANCE};
+        advance_make(fx, &call, 2);
+        call.now_ns = fx->now_ns;
+        call.offset_ns = fx->offset_ns;
+        call.real_ns = fx->real_ns;
+        call_run(fx, &call, &reply);
+        pg_published(fx->a, fx->a->header->replay_tail, 0, 0);
+        fixture_commit(fx);
+        jobs_past(fx);
+    }
+}
+
+static void serve_make(struct fixture *fx, struct call *call, unsigned kind)
+{
+    jobs_prepare(fx);
+    call->kind = (enum call_kind)kind;
+    call->session = fx->clients[below(fx, CLIENTS)].session;
+}
+
+/* Let all jobs be leased. Return a client that holds some, if any does. */
+static struct client *leases_begin(struct fixture *fx)
+{
+    struct client *c = &fx->clients[below(fx, CLIENTS)];
+    struct call call = {.kind = BY_SERVE, .session = c->session};
+    jobs_prepare(fx);
+    message_pass(fx, &call);
+    return c;
+}
+
+static void job_make(struct fixture *fx, struct call *call, unsigned op)
+{
+    struct client *c = leases_begin(fx);
+    struct draft d = {.count = 0};
+    job_draft(fx, &d, c, op);
+    batch_write(call, c, &d, PG_M_BATCH);
+}
+
+static void jobs_make(struct fixture *fx, struct call *call, unsigned records)
+{
+    struct client *c = leases_begin(fx);
+    struct draft d = {.count = 0};
+    for (uint32_t n = 2 + below(fx, records - 1); n > 0; n--)
+        if (below(fx, 3) == 0)
+            any_draft(fx, &d);
+        else
+            any_job_draft(fx, &d, c);
+    batch_write(call, c, &d, PG_M_BATCH);
+}
+
+static void cancel_delivered_make(struct fixture *fx, struct call *call, unsigned unused)
+{
+    struct draft d = {.count = 0};
+    (void)unused;
+    jobs_prepare(fx);
+    cancel_delivered_draft(fx, &d);
+    batch_make(fx, call, &d);
+}
+
+static void group_make(struct fixture *fx, struct call *call, unsigned action)
+{
+    if (action == PG_GA_CREATE)
+        past(fx, 2);
+    else
+        jobs_prepare(fx);
+    group_message(fx, call, action, action == PG_GA_CREATE ? below(fx, GROUPS) : below(fx, 2));
+}
+
+static void dead_make(struct fixture *fx, struct call *call, unsigned action)
+{
+    struct draft d = {.count = 0};
+    struct client *c = leases_begin(fx);
+    job_draft(fx, &d, c, PG_OP_JOB_REJECT);
+    job_draft(fx, &d, c, PG_OP_JOB_REJECT);
+    batch_write(call, c, &d, PG_M_BATCH);
+    message_pass(fx, call);
+    c->sequence++;
+    dead_write(fx, call, action);
+}
+
+/* Advance to the end of a lease, of a delay or of a retention. */
+static void job_due_make(struct fixture *fx, struct call *call, unsigned leases)
+{
+    int64_t earliest_ns = INT64_MAX;
+    if (leases)
+        leases_begin(fx);
+    else
+        jobs_prepare(fx);
+    for (uint32_t row = 0; row < fx->a->job_slots.capacity; row++)
+        if (ctl_state(job_hot(fx->a, row)->ctl) == PG_S_ARMED &&
+            job_hot(fx->a, row)->deadline_ns < earliest_ns)
+            earliest_ns = job_hot(fx->a, row)->deadline_ns;
+    call->kind = BY_ADVANCE;
+    if (earliest_ns != INT64_MAX && earliest_ns > fx->now_ns)
+        fx->now_ns = earliest_ns;
+    fx->now_ns += TICK_NS - fx->now_ns % TICK_NS;
+}
+
+static void with_jobs_make(struct fixture *fx, struct call *call, unsigned which)
+{
+    static void (*const makes[])(struct fixture *, struct call *, unsigned) = {
+        bye_make, sweep_make, publish_make, plain_make, plain_make, bulk_make, advance_make};
+    static const unsigned variants[] = {0, 0, 0, BY_MIGRATE, BY_COMPACTION, RECORDS_MAX, 2};
+    if (which < 2 || below(fx, 2))
+        leases_begin(fx);
+    else
+        jobs_prepare(fx);
+    makes[which](fx, call, variants[which]);
+}
+
 static void plain_make(struct fixture *fx, struct call *call, unsigned kind)
 {
     (void)fx;
@@ -1039,6 +1327,30 @@ static const struct operation {
     {"migrate", plain_make, BY_MIGRATE},
     {"compaction", plain_make, BY_COMPACTION},
     {"changed batch", changed_make, 3},
+    {"serve", serve_make, BY_SERVE},
+    {"away", serve_make, BY_AWAY},
+    {"job ack", job_make, PG_OP_JOB_ACK},
+    {"job nack", job_make, PG_OP_JOB_NACK},
+    {"job extend", job_make, PG_OP_JOB_EXTEND},
+    {"job release", job_make, PG_OP_JOB_RELEASE},
+    {"job reject", job_make, PG_OP_JOB_REJECT},
+    {"jobs", jobs_make, 6},
+    {"cancel delivered", cancel_delivered_make, 0},
+    {"group create", group_make, PG_GA_CREATE},
+    {"group change", group_make, PG_GA_CHANGE},
+    {"group pause", group_make, PG_GA_PAUSE},
+    {"group delete", group_make, PG_GA_DELETE},
+    {"dead requeue", dead_make, PG_DA_REQUEUE},
+    {"dead drop", dead_make, PG_DA_DROP},
+    {"lease ends", job_due_make, 1},
+    {"job due", job_due_make, 0},
+    {"bye with jobs", with_jobs_make, 0},
+    {"sweep with jobs", with_jobs_make, 1},
+    {"publish with jobs", with_jobs_make, 2},
+    {"migrate with jobs", with_jobs_make, 3},
+    {"compaction with jobs", with_jobs_make, 4},
+    {"bulk with jobs", with_jobs_make, 5},
+    {"expire with jobs", with_jobs_make, 6},
     {NULL, NULL, 0},
 };
 
@@ -1108,6 +1420,7 @@ static void past(struct fixture *fx, uint32_t steps)
         if (below(fx, 16) == 0)
             past_settings(fx);
         past_batch(fx);
+        jobs_past(fx);
         fx->now_ns += below(fx, 3) * TICK_NS;
         fx->real_ns += 1000000;
         call.now_ns = fx->now_ns;
@@ -1156,7 +1469,7 @@ static struct pg_config config_of(struct fixture *fx)
         .watermarks = 4 + below(fx, 4), .watermark_ttl_ns = 60000000000, .inbox_max = 2 + below(fx,
                                                                                                6),
         .clock_kind = PG_CLOCK_VIRTUAL, .wal_buffer_bytes = below(fx, 2) ? PG_WAL_BUFFER_MIN : 0,
-        .shard = 1, .shards = 2};
+        .groups = GROUPS, .jobs = GROUPS * JOBS_EACH, .shard = 1, .shards = 2};
 }
 
 void fixture_open(struct fixture *fx, enum shape shape, uint64_t seed)
@@ -1178,6 +1491,8 @@ void fixture_open(struct fixture *fx, enum shape shape, uint64_t seed)
         parks_far(fx);
     for (uint32_t n = 0; n < CLIENTS; n++)
         hello(fx, n);
+    if (below(fx, 2))
+        groups_begin(fx, 1 + below(fx, GROUPS));
     if (shape != EMPTY)
         past(fx, 2 + below(fx, 8));
     if (shape == FULL)

@@ -6,6 +6,11 @@
 #include "check.h"
 #include "core/core.h"
 #include "core/state/compaction.h"
+#include "core/state/delivery.h"
+#include "core/state/groups.h"
+#include "core/state/jobs.h"
+#include "core/state/members.h"
+#include "core/wal/wal_buffer.h"
 
 #define CLIENTS 2
 #define SESSIONS 3
@@ -45,7 +50,7 @@ struct authoritative {
 
 enum call_kind { BY_MESSAGE, BY_ADVANCE, BY_PUBLISHED, BY_PUBLISH, BY_SWEEP, BY_SWEEP_BULK_LOADS,
                  BY_INBOX, BY_INBOX_AGAIN, BY_SETTINGS, BY_TOPIC, BY_MIGRATE,
-                 BY_COMPACTION };
+                 BY_COMPACTION, BY_SERVE, BY_AWAY };
 
 #define RECORDS_MAX 12
 /* Large enough for a payload that does not fit into any arena of these fixtures. */
@@ -60,6 +65,7 @@ struct call {
     uint8_t message[MESSAGE_MAX];
     int64_t now_ns, offset_ns, real_ns;
     uint64_t tail;                /* BY_PUBLISH: tail of the replay buffer before the call */
+    uint64_t session;             /* BY_SERVE, BY_AWAY: session of the member */
 };
 
 struct reply {

@@ -1,7 +1,9 @@
 #include "ledger.h"
 
 #include "check.h"
+#include "core/state/groups.h"
 #include "core/state/items.h"
+#include "core/state/jobs.h"
 
 uint64_t ledger_mix(uint64_t hash, uint64_t value)
 {
@@ -27,11 +29,11 @@ uint64_t ledger_bytes(uint64_t hash, const void *bytes, uint64_t len)
 /* ---- facts ----------------------------------------------------------------------------- */
 
 static const char *const kinds[] = {"a ticket", "a key", "a watermark", "a name", "a session",
-                                    "a bulk load", "a row of a bulk load"};
+                                    "a bulk load", "a row of a bulk load", "a job", "a consumer group"};
 
 static void note(struct ledger *l, enum subject_kind kind, uint64_t subject, uint64_t state)
 {
-    subject = ledger_mix(0, subject) << 3 | kind;
+    subject = ledger_mix(0, subject) << 4 | kind;
     for (uint32_t i = 0; i < l->count; i++)
         if (l->facts[i].subject == subject) {
             l->facts[i].state += state;
@@ -64,13 +66,13 @@ bool ledger_same(const struct ledger *found, const struct ledger *expected,
     for (uint32_t i = 0; i < found->count; i++) {
         const struct fact *f = &found->facts[i];
         if (ledger_state(expected, f->subject) != f->state)
-            return fault_set(fault, "ledger", kinds[f->subject & 7], f->subject,
+            return fault_set(fault, "ledger", kinds[f->subject & 15], f->subject,
                              ledger_state(expected, f->subject), f->state);
     }
     for (uint32_t i = 0; i < expected->count; i++) {
         const struct fact *f = &expected->facts[i];
         if (ledger_state(found, f->subject) != f->state)
-            return fault_set(fault, "ledger", kinds[f->subject & 7], f->subject, f->state, 0);
+            return fault_set(fault, "ledger", kinds[f->subject & 15], f->subject, f->state, 0);
     }
     for (uint32_t i = 0; i < TOPICS_MAX; i++)
         if (found->sequences[i] != expected->sequences[i])
@@ -82,16 +84,18 @@ bool ledger_same(const struct ledger *found, const struct ledger *expected,
 }
 
 bool ledger_between(const struct ledger *found, const struct ledger *stages, uint32_t count,
-                    struct pg_fault *fault)
+                    bool jobs, struct pg_fault *fault)
 {
     for (uint32_t i = 0; i < found->count; i++)
-        if (!known(stages, count, found->facts[i].subject, found->facts[i].state))
-            return fault_set(fault, "ledger", kinds[found->facts[i].subject & 7],
+        if ((jobs || (found->facts[i].subject & 15) != OF_JOB) &&
+            !known(stages, count, found->facts[i].subject, found->facts[i].state))
+            return fault_set(fault, "ledger", kinds[found->facts[i].subject & 15],
                              found->facts[i].subject, 0, found->facts[i].state);
     for (uint32_t i = 0; i < stages[0].count; i++) {
         const struct fact *f = &stages[0].facts[i];
-        if (ledger_state(found, f->subject) == 0 && !known(stages, count, f->subject, 0))
-            return fault_set(fault, "ledger", kinds[f->subject & 7], f->subject, f->state, 0);
+        if ((jobs || (f->subject & 15) != OF_JOB) && ledger_state(found, f->subject) == 0 &&
+            !known(stages, count, f->subject, 0))
+            return fault_set(fault, "ledger", kinds[f->subject & 15], f->subject, f->state, 0);
     }
     return true;
 }
@@ -296,6 +300,88 @@ static void bulk_loads_note(struct ledger *l, const struct pg_arena *a)
     }
 }
 
+/* Record the groups. */
+static void groups_note(struct ledger *l, const struct pg_arena *a)
+{
+    uint32_t topics[PG_GROUP_TOPICS_MAX];
+    for (uint32_t i = 0; i < a->group_rows; i++) {
+        const struct pg_consumer_group *g = &a->groups[i];
+        if (!group_exists(a, i) || g->incarnation == 0)
+            continue;
+        uint64_t hash = ledger_bytes(g->namespace_row, &g->settings, sizeof g->settings);
+        for (uint32_t n = group_topics(a, i, topics); n-- > 0;)
+            hash = ledger_mix(hash, topic_hash(a, topics[n]));
+        note(l, OF_GROUP, ledger_bytes(0, g->name, g->name_len), hash);
+    }
+}
+
+/* Return the control word that a job has after a reboot, which ends all leases. */
+static uint64_t control_durable(const struct pg_arena *a, const struct pg_job *j)
+{
+    const uint32_t failures = job_failures(j) + 1;
+    if (job_state(j) != PG_JOB_LEASED)
+        return j->control;
+    return failures >= group_at(a, j->group)->settings.max_attempts
+               ? job_control(PG_JOB_DEAD, PG_JR_MAX_ATTEMPTS, failures, job_leases(j))
+               : job_control(PG_JOB_WAITING, PG_JR_NONE, failures, job_leases(j));
+}
+
+/* Hash a job. A job with an error has had a failure. */
+static uint64_t job_hash(const struct pg_arena *a, const struct pg_job *j, bool durable)
+{
+    const bool cut = durable && job_state(j) == PG_JOB_LEASED;
+    uint64_t hash = ledger_mix(durable ? control_durable(a, j) : j->control, j->ticket & 0xff);
+    if ((j->ticket & 0xff) != PG_CAUSE_PUBLISHED)
+        hash = ledger_mix(hash, (uint64_t)j->deadline_ns);
+    hash = ledger_mix(hash, (uint64_t)(j->meta & ~(PG_E_LATE << 4)) << 8 | j->priority);
+    hash = ledger_mix(hash, topic_hash(a, j->topic));
+    if (job_state(j) == PG_JOB_DELAYED || (job_state(j) == PG_JOB_LEASED && !cut))
+        hash = ledger_mix(ledger_mix(hash, (uint64_t)j->due_ns),
+                          job_state(j) == PG_JOB_LEASED ? j->session : 0);
+    if (!durable)
+        hash = ledger_mix(hash, (j->first_failed_ns != 0) + 2u * (j->last_failed_ns != 0));
+    if (job_error_len(j) != 0 && !durable)
+        hash = ledger_bytes(hash, job_error(a, j), job_error_len(j));
+    if (durable && job_reason(j) == PG_JR_REJECTED)
+        hash = ledger_bytes(hash, job_error(a, j), job_error_len(j));
+    const uint8_t *blob = blob_at(&a->blobs, j->blob);
+    const uint32_t skip = (j->meta >> 4) & PG_E_OPERATION ? sizeof(int64_t) : 0;
+    hash = ledger_bytes(hash, blob, j->key_len);
+    return ledger_bytes(hash, blob + j->key_len + skip, j->payload_len - skip);
+}
+
+/* Return whether the group has more dead letters than it keeps after a reboot, which ends leases. */
+static bool drops_dead(const struct pg_arena *a, uint32_t group)
+{
+    uint64_t dead = 0;
+    for (uint32_t row = 0; row < a->job_slots.capacity; row++)
+        dead += job_state(&a->jobs[row]) != PG_JOB_FREE && a->jobs[row].group == group &&
+                (control_durable(a, &a->jobs[row]) & 0xff) == PG_JOB_DEAD;
+    return dead > group_at(a, group)->settings.max_dead;
+}
+
+static bool left_out(const struct pg_arena *a, const struct pg_job *j, const struct pg_arena *live)
+{
+    return live != NULL && (control_durable(a, j) & 0xff) == PG_JOB_DEAD && drops_dead(live, j->group);
+}
+
+/* `live`: the arena whose WAL was redone; NULL = note all facts. */
+static void jobs_note(struct ledger *l, const struct pg_arena *a, uint64_t fresh,
+                      const struct pg_arena *live)
+{
+    for (uint32_t row = 0; row < a->job_slots.capacity; row++) {
+        const struct pg_job *j = &a->jobs[row];
+        if (job_state(j) == PG_JOB_FREE || group_at(a, j->group)->incarnation == 0 ||
+            left_out(a, j, live))
+            continue;
+        const uint64_t ticket = j->ticket >> 8;
+        const uint64_t subject =
+            ticket < fresh ? ticket
+                           : ledger_bytes(1, blob_at(&a->blobs, j->blob), j->key_len);
+        note(l, OF_JOB, ledger_mix(ledger_mix(1, j->group), subject), job_hash(a, j, live != NULL));
+    }
+}
+
 void ledger_take(struct ledger *l, const struct pg_arena *a, uint64_t fresh)
 {
     *l = (struct ledger){.count = 0};
@@ -306,6 +392,8 @@ void ledger_take(struct ledger *l, const struct pg_arena *a, uint64_t fresh)
     names_note(l, a, a);
     sessions_note(l, a);
     bulk_loads_note(l, a);
+    groups_note(l, a);
+    jobs_note(l, a, fresh, NULL);
 }
 
 void ledger_take_durable(struct ledger *l, const struct pg_arena *a, const struct pg_arena *live)
@@ -321,6 +409,8 @@ void ledger_take_durable(struct ledger *l, const struct pg_arena *a, const struc
         if (a->topics[i].name_len != 0 && a->topics[i].missed != 0)
             note(l, OF_NAME, ledger_mix(topic_hash(a, i), 0), a->topics[i].missed);
     bulk_loads_note(l, a);
+    groups_note(l, a);
+    jobs_note(l, a, UINT64_MAX, live);
 }
 
 uint64_t ledger_fired(const struct pg_arena *a, uint64_t from, uint64_t fresh)

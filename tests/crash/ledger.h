@@ -5,16 +5,17 @@
 
 #include "core/core.h"
 
-#define FACTS_MAX 240
+#define FACTS_MAX 400
 #define TOPICS_MAX 8
 
 /* A fact is the sum of hashes over everything that concerns one ticket or one key. A kill may come
  * between the end of a timer and its notice, or between the old and the new timer of a key, but
  * after a recovery such a pair must be either untouched or complete. Each pair is therefore in one
  * fact. */
-enum subject_kind { OF_TICKET, OF_KEY, OF_WATERMARK, OF_NAME, OF_SESSION, OF_BULK_LOAD, OF_ROW };
+enum subject_kind { OF_TICKET, OF_KEY, OF_WATERMARK, OF_NAME, OF_SESSION, OF_BULK_LOAD, OF_ROW,
+                    OF_JOB, OF_GROUP };
 struct fact {
-    uint64_t subject, state;      /* the low 3 bits of `subject` are its enum subject_kind */
+    uint64_t subject, state;      /* the low 4 bits of `subject` are its enum subject_kind */
 };
 
 struct ledger {
@@ -37,9 +38,10 @@ void ledger_take_durable(struct ledger *l, const struct pg_arena *a, const struc
 bool ledger_same(const struct ledger *found, const struct ledger *expected,
                  struct pg_fault *fault);
 /* Return true if each fact in `found` has the same state in at least one of the ledgers `stages`,
- * and each fact that all `stages` contain is in `found`. */
+ * and each fact that all `stages` contain is in `found`. `jobs`: include the states of jobs. A single
+ * call that moves the clock may change a job several times. */
 bool ledger_between(const struct ledger *found, const struct ledger *stages, uint32_t count,
-                    struct pg_fault *fault);
+                    bool jobs, struct pg_fault *fault);
 /* Return the sum of the hashes of the replay buffer entries from position `from` to the tail. */
 uint64_t ledger_fired(const struct pg_arena *a, uint64_t from, uint64_t fresh);
 /* Return true if the sequences of every topic's entries have no gap and end at the topic's

@@ -23,7 +23,7 @@ static const struct pg_config fuzz_config = {
     .tick_ns = FUZZ_TICK_NS, .stream_id = 1, .secret = {1, 2}, .capacity = 12,
     .replay_capacity = 16, .fanout = 3, .namespaces = 2, .topics = 3,
     .sessions = FUZZ_SESSIONS, .clock_kind = PG_CLOCK_VIRTUAL, .watches = 24, .watermarks = 8,
-    .watermark_ttl_ns = 1000000000, .inbox_max = 6};
+    .watermark_ttl_ns = 1000000000, .groups = 3, .jobs = 16, .inbox_max = 6};
 
 struct input {
     const uint8_t *at, *end;

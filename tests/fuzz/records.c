@@ -3,9 +3,11 @@
 
 #include "arena.h"
 
+#include "core/state/jobs.h"
+
 enum step {
     S_ADVANCE, S_RAW, S_FRAMED, S_BATCH, S_QUERY, S_REPEAT, S_ACK, S_HELLO, S_BYE, S_REBUILD,
-    S_READ, S_SWEEP, STEPS
+    S_READ, S_SWEEP, S_GROUP, S_DEAD, STEPS
 };
 
 enum { MESSAGE = 1 << 16, RECORDS_MAX = 8 };
@@ -160,12 +162,41 @@ static uint8_t *tag_write(struct input *in, struct pg_record *r, uint8_t *at)
     return at + r->ext_len;
 }
 
+/* Write the lease of some job of the arena, usually the newest one. */
+static uint8_t *lease_write(struct input *in, uint8_t *at, struct pg_record *r)
+{
+    const uint32_t row = take_byte(in) % world.f.a->job_slots.capacity;
+    const struct pg_job *j = job_at(world.f.a, row);
+    const struct pg_lease lease = {j->ticket >> 8, row, job_leases(j) - (take_byte(in) == 255)};
+    r->key_type = PG_KEY_BYTES;
+    r->key_len = sizeof lease;
+    memcpy(at, &lease, sizeof lease);
+    return at + sizeof lease;
+}
+
+static uint8_t *job_record_write(struct input *in, struct pg_record *r, uint8_t *at)
+{
+    const bool joins = r->op == PG_OP_JOIN;
+    r->value = joins ? r->value : 0;
+    r->mode = 0;
+    at = joins ? key_write(in, at, &r->key_len, &r->key_type) : lease_write(in, at, r);
+    if (joins || r->op == PG_OP_JOB_NACK || r->op == PG_OP_JOB_EXTEND)
+        r->time_ns = time_of(in);
+    if (r->op == PG_OP_JOB_NACK || r->op == PG_OP_JOB_REJECT)
+        r->payload_len = take_byte(in) * 4u;
+    take(in, at, r->payload_len);
+    return at + r->payload_len;
+}
+
 static uint8_t *record_write(struct input *in, struct pg_record *r, uint8_t *at, unsigned names)
 {
-    *r = (struct pg_record){.op = take_byte(in) % (PG_OP_COMPLETE + 2), .mode = take_byte(in) % 5};
+    *r = (struct pg_record){.op = take_byte(in) % (PG_OP_JOB_REJECT + 2), .mode = take_byte(in) % 5};
     r->name = take_byte(in) % (names + 1);
     r->value = take_byte(in);
+    if (r->op >= PG_OP_JOIN)
+        return job_record_write(in, r, at);
     at = key_write(in, at, &r->key_len, &r->key_type);
+    r->flags = r->op == PG_OP_CANCEL ? take_byte(in) % 2 : 0;
     if (r->op != PG_OP_PUT && r->op != PG_OP_WATCH)
         return at;
     r->time_kind = take_byte(in) % (PG_T_KINDS + 1);
@@ -217,6 +248,53 @@ static void batch(struct world *w, struct input *in, uint32_t number, unsigned m
     follow(w, number, deliver(w, number, w->buffer, len));
 }
 
+/* Send a valid GROUP message, for one of a few groups; the input may damage one byte of it. */
+static void group(struct world *w, struct input *in, uint32_t number)
+{
+    const struct pg_frame frame = frame_of(w, number, PG_M_GROUP);
+    const uint8_t choice = take_byte(in), damage = take_byte(in);
+    struct pg_group_ask ask = {.action = choice % PG_GROUP_ACTIONS, .namespace_len = 1,
+                               .name_len = 1};
+    if (ask.action == PG_GA_CREATE || ask.action == PG_GA_CHANGE)
+        ask.settings = (struct pg_group_settings){
+            .max_jobs = 1 + take_byte(in) % 8, .retention_ns = time_of(in) & INT32_MAX,
+            .max_lease_ns = 1 + (time_of(in) & INT32_MAX), .backoff_base_ns = FUZZ_TICK_NS,
+            .backoff_cap_ns = 4 * FUZZ_TICK_NS, .rate = take_byte(in) % 4,
+            .max_attempts = 1 + take_byte(in) % 3, .max_dead = take_byte(in) % 3,
+            .flags = take_byte(in) % PG_G_FLAGS};
+    ask.topics = ask.action == PG_GA_CREATE ? 1 + choice / 8 % 2 : 0;
+    ask.earliest = ask.action == PG_GA_CREATE && choice / 16 % 2;
+    uint8_t names[8] = {'n', (uint8_t)('a' + choice / 32 % 3), 1, 't', 1, 'u'};
+    const uint64_t len = sizeof frame + sizeof ask + 2 + 2ull * ask.topics;
+    memcpy(w->buffer, &frame, sizeof frame);
+    memcpy(w->buffer + sizeof frame, &ask, sizeof ask);
+    memcpy(w->buffer + sizeof frame + sizeof ask, names, sizeof names);
+    if (damage & 0x80)
+        w->buffer[sizeof frame + damage % (sizeof ask)] ^= take_byte(in);
+    deliver(w, number, w->buffer, len);
+}
+
+static void dead(struct world *w, struct input *in, uint32_t number)
+{
+    const uint8_t choice = take_byte(in);
+    struct {
+        struct pg_frame frame;
+        struct pg_dead_ask ask;
+        uint8_t names[2];
+    } m = {.frame = frame_of(w, number, PG_M_DEAD),
+           .ask = {.action = choice % (PG_DEAD_ACTIONS + 1), .most = choice / 4 % 4,
+                   .namespace_len = 1, .name_len = 1},
+           .names = {'n', (uint8_t)('a' + choice / 32 % 3)}};
+    deliver(w, number, (const uint8_t *)&m, sizeof m.frame + sizeof m.ask + 2);
+}
+
+static void jobs_read(struct world *w)
+{
+    uint64_t session;
+    while (pg_jobs(w->f.a, &session, w->f.reply, PG_MESSAGE_MAX) != 0)
+        continue;
+}
+
 static void repeat(struct world *w, uint32_t number)
 {
     if (w->last != NULL)
@@ -260,6 +338,7 @@ static void read_all(struct world *w, struct input *in)
     pg_tail_heartbeats(w->f.a, 0, &cursor, w->f.reply, PG_MESSAGE_MAX, parts, 8);
     cursor = 0;
     pg_scan(w->f.a, &cursor, 64, w->f.reply, PG_MESSAGE_MAX);
+    jobs_read(w);
     const uint64_t first = 1 + take_byte(in) % 16;
     for (uint32_t topic = 0; topic < w->f.a->topic_rows; topic++)
         pg_replay(w->f.a, topic, first, first + 15, positions, w->f.reply, PG_MESSAGE_MAX, &lost,
@@ -285,6 +364,8 @@ static void step(struct world *w, struct input *in)
     case S_REBUILD: rebuild(w); break;
     case S_READ: read_all(w, in); break;
     case S_SWEEP: pg_sweep(w->f.a, w->now_ns += 2000000000, &cursor, 8); break;
+    case S_GROUP: group(w, in, number); break;
+    case S_DEAD: dead(w, in, number); break;
     case STEPS: break;
     }
     fuzz_whole(&w->f);

@@ -404,17 +404,62 @@ static bool arm_apply(struct pg_arena *a, struct step *s, struct pg_result *resu
     return true;
 }
 
+/* ---- cancels ------------------------------------------------------------------------------- */
+
+/* Return whether the timer that a CANCEL names is armed. */
+static bool is_pending(const struct pg_arena *a, const struct step *s)
+{
+    const uint32_t slot = timers_find(a, &s->put.key);
+    return slot != PG_NIL && (s->record->value == 0 ||
+                              s->record->value == ctl_ticket(slot_hot(a, slot)->ctl));
+}
+
+/* Return whether the CANCEL concerns jobs: answer it with LEASED if a member holds one of them, else
+ * with CANCELLED. `intent` stores the first job, so that the rebuild finds out whether it has
+ * ended. */
+static bool cancels_jobs(struct pg_arena *a, const struct step *s, struct pg_result *result)
+{
+    if (on_cancel(s->session))
+        return true;              /* it continues */
+    const uint32_t row =
+        is_pending(a, s) ? PG_NIL : job_of_key(a, &s->put.key, s->record->value);
+    if (row == PG_NIL)
+        return false;
+    const struct pg_job *j = job_at(a, row);
+    const bool leased = job_state(j) == PG_JOB_LEASED;
+    if (leased)
+        answer(result, j->ticket >> 8, PG_ST_LEASED, j->deadline_ns);
+    if (leased || s->record->flags == 0)
+        return leased;
+    intend(s, j->control, row);
+    answer(result, j->ticket >> 8, PG_ST_CANCELLED, j->deadline_ns);
+    return true;
+}
+
+/* End the jobs of the key that no member holds, if the CANCEL was answered with CANCELLED. Return
+ * false if the WAL buffer is full; the next call continues. */
+static bool jobs_drop(struct pg_arena *a, const struct step *s)
+{
+    uint32_t row = on_cancel(s->session) ? (uint32_t)s->session->intent[3] : PG_NIL;
+    if (row != PG_NIL && job_at(a, row)->control != s->session->intent[1])
+        row = job_of_key(a, &s->put.key, s->record->value);
+    while (row != PG_NIL && job_state(job_at(a, row)) != PG_JOB_LEASED) {
+        if (wal_buffer_full(a))
+            return false;
+        job_drop(a, row);
+        row = job_of_key(a, &s->put.key, s->record->value);
+    }
+    return true;
+}
+
 static bool cancel_apply(struct pg_arena *a, const struct step *s, struct pg_result *result)
 {
     const struct key *key = &s->put.key;
     if (s->q->in_bulk_load && !bulk_load_void(a, key, s->session->bulk_load_first + s->n, result))
         return true;
-    if (!key_cancel(a, key, s->record->value, result))
-        return false;
-    const unsigned status = result->ticket & 0xff;
-    if (UNLIKELY(a->metrics->jobs != 0) && (status == PG_ST_FIRED || status == PG_ST_UNKNOWN))
-        jobs_cancel(a, key, s->record->value, s->record->flags != 0, result);
-    return true;
+    if (UNLIKELY(a->metrics->jobs != 0 || on_cancel(s->session)) && cancels_jobs(a, s, result))
+        return jobs_drop(a, s);
+    return key_cancel(a, key, s->record->value, result);
 }
 
 /* Apply a record. Return false if the work limit of this call is reached; the next call for the

@@ -109,7 +109,7 @@ static void topics_release(struct pg_arena *a, const struct group_wanted *w)
 }
 
 /* Let a new group begin with the notices of the replay buffer, the oldest first, as far as its
- * budget allows. */
+ * budget and the WAL buffer allow. */
 static void group_begin_earliest(struct pg_arena *a, uint32_t group)
 {
     const struct pg_consumer_group *g = group_at(a, group);
@@ -134,11 +134,12 @@ static bool group_create_wanted(struct pg_arena *a, const struct group_request *
             return refused(why, PG_ERR_BUSY, PG_ST_BUSY, 0);
         return group_differs(a, found, w) == 0 || group_refused(why, PG_GR_MISMATCH, found);
     }
-    const uint32_t group = group_create(a, w, &reason, &detail);
+    const uint32_t group = group_draft(a, w, &reason, &detail);
     if (group == PG_NIL)
         return group_refused(why, reason, detail);
     if (g->ask.earliest)
         group_begin_earliest(a, group);
+    group_commit(a, group, w);
     return true;
 }
 
@@ -176,9 +177,9 @@ static bool change(struct pg_arena *a, const struct group_request *g, uint32_t g
     struct pg_group_settings s = group_at(a, group)->settings;
     uint64_t detail;
     if (g->ask.action == PG_GA_CHANGE) {
-        const uint32_t fixed = s.flags & (PG_G_PAUSED | PG_G_ORDERED);
+        const uint32_t kept = PG_G_PAUSED | PG_G_ORDERED | PG_G_BLOCK, flags = s.flags & kept;
         s = g->ask.settings;
-        s.flags = (s.flags & ~(uint32_t)(PG_G_PAUSED | PG_G_ORDERED)) | fixed;
+        s.flags = (s.flags & ~kept) | flags;
     } else {
         s.flags &= ~(uint32_t)PG_G_PAUSED;
         s.flags |= g->ask.action == PG_GA_PAUSE ? PG_G_PAUSED : 0;
@@ -189,7 +190,11 @@ static bool change(struct pg_arena *a, const struct group_request *g, uint32_t g
     if (s.max_jobs < group_at(a, group)->jobs + group_at(a, group)->pending)
         return group_refused(why, PG_GR_PENDING,
                              group_at(a, group)->jobs + group_at(a, group)->pending);
+    const bool moves = s.retention_ns != group_at(a, group)->settings.retention_ns;
     group_change(a, group, &s);
+    if (moves)
+        jobs_place_again(a, group);
+    jobs_drop_dead(a, group, DROPS_PER_CALL);
     a->state.jobs_wait = true;
     return true;
 }

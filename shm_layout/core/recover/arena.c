@@ -126,6 +126,7 @@ static void groups_plan(struct plan *p, const struct pg_config *c)
     plan_add(p, PG_R_FREE_JOBS, sizeof(uint32_t), (uint64_t)c->jobs + 1);
     plan_add(p, PG_R_JOB_INDEX, sizeof(struct pg_index_bucket), index_buckets(c->jobs));
     plan_add(p, PG_R_ORDER_INDEX, sizeof(struct pg_index_bucket), index_buckets(c->jobs));
+    plan_add(p, PG_R_GROUP_CHANGE, sizeof(struct pg_group_change), 1);
 }
 
 static void plan_make(struct plan *p, const struct pg_config *c)
@@ -280,6 +281,7 @@ static void groups_open(struct pg_arena *a)
     a->members = region(a, PG_R_MEMBERS);
     a->member_rows = region_count(a, PG_R_MEMBERS);
     a->jobs = region(a, PG_R_JOBS);
+    a->group_change = region(a, PG_R_GROUP_CHANGE);
     a->job_slots = (struct slots){(struct pg_hot *)region(a, PG_R_HOT) + a->slots.capacity, NULL,
                                   region(a, PG_R_FREE_JOBS), jobs};
     a->job_index = (struct key_index){region(a, PG_R_JOB_INDEX),

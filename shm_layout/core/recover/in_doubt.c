@@ -218,14 +218,6 @@ static void topic_settings_finish(struct pg_arena *a, const struct pg_wal_topic 
         topic_settings_store(topic_at(a, j->row), j);
 }
 
-/* Store all settings of the frame again, for the same reason. */
-static void group_settings_finish(struct pg_arena *a, const struct pg_wal_consumer_group *j)
-{
-    if (group_exists(a, j->row) && group_at(a, j->row)->incarnation == j->incarnation &&
-        j->topics != 0)
-        group_at(a, j->row)->settings = j->settings;
-}
-
 bool in_doubt_settle(struct pg_arena *a, struct pg_fault *why)
 {
     const struct pg_frame_head *f;
@@ -239,8 +231,6 @@ bool in_doubt_settle(struct pg_arena *a, struct pg_fault *why)
         settings_finish(a, (const void *)(f + 1));
     if (f->type == PG_WAL_TOPIC)
         topic_settings_finish(a, (const void *)(f + 1));
-    if (f->type == PG_WAL_GROUP)
-        group_settings_finish(a, (const void *)(f + 1));
     wal_buffer_decide(a, f, visible[f->type](a, f + 1));
     return true;
 }
@@ -285,8 +275,17 @@ static bool job_answered(const struct pg_arena *a, const struct pg_session *s,
            job_at(a, row)->control != s->intent[1];
 }
 
-/* Settle the record that a kill interrupted. A record on a watch key continues from its stored
- * state when the client sends the batch again. Any other record was applied completely or not at
+/* Take a CANCEL of jobs back, unless it has ended the first job. */
+static void cancel_recover(const struct pg_arena *a, struct pg_session *s, struct pg_result *r)
+{
+    if (r->ticket >> 8 != 0 && job_answered(a, s, r))
+        return;
+    *r = (struct pg_result){0, 0};
+    STORE_RELEASE(&s->intent[0], 0ull);   /* later: without it, the answer would count */
+}
+
+/* Settle the record that a kill interrupted. A record on a watch key, or a CANCEL of jobs, continues
+ * from its stored state when the client sends the batch again. Any other record was applied completely or not at
  * all. If it was not applied, its answer is cleared, so that a later recovery does not count it as
  * applied. */
 static void record_recover(struct pg_arena *a, struct pg_session *s)
@@ -294,6 +293,8 @@ static void record_recover(struct pg_arena *a, struct pg_session *s)
     struct pg_result *r = &reply_results(a, session_reply(a, s, s->current))[s->applied];
     if (on_watch_key(s)) {
         trigger_recover(a, r);
+    } else if (on_cancel(s)) {
+        cancel_recover(a, s, r);
     } else if (on_job(s) && r->ticket >> 8 != 0) {
         if (job_answered(a, s, r))
             STORE_RELEASE(&s->applied, s->applied + 1);

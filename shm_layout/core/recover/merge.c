@@ -314,6 +314,10 @@ static void session_rename(struct merge *g, struct pg_session *s)
     s->bulk_load = bulk_load == PG_NIL ? 0 : bulk_load + 1ull;
     if (s->intent[0] == 0)
         return;
+    if (s->intent[2] == PG_OP_CANCEL || s->intent[2] > PG_OP_JOIN) {
+        s->intent[0] = 0;         /* a merged job has no lease, so its record is answered again */
+        return;
+    }
     const uint32_t watermark = s->intent[3] < g->from->watermark_rows
                                    ? g->source->watermarks[s->intent[3]]
                                    : PG_NIL;

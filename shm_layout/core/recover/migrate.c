@@ -442,8 +442,7 @@ static bool regions_convert(struct pg_arena *to, const struct pg_arena *from,
         PG_R_METRICS, PG_R_HISTOGRAMS, PG_R_HOT, PG_R_COLD, PG_R_BLOBS, PG_R_NAMESPACES,
         PG_R_TOPICS, PG_R_ACCOUNTS, PG_R_REPLAY_BUFFER, PG_R_WATCHES, PG_R_WATERMARKS,
         PG_R_TIMESTAMPS, PG_R_BULK_LOADS, PG_R_BULK_LOAD_BLOCKS, PG_R_BULK_LOAD_BITS,
-        PG_R_GROUPS, PG_R_GROUP_TOPICS, PG_R_JOBS,
-        PG_R_SWEEPS,
+        PG_R_GROUPS, PG_R_GROUP_TOPICS, PG_R_JOBS, PG_R_GROUP_CHANGE, PG_R_SWEEPS,
     };
     for (uint32_t i = 0; i < sizeof authoritative / sizeof authoritative[0]; i++)
         if (!region_convert(to, from, authoritative[i], why))
@@ -509,5 +508,5 @@ int pg_convert(struct pg_arena *to, struct pg_arena *from, struct pg_fault *why)
     to->header->published = from->header->published;
     to->header->replay_tail = from->header->replay_tail;
     return regions_convert(to, from, why) && private_convert(to, from, why) &&
-           wal_buffer_convert(to, from, why);
+           group_change_finish(to, why) && wal_buffer_convert(to, from, why);
 }

@@ -296,7 +296,7 @@ int rebuild_begin(struct pg_arena *a, int64_t now_ns, struct pg_fault *why)
     counters_reset(a);
     a->state.compaction = (struct compaction){0};
     quotas_rebuild(a);
-    if (!names_sound(a, why) || !in_doubt_settle(a, why))
+    if (!names_sound(a, why) || !group_change_finish(a, why) || !in_doubt_settle(a, why))
         return 0;
     names_rebuild(a);
     late_rebuild(a);
@@ -342,6 +342,7 @@ int rebuild_end(struct pg_arena *a, struct pg_fault *why)
     operations_settle(a, r->outcome, r->unsettled);
     quotas_rebuild_operations(a);
     members_rebuild(a);
+    jobs_settle(a);
     wal_buffer_settle(a);
     return 1;
 }

@@ -422,7 +422,7 @@ static bool births_redo(const struct redo *r, const struct pg_wal_born *born, ui
 {
     if (!births_sound(r, born, count))
         return false;
-    jobs_restore_born(r->a, born, count, position);
+    jobs_restore_born(r->a, born, count, position, r->frame->lsn);
     return true;
 }
 
@@ -647,7 +647,7 @@ static bool redo_group(const struct redo *r)
                                        .created_uid = j->created_uid, .created_ns = j->at_ns};
     memcpy(fields.name, topics + j->topics, j->name_len);
     if (j->topics == 0) {
-        jobs_restore_end_of_group(r->a, j->row);
+        jobs_restore_end_of_group(r->a, j->row, j->incarnation);
         group_restore_end(r->a, j->row);
         return true;
     }
@@ -666,7 +666,7 @@ static bool redo_job(const struct redo *r)
         !below(r, "length of an error text", PG_JOB_ERROR_MAX + 1, j->error_len) ||
         !below(r, "length of a payload", PG_PAYLOAD_MAX + PG_VERDICT_MAX + 1, j->payload_len))
         return false;
-    return job_restore(r->a, j, (const uint8_t *)(j + 1)) || no_space(r, j->payload_len);
+    return job_restore(r->a, j, (const uint8_t *)(j + 1), r->frame->lsn) || no_space(r, j->payload_len);
 }
 
 /* ---- names -------------------------------------------------------------------------------- */

@@ -367,7 +367,7 @@ static bool block_write(const struct pg_arena *a, struct pg_snapshot *s, struct 
 /* ---- consumer groups ------------------------------------------------------------------------- */
 
 /* Copy a group. If it changes during the copy, the WAL has a frame with its new settings. */
-static bool group_write(const struct pg_arena *a, struct pg_snapshot *s, struct sink *out)
+static bool group_frame_write(const struct pg_arena *a, struct pg_snapshot *s, struct sink *out)
 {
     const uint32_t row = (uint32_t)s->next;
     const struct pg_consumer_group *g = group_at(a, row);
@@ -397,13 +397,14 @@ static bool job_bounded(const struct pg_arena *a, const struct pg_job *j)
 }
 
 static bool job_copy(const struct pg_arena *a, struct pg_snapshot *s, const struct pg_job *j,
-                     struct sink *out)
+                     uint64_t lsn, struct sink *out)
 {
     const uint32_t error = job_error_len(j), bytes = j->key_len + j->payload_len;
     struct pg_wal_job *to = frame_begin(s, out, PG_WAL_JOB, (uint64_t)error + bytes);
     if (to == NULL)
         return false;
-    *to = wal_job_of((uint32_t)s->next, j);
+    *to = wal_job_of(a, (uint32_t)s->next, j);
+    to->lsn = lsn;
     to->key_len = j->key_len;
     to->payload_len = j->payload_len;
     if (error != 0)
@@ -418,18 +419,22 @@ static bool job_frame_write(const struct pg_arena *a, struct pg_snapshot *s, str
 {
     const struct pg_job *live = job_at(a, s->next);
     const uint32_t passes = LOAD_ACQUIRE(&blobs_heap(&a->blobs)->passes);
-    const uint64_t control = LOAD_ACQUIRE(&live->control), before = out->used;
+    /* The newest record may not have its effect yet, but all older ones have. */
+    const uint64_t lsn = has_wal(a) ? wal_next_lsn(a) - 1 : 0;
+    const uint64_t control = LOAD_ACQUIRE(&live->control), ticket = LOAD_RELAXED(&live->ticket);
+    const uint64_t before = out->used;
     if ((control & 0xff) == PG_JOB_FREE)
         return true;
     const struct pg_job j = *live;
     atomic_thread_fence(memory_order_acquire);   /* the fence precedes reads of a moved blob */
     if (!job_bounded(a, &j))
         return true;
-    if (!job_copy(a, s, &j, out))
+    if (!job_copy(a, s, &j, lsn, out))
         return false;
     atomic_thread_fence(memory_order_acquire);
     if (UNLIKELY(LOAD_RELAXED(&blobs_heap(&a->blobs)->passes) != passes ||
-                 LOAD_ACQUIRE(&live->control) != control || j.control != control)) {
+                 LOAD_ACQUIRE(&live->control) != control || j.control != control ||
+                 LOAD_RELAXED(&live->ticket) != ticket || j.ticket != ticket)) {
         out->used = before;
         return job_frame_write(a, s, out);
     }
@@ -443,7 +448,7 @@ typedef bool (*write_fn)(const struct pg_arena *a, struct pg_snapshot *s, struct
 static const write_fn writes[] = {
     [HEAD] = head_write, [NAMESPACES] = namespace_write, [TOPICS] = topic_write,
     [SLOTS] = slot_write, [WATERMARKS] = watermark_write, [ENTRIES] = entry_write,
-    [BULK_LOADS] = bulk_load_frame_write, [BLOCKS] = block_write, [GROUPS] = group_write,
+    [BULK_LOADS] = bulk_load_frame_write, [BLOCKS] = block_write, [GROUPS] = group_frame_write,
     [JOBS] = job_frame_write, [LAST] = last_write,
 };
 

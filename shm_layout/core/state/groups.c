@@ -182,8 +182,8 @@ static struct pg_consumer_group fields_of(const struct pg_arena *a, const struct
                                       .created_ns = a->call.moment_ns};
 }
 
-/* Write the fields and topics of a row, and the length of its name last. A rebuild removes topics of
- * a group without a name. */
+/* Write the fields and topics of a row, but not the length of its name, which decides. A rebuild
+ * removes topics and jobs of a group without a name. */
 static void row_write(struct pg_arena *a, uint32_t row, const struct pg_consumer_group *fields,
                       struct name name, const uint32_t *topics, uint32_t count)
 {
@@ -199,7 +199,6 @@ static void row_write(struct pg_arena *a, uint32_t row, const struct pg_consumer
         g->pending += topic_at(a, topics[i])->live;
         g->pending_bytes += topic_at(a, topics[i])->bytes;
     }
-    STORE_RELEASE(&g->name_len, name.len);
 }
 
 static unsigned creation_refused(const struct pg_arena *a, const struct group_wanted *g,
@@ -221,8 +220,8 @@ static unsigned creation_refused(const struct pg_arena *a, const struct group_wa
     return row_for_new(a) == PG_NIL || links_free(a) < g->topic_count ? PG_GR_ROWS : 0;
 }
 
-uint32_t group_create(struct pg_arena *a, const struct group_wanted *g, unsigned *refusal,
-                      uint64_t *detail)
+uint32_t group_draft(struct pg_arena *a, const struct group_wanted *g, unsigned *refusal,
+                     uint64_t *detail)
 {
     *refusal = creation_refused(a, g, detail);
     if (*refusal != 0)
@@ -230,10 +229,15 @@ uint32_t group_create(struct pg_arena *a, const struct group_wanted *g, unsigned
     const uint32_t row = row_for_new(a);
     const struct pg_consumer_group fields = fields_of(a, g);
     a->header->next_incarnation++;
-    if (has_wal(a))
-        wal_append_group(a, row, &fields, g->name, g->topics, g->topic_count);
     row_write(a, row, &fields, g->name, g->topics, g->topic_count);
     return row;
+}
+
+void group_commit(struct pg_arena *a, uint32_t row, const struct group_wanted *g)
+{
+    if (has_wal(a))
+        wal_append_group(a, row, group_at(a, row), g->name, g->topics, g->topic_count);
+    STORE_RELEASE(&group_at(a, row)->name_len, g->name.len);
 }
 
 unsigned group_differs(const struct pg_arena *a, uint32_t group, const struct group_wanted *g)
@@ -262,7 +266,11 @@ void group_change(struct pg_arena *a, uint32_t group, const struct pg_group_sett
     fields.settings = *s;
     if (has_wal(a))
         wal_append_group(a, group, &fields, name_of(g), rows, count);
+    a->group_change->settings = *s;
+    STORE_RELEASE(&a->group_change->group, group + 1);
+    atomic_thread_fence(memory_order_release);   /* the settings change after the store above */
     g->settings = *s;
+    STORE_RELEASE(&a->group_change->group, 0u);
 }
 
 void group_retire(struct pg_arena *a, uint32_t group)
@@ -290,6 +298,7 @@ bool group_restore(struct pg_arena *a, uint32_t row, const struct pg_consumer_gr
     if (links_free(a) < count)
         return false;
     row_write(a, row, fields, name_of(fields), topics, count);
+    group_at(a, row)->name_len = fields->name_len;
     if (fields->incarnation >= a->header->next_incarnation)
         a->header->next_incarnation = fields->incarnation + 1;
     return true;
@@ -301,12 +310,34 @@ void group_restore_end(struct pg_arena *a, uint32_t row)
     group_at(a, row)->name_len = 0;
 }
 
+void group_restored(struct pg_arena *a, uint32_t row, int64_t shift_ns)
+{
+    group_at(a, row)->created_ns += shift_ns;
+}
+
 /* ---- rebuild and check ------------------------------------------------------------------------ */
 
 void groups_init(struct pg_arena *a)
 {
     for (uint32_t i = 0; i < a->group_rows; i++)
         derived_reset(group_at(a, i));
+}
+
+bool group_change_finish(struct pg_arena *a, struct pg_fault *why)
+{
+    struct pg_group_change *c = a->group_change;
+    if (a->group_rows == 0)
+        return true;
+    if (c->job > a->job_slots.capacity || c->group > a->group_rows)
+        return fault_set(why, "groups", "a change of a row that does not exist", c->group,
+                         a->job_slots.capacity, c->job);
+    if (c->job != 0)
+        *job_at(a, c->job - 1) = c->to;
+    if (c->group != 0)
+        group_at(a, c->group - 1)->settings = c->settings;
+    STORE_RELEASE(&c->job, 0u);
+    STORE_RELEASE(&c->group, 0u);
+    return true;
 }
 
 static bool group_sound(const struct pg_arena *a, uint32_t row, struct pg_fault *why)

@@ -39,9 +39,11 @@ static inline void groups_count(struct pg_arena *a, uint32_t topic, int64_t sign
 bool groups_admit(const struct pg_arena *a, uint32_t topic, uint64_t granules, uint32_t *full);
 /* Return the row of a group; PG_NIL = there is none. */
 uint32_t group_find(const struct pg_arena *a, uint32_t namespace_row, struct name name);
-/* Create a group. PG_NIL: *refusal is enum pg_group_refusal, and *detail its figure. */
-uint32_t group_create(struct pg_arena *a, const struct group_wanted *g, unsigned *refusal,
-                      uint64_t *detail);
+/* Write the row of a new group, which does not exist before group_commit(). In between, the caller
+ * may begin jobs of the group. PG_NIL: *refusal is enum pg_group_refusal, and *detail its figure. */
+uint32_t group_draft(struct pg_arena *a, const struct group_wanted *g, unsigned *refusal,
+                     uint64_t *detail);
+void group_commit(struct pg_arena *a, uint32_t row, const struct group_wanted *g);
 /* Return 0, or the reason why an existing group is not the one that is wanted. */
 unsigned group_differs(const struct pg_arena *a, uint32_t group, const struct group_wanted *g);
 /* Return 0, or the reason why these settings are refused. `group` is the row that will have them,
@@ -59,7 +61,10 @@ uint32_t group_topics(const struct pg_arena *a, uint32_t group, uint32_t rows[PG
 bool group_restore(struct pg_arena *a, uint32_t row, const struct pg_consumer_group *fields,
                    const uint32_t *topics, uint32_t count);
 void group_restore_end(struct pg_arena *a, uint32_t row);
+void group_restored(struct pg_arena *a, uint32_t row, int64_t shift_ns);   /* shift its times */
 void groups_init(struct pg_arena *a);
+/* Finish the change of a job or of settings that a kill interrupted. */
+bool group_change_finish(struct pg_arena *a, struct pg_fault *why);
 /* Check the rows, and link the topics. */
 bool groups_rebuild(struct pg_arena *a, struct pg_fault *why);
 bool groups_check(const struct pg_arena *a, struct pg_fault *fault);

@@ -101,6 +101,13 @@ static void job_place_again(struct pg_arena *a, uint32_t row)
         job_place(a, row, at_ns);
 }
 
+void jobs_place_again(struct pg_arena *a, uint32_t group)
+{
+    for (uint32_t row = 0; row < a->job_slots.capacity; row++)
+        if (job_state(job_at(a, row)) == PG_JOB_WAITING && job_at(a, row)->group == group)
+            job_place_again(a, row);
+}
+
 /* ---- lists ----------------------------------------------------------------------------------- */
 
 static void list_append(struct pg_arena *a, uint32_t *head, uint32_t *tail, uint32_t row)
@@ -358,13 +365,18 @@ static uint64_t error_write(struct pg_arena *a, const struct job_failure *f)
 static void job_store(struct pg_arena *a, uint32_t row, struct pg_job to)
 {
     struct pg_job *j = job_at(a, row);
+    struct pg_group_change *change = a->group_change;
     const uint64_t control = to.control, error = j->error;
     if (has_wal(a))
-        wal_append_job(a, row, &to, false);
+        wal_append_job(a, row, &to, false, false);
     job_count(a, j, -1);
+    change->to = to;
+    STORE_RELEASE(&change->job, row + 1);
+    atomic_thread_fence(memory_order_release);   /* the job changes after the store above */
     to.control = j->control;
     *j = to;
     STORE_RELEASE(&j->control, control);
+    STORE_RELEASE(&change->job, 0u);
     job_count(a, j, 1);
     if (error != to.error)
         error_free(a, error);
@@ -405,7 +417,7 @@ static void job_end(struct pg_arena *a, uint32_t row, bool acked)
     struct pg_job ended = *j;
     ended.control = PG_JOB_FREE;
     if (has_wal(a))
-        wal_append_job(a, row, &ended, acked);
+        wal_append_job(a, row, &ended, acked, false);
     job_unplace(a, row);
     job_unlist(a, row);
     order_leave(a, row);
@@ -461,15 +473,25 @@ bool jobs_admit(struct pg_arena *a, uint32_t topic, uint64_t granules, struct pg
 /* Let a job wait, from `due_ns` on. */
 static void job_wait(struct pg_arena *a, uint32_t row, struct pg_job to, unsigned failures)
 {
-    const bool was_first = job_at(a, row)->in_order != 0;
+    const struct pg_job *j = job_at(a, row);
+    const bool enters = is_ordered(a, j) && !j->in_order && !j->behind;
     to.control = job_control(PG_JOB_WAITING, PG_JR_NONE, failures, job_leases(&to));
     to.session = 0;
     job_unlist(a, row);
     job_store(a, row, to);
     job_place_again(a, row);
-    if (!is_ordered(a, job_at(a, row)) || was_first || order_enter(a, row))
+    if (enters ? order_enter(a, row) : !j->behind)
         ready_append(a, row);
 }
+
+void jobs_drop_dead(struct pg_arena *a, uint32_t group, uint32_t most)
+{
+    const struct pg_consumer_group *g = group_at(a, group);
+    while (most-- > 0 && g->dead > g->settings.max_dead && !wal_buffer_full(a))
+        job_drop(a, g->dead_first);
+}
+
+#define DEAD_PER_CALL 64
 
 /* Make a job a dead letter. */
 static void job_bury(struct pg_arena *a, uint32_t row, struct pg_job to, unsigned reason,
@@ -477,6 +499,7 @@ static void job_bury(struct pg_arena *a, uint32_t row, struct pg_job to, unsigne
 {
     struct pg_consumer_group *g = group_at(a, to.group);
     to.control = job_control(PG_JOB_DEAD, reason, failures, job_leases(&to));
+    to.due_ns = a->state.now_ns;
     to.session = 0;
     job_unlist(a, row);
     job_store(a, row, to);
@@ -485,8 +508,7 @@ static void job_bury(struct pg_arena *a, uint32_t row, struct pg_job to, unsigne
     if (!(g->settings.flags & PG_G_BLOCK))
         order_leave(a, row);
     a->metrics->jobs_dead++;
-    while (g->dead > g->settings.max_dead && !wal_buffer_full(a))
-        job_drop(a, g->dead_first);
+    jobs_drop_dead(a, to.group, DEAD_PER_CALL);
 }
 
 /* Return a delay between 0 and the largest delay after so many failures ("full jitter"; Brooker,
@@ -630,33 +652,47 @@ bool job_due(struct pg_arena *a, uint32_t row)
 
 /* ---- birth ----------------------------------------------------------------------------------- */
 
+static uint64_t order_of_key(const struct pg_arena *a, uint32_t namespace_row, const uint8_t *key,
+                             uint32_t len)
+{
+    return keyed_hash(a->secret->secret, namespace_row, key, len);
+}
+
 /* A timer without an order key has the order of its key. */
 struct job_traits job_traits_of(const struct pg_arena *a, const struct pg_entry *e, uint32_t slot)
 {
     const struct pg_topic *t = topic_at(a, e->topic);
     if (LIKELY(t->groups == 0))
-        return (struct job_traits){0, 0};
+        return (struct job_traits){0};
     const struct pg_ext *order = slot == PG_NIL ? NULL : slot_item(a, slot, PG_EXT_ORDER);
     const struct pg_ext *priority = slot == PG_NIL ? NULL : slot_item(a, slot, PG_EXT_PRIORITY);
     return (struct job_traits){
         order != NULL ? (uint64_t)order->value
-                      : keyed_hash(a->secret->secret, t->namespace_row,
-                                   blob_at(&a->blobs, e->blob), e->key_len),
-        priority != NULL ? priority->extra : t->priority};
+                      : order_of_key(a, t->namespace_row, blob_at(&a->blobs, e->blob), e->key_len),
+        (uint8_t)(priority != NULL ? priority->extra : t->priority), order != NULL};
 }
 
-static void job_write(struct pg_arena *a, uint32_t row, uint32_t group, const struct pg_entry *e,
-                      uint64_t position, const struct job_traits *traits)
+static struct pg_job job_new(uint32_t group, const struct pg_entry *e, uint64_t position,
+                             const struct job_traits *traits)
 {
-    struct pg_job *j = job_at(a, row);
-    *j = (struct pg_job){
+    return (struct pg_job){
+        .control = job_control(PG_JOB_WAITING, PG_JR_NONE, 0, 0),
         .ticket = e->ticket, .position = position + 1, .deadline_ns = e->deadline_ns,
         .fired_ns = e->fired_ns, .due_ns = e->fired_ns, .order = traits->order, .blob = e->blob,
         .payload_len = e->payload_len, .hash = e->hash, .next = PG_NIL, .previous = PG_NIL,
         .member = PG_NIL, .order_next = PG_NIL, .order_last = PG_NIL, .group = (uint16_t)group,
-        .topic = e->topic, .priority = (uint8_t)traits->priority, .missed = e->missed,
-        .key_len = e->key_len, .meta = (uint8_t)(e->meta & ~(PG_E_JOBS << 4))};
-    STORE_RELEASE(&j->control, job_control(PG_JOB_WAITING, PG_JR_NONE, 0, 0));
+        .topic = e->topic, .priority = traits->priority, .own_order = traits->own_order,
+        .missed = e->missed, .key_len = e->key_len,
+        .meta = (uint8_t)(e->meta & ~(PG_E_JOBS << 4))};
+}
+
+/* Store a new job, and its control word last. */
+static void job_write(struct pg_arena *a, uint32_t row, struct pg_job to)
+{
+    const uint64_t control = to.control;
+    to.control = PG_JOB_FREE;
+    *job_at(a, row) = to;
+    STORE_RELEASE(&job_at(a, row)->control, control);
 }
 
 /* Add a new job to the index, the counts, the wheel and its queue. */
@@ -676,7 +712,7 @@ static void job_begin(struct pg_arena *a, uint32_t group, const struct pg_entry 
 {
     const uint32_t row = slots_take(&a->job_slots);
     PG_ASSERT(row != PG_NIL, "jobs", "the budget of a group has a row for each of its jobs");
-    job_write(a, row, group, e, position, traits);
+    job_write(a, row, job_new(group, e, position, traits));
     job_link(a, row);
     a->metrics->jobs_born++;
 }
@@ -695,12 +731,12 @@ bool jobs_born(struct pg_arena *a, const struct pg_entry *e, uint64_t position,
 void job_born_of_entry(struct pg_arena *a, uint32_t group, uint64_t position)
 {
     struct pg_entry *e = replay_at(a, position);
-    const uint32_t row = job_row_born(a, 0);
     const struct job_traits traits = job_traits_of(a, e, PG_NIL);
+    const struct pg_job born = job_new(group, e, position, &traits);
+    if (has_wal(a))
+        wal_append_job(a, job_row_born(a, 0), &born, false, true);
     job_begin(a, group, e, position, &traits);
     e->meta |= PG_E_JOBS << 4;
-    if (has_wal(a))
-        wal_append_job(a, row, job_at(a, row), false);
 }
 
 /* ---- cancel ---------------------------------------------------------------------------------- */
@@ -712,37 +748,29 @@ static bool job_has_key(const struct pg_arena *a, const struct pg_job *j, const 
            memcmp(blob_at(&a->blobs, j->blob), k->bytes, k->len) == 0;
 }
 
-/* Return a job of the key that is not a dead letter, a leased one first; PG_NIL = none. */
-static uint32_t job_of_key(const struct pg_arena *a, const struct key *k, uint64_t ticket)
+/* Return whether `row` comes before `other`: a leased job first, then the older one. */
+static bool comes_first(const struct pg_arena *a, uint32_t row, uint32_t other)
+{
+    if (other == PG_NIL)
+        return true;
+    const struct pg_job *j = job_at(a, row), *k = job_at(a, other);
+    const bool leased = job_state(j) == PG_JOB_LEASED;
+    if (leased != (job_state(k) == PG_JOB_LEASED))
+        return leased;
+    return j->ticket != k->ticket ? j->ticket < k->ticket : row < other;
+}
+
+uint32_t job_of_key(const struct pg_arena *a, const struct key *k, uint64_t ticket)
 {
     struct probe at;
     uint32_t found = PG_NIL, row = index_first(&a->job_index, k->hash, &at);
     for (; row != PG_NIL; row = index_next(&a->job_index, k->hash, &at)) {
         const struct pg_job *j = job_at(a, row);
-        if (job_state(j) == PG_JOB_DEAD || !job_has_key(a, j, k) ||
-            (ticket != 0 && j->ticket >> 8 != ticket))
-            continue;
-        if (job_state(j) == PG_JOB_LEASED)
-            return row;
-        found = row;
+        if (job_state(j) != PG_JOB_DEAD && job_has_key(a, j, k) &&
+            (ticket == 0 || j->ticket >> 8 == ticket) && comes_first(a, row, found))
+            found = row;
     }
     return found;
-}
-
-bool jobs_cancel(struct pg_arena *a, const struct key *k, uint64_t ticket, bool delivered,
-                 struct pg_result *r)
-{
-    uint32_t row = job_of_key(a, k, ticket);
-    if (row == PG_NIL || (job_state(job_at(a, row)) != PG_JOB_LEASED && !delivered))
-        return false;
-    const struct pg_job *j = job_at(a, row);
-    answer(r, j->ticket >> 8, job_state(j) == PG_JOB_LEASED ? PG_ST_LEASED : PG_ST_CANCELLED,
-           j->deadline_ns);
-    while (row != PG_NIL && job_state(job_at(a, row)) != PG_JOB_LEASED) {
-        job_drop(a, row);
-        row = job_of_key(a, k, ticket);
-    }
-    return true;
 }
 
 /* ---- compaction ------------------------------------------------------------------------------ */
@@ -790,8 +818,22 @@ uint32_t job_evacuate(struct pg_arena *a, uint32_t row)
 
 /* ---- redo ------------------------------------------------------------------------------------ */
 
-/* During redo the hashes of keys are unknown, so the index of jobs uses tickets. */
+/* During redo the hashes of keys are unknown, so the index of jobs uses tickets. The part of a row
+ * that the wheel uses later has two notes: `deadline_ns` is the LSN of the oldest record that may
+ * change the row, and `ctl` the incarnation of the job's group. */
 static uint32_t hash_of_ticket(uint64_t ticket) { return (uint32_t)id_mix(ticket >> 8); }
+
+static void restore_note(struct pg_arena *a, uint32_t row, uint64_t lsn, uint64_t incarnation)
+{
+    job_hot(a, row)->deadline_ns = (int64_t)lsn;
+    job_hot(a, row)->ctl = incarnation;
+}
+
+/* Return whether the row shows an older state than the record. */
+static bool row_wanted(const struct pg_arena *a, uint32_t row, uint64_t lsn)
+{
+    return (uint64_t)job_hot(a, row)->deadline_ns <= lsn;
+}
 
 static void restore_end(struct pg_arena *a, uint32_t row)
 {
@@ -806,32 +848,31 @@ static void restore_end(struct pg_arena *a, uint32_t row)
     j->control = PG_JOB_FREE;
 }
 
-void jobs_restore_end_of_group(struct pg_arena *a, uint32_t group)
+void jobs_restore_end_of_group(struct pg_arena *a, uint32_t group, uint64_t incarnation)
 {
     for (uint32_t row = 0; row < a->job_slots.capacity; row++)
-        if (job_at(a, row)->group == group)
+        if (job_at(a, row)->group == group && job_hot(a, row)->ctl == incarnation)
             restore_end(a, row);
 }
 
-/* Return whether a frame with this ticket describes the job of the row, or a later one. */
-static bool row_wanted(const struct pg_arena *a, uint32_t row, uint64_t ticket)
+static bool has_job(const struct pg_arena *a, uint32_t row, uint64_t ticket)
 {
-    const struct pg_job *j = job_at(a, row);
-    return job_state(j) == PG_JOB_FREE || ticket_number(j->ticket >> 8) <= ticket_number(ticket >> 8);
+    return job_state(job_at(a, row)) != PG_JOB_FREE && job_at(a, row)->ticket == ticket;
 }
 
 void jobs_restore_born(struct pg_arena *a, const struct pg_wal_born *born, uint32_t count,
-                       uint64_t position)
+                       uint64_t position, uint64_t lsn)
 {
     struct pg_entry *e = replay_at(a, position);
     for (uint32_t i = 0; i < count; i++) {
         const uint32_t row = born[i].row;
-        if (!row_wanted(a, row, e->ticket) ||
-            (job_state(job_at(a, row)) != PG_JOB_FREE && job_at(a, row)->ticket == e->ticket))
+        if (!row_wanted(a, row, lsn) || has_job(a, row, e->ticket))
             continue;
         restore_end(a, row);
-        job_write(a, row, born[i].group, e, position,
-                  &(struct job_traits){born[i].order, born[i].priority});
+        restore_note(a, row, lsn, group_at(a, born[i].group)->incarnation);
+        job_write(a, row, job_new(born[i].group, e, position,
+                                  &(struct job_traits){born[i].order, born[i].priority,
+                                                       born[i].own_order}));
         job_at(a, row)->hash = hash_of_ticket(e->ticket);
         index_insert(&a->job_index, job_at(a, row)->hash, row);
         e->meta |= PG_E_JOBS << 4;
@@ -857,6 +898,7 @@ static struct pg_job fields_of(const struct pg_wal_job *f, const struct pg_job *
     to.meta = f->meta;
     to.priority = f->priority;
     to.missed = f->missed;
+    to.own_order = f->own_order;
     return to;
 }
 
@@ -883,13 +925,14 @@ static bool payload_restore(struct pg_arena *a, const struct pg_wal_job *from, u
     return true;
 }
 
-bool job_restore(struct pg_arena *a, const struct pg_wal_job *from, const uint8_t *bytes)
+bool job_restore(struct pg_arena *a, const struct pg_wal_job *from, const uint8_t *bytes,
+                 uint64_t lsn)
 {
     struct pg_job *j = job_at(a, from->row);
-    const bool same = job_state(j) != PG_JOB_FREE && j->ticket == from->ticket;
-    if (!same && (from->key_len == 0 || !row_wanted(a, from->row, from->ticket)))
-        return true;              /* the job has ended, or its snapshot is newer */
-    if (same && (from->control & 0xff) == PG_JOB_FREE) {
+    const bool same = has_job(a, from->row, from->ticket);
+    if (!row_wanted(a, from->row, lsn) || (!same && from->key_len == 0))
+        return true;              /* the snapshot is newer, or the job has ended */
+    if ((from->control & 0xff) == PG_JOB_FREE) {
         restore_end(a, from->row);
         return true;
     }
@@ -897,6 +940,7 @@ bool job_restore(struct pg_arena *a, const struct pg_wal_job *from, const uint8_
         restore_end(a, from->row);
         if (!payload_restore(a, from, from->row, bytes + from->error_len))
             return false;
+        restore_note(a, from->row, from->lsn == 0 ? lsn : from->lsn, from->incarnation);
     }
     error_free(a, j->error);
     *j = fields_of(from, j);
@@ -912,31 +956,62 @@ static int64_t shifted(int64_t ns, int64_t by_ns)
 /* A lease that a restart of the host ended is a failed attempt. */
 static void lease_restored(struct pg_arena *a, struct pg_job *j)
 {
-    const uint32_t failures = job_failures(j);
+    static const uint8_t text[] = "the host restarted";
+    const uint32_t before = job_failures(j);
+    const uint32_t failures = before < PG_ATTEMPTS_MAX ? before + 1 : before;
+    const bool dead = failures >= group_at(a, j->group)->settings.max_attempts;
+    const uint64_t error = j->error;
+    *j = with_failure(a, j, &(struct job_failure){text, sizeof text - 1, 0});
+    error_free(a, error);
     j->session = 0;
     j->due_ns = a->state.now_ns;
-    j->control = job_control(PG_JOB_WAITING, PG_JR_NONE,
-                             failures < PG_ATTEMPTS_MAX ? failures + 1 : failures, job_leases(j));
+    j->control = job_control(dead ? PG_JOB_DEAD : PG_JOB_WAITING,
+                             dead ? PG_JR_MAX_ATTEMPTS : PG_JR_NONE, failures, job_leases(j));
+}
+
+static void times_restored(struct pg_job *j, int64_t shift_ns)
+{
+    j->deadline_ns = shifted(j->deadline_ns, shift_ns);
+    j->fired_ns = shifted(j->fired_ns, shift_ns);
+    j->due_ns = shifted(j->due_ns, shift_ns);
+    j->leased_ns = shifted(j->leased_ns, shift_ns);
+    j->first_failed_ns = shifted(j->first_failed_ns, shift_ns);
+    j->last_failed_ns = shifted(j->last_failed_ns, shift_ns);
+}
+
+/* Hash the key again, because the arena may have another secret. */
+static void key_restored(struct pg_arena *a, struct pg_job *j)
+{
+    const uint32_t namespace_row = group_at(a, j->group)->namespace_row;
+    const uint8_t *key = blob_at(&a->blobs, j->blob);
+    j->hash = key_hash_of(keyed_hash(a->secret->secret, key_scope(namespace_row, j->meta & 15), key,
+                                     j->key_len));
+    if (!j->own_order)
+        j->order = order_of_key(a, namespace_row, key, j->key_len);
+}
+
+static bool group_lives(const struct pg_arena *a, uint32_t row)
+{
+    const uint32_t group = job_at(a, row)->group;
+    return group_exists(a, group) && group_at(a, group)->incarnation == job_hot(a, row)->ctl;
 }
 
 void jobs_restored(struct pg_arena *a, int64_t shift_ns)
 {
+    for (uint32_t row = 0; row < a->job_slots.capacity; row++)
+        if (!group_lives(a, row))
+            restore_end(a, row);
     for (uint32_t row = 0; row < a->job_slots.capacity; row++) {
         struct pg_job *j = job_at(a, row);
         if (job_state(j) == PG_JOB_FREE)
             continue;
-        j->deadline_ns = shifted(j->deadline_ns, shift_ns);
-        j->fired_ns = shifted(j->fired_ns, shift_ns);
-        j->due_ns = shifted(j->due_ns, shift_ns);
-        j->leased_ns = shifted(j->leased_ns, shift_ns);
-        j->first_failed_ns = shifted(j->first_failed_ns, shift_ns);
-        j->last_failed_ns = shifted(j->last_failed_ns, shift_ns);
-        const uint8_t *key = blob_at(&a->blobs, j->blob);
-        const uint64_t scope = key_scope(group_at(a, j->group)->namespace_row, j->meta & 15);
-        j->hash = key_hash_of(keyed_hash(a->secret->secret, scope, key, j->key_len));
+        times_restored(j, shift_ns);
+        key_restored(a, j);
         if (job_state(j) == PG_JOB_LEASED)
             lease_restored(a, j);
     }
+    for (uint32_t group = 0; group < a->group_rows; group++)
+        group_restored(a, group, shift_ns);
 }
 
 /* ---- rebuild --------------------------------------------------------------------------------- */
@@ -1027,15 +1102,20 @@ static void job_relink(struct pg_arena *a, uint32_t row)
         ready_append(a, row);
 }
 
-/* Link the jobs that `rows` names. A job that is not waiting is the first one of its order key. */
+static bool is_first(const struct pg_job *j)
+{
+    return job_state(j) == PG_JOB_LEASED || job_state(j) == PG_JOB_DELAYED;
+}
+
+/* Link the jobs that `rows` names. A leased or delayed job is the first one of its order key. */
 static void jobs_relink(struct pg_arena *a, uint32_t *rows, uint32_t count)
 {
     qsort_r(rows, count, sizeof *rows, row_compare, a);
     for (uint32_t i = 0; i < count; i++)
-        if (job_state(job_at(a, rows[i])) != PG_JOB_WAITING)
+        if (is_first(job_at(a, rows[i])))
             job_relink(a, rows[i]);
     for (uint32_t i = 0; i < count; i++)
-        if (job_state(job_at(a, rows[i])) == PG_JOB_WAITING)
+        if (!is_first(job_at(a, rows[i])))
             job_relink(a, rows[i]);
 }
 
@@ -1087,6 +1167,17 @@ void jobs_place(struct pg_arena *a)
         if (job_state(j) != PG_JOB_FREE)
             job_place_again(a, row);
     }
+}
+
+void jobs_settle(struct pg_arena *a)
+{
+    for (uint32_t row = 0; row < a->job_slots.capacity && !wal_buffer_full(a); row++)
+        if (job_state(job_at(a, row)) == PG_JOB_LEASED &&
+            session_find(a, job_at(a, row)->session) == NULL)
+            job_release(a, row);
+    for (uint32_t group = 0; group < a->group_rows; group++)
+        if (group_exists(a, group))
+            jobs_drop_dead(a, group, UINT32_MAX);
 }
 
 /* ---- check ----------------------------------------------------------------------------------- */

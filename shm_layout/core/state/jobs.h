@@ -77,6 +77,10 @@ void job_expired(struct pg_arena *a, uint32_t row);
 void job_extend(struct pg_arena *a, uint32_t row, int64_t until_ns);
 void job_release(struct pg_arena *a, uint32_t row);
 void job_reject(struct pg_arena *a, uint32_t row, const struct job_failure *f);
+/* Place the waiting jobs of a group again, after a change of its retention. */
+void jobs_place_again(struct pg_arena *a, uint32_t group);
+/* Drop the oldest dead letters of a group, at most `most`, as long as there are too many. */
+void jobs_drop_dead(struct pg_arena *a, uint32_t group, uint32_t most);
 /* Change a job that nobody holds. */
 void job_drop(struct pg_arena *a, uint32_t row);
 void job_requeue(struct pg_arena *a, uint32_t row);
@@ -84,21 +88,21 @@ void job_requeue(struct pg_arena *a, uint32_t row);
  * Groups with the flag DROP_OLDEST make space. False: *r contains the answer. */
 bool jobs_admit(struct pg_arena *a, uint32_t topic, uint64_t granules, struct pg_result *r);
 
-/* Cancel the jobs of a key that nobody holds, if `delivered`. Answer CANCELLED, or LEASED if a
- * member holds a job of the key. False: the key has no jobs, and nothing was answered. */
-bool jobs_cancel(struct pg_arena *a, const struct key *k, uint64_t ticket, bool delivered,
-                 struct pg_result *r);
+/* Return a job of the key that is not a dead letter, a leased one first; PG_NIL = none. `ticket`: the
+ * ticket of the job, 0 = any. */
+uint32_t job_of_key(const struct pg_arena *a, const struct key *k, uint64_t ticket);
 /* Return the blob that the jobs with this ticket use; PG_NIL = there are none. */
 uint32_t job_blob(const struct pg_arena *a, uint32_t hash, uint64_t ticket);
 
 /* For redo, which names rows, and leaves queues, counts and the wheel to the rebuild: begin the jobs
  * of the entry at `position`. */
 void jobs_restore_born(struct pg_arena *a, const struct pg_wal_born *born, uint32_t count,
-                       uint64_t position);
-/* Write the state that a frame describes. `bytes` are its error text, key and payload. False: there
- * is no memory for them. */
-bool job_restore(struct pg_arena *a, const struct pg_wal_job *from, const uint8_t *bytes);
-void jobs_restore_end_of_group(struct pg_arena *a, uint32_t group);
+                       uint64_t position, uint64_t lsn);
+/* Write the state that the frame `lsn` describes. `bytes` are its error text, key and payload. False:
+ * there is no memory for them. */
+bool job_restore(struct pg_arena *a, const struct pg_wal_job *from, const uint8_t *bytes,
+                 uint64_t lsn);
+void jobs_restore_end_of_group(struct pg_arena *a, uint32_t group, uint64_t incarnation);
 /* Shift the times of all jobs, and end all leases, because redo restores no session. */
 void jobs_restored(struct pg_arena *a, int64_t shift_ns);
 void jobs_init(struct pg_arena *a);
@@ -109,6 +113,9 @@ bool jobs_rebuild(struct pg_arena *a, struct pg_fault *why);
 /* Return the earliest time of a job in the wheel; INT64_MAX = there is none. */
 int64_t jobs_earliest_ns(const struct pg_arena *a);
 void jobs_place(struct pg_arena *a);                  /* put jobs into the wheel */
+/* Give back the leases of sessions that have ended, and drop the dead letters that are too many: a
+ * kill may have come before that. */
+void jobs_settle(struct pg_arena *a);
 /* Check all jobs. Add the number of granules of their payloads to *granules, and count those in the
  * wheel. */
 bool jobs_check(const struct pg_arena *a, struct pg_fault *fault, uint64_t *granules,

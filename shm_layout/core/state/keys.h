@@ -20,7 +20,9 @@ struct key {
 /* Properties of the jobs that begin with a notice. */
 struct job_traits {
     uint64_t order;               /* hash of the order key */
-    uint32_t priority;
+    uint8_t priority;
+    bool own_order;               /* the timer gives an order key; otherwise its key is the order
+                                     key */
 };
 
 struct put {

@@ -312,7 +312,7 @@ static void operation_close(struct pg_arena *a, uint32_t slot, enum pg_cause cau
     op->check = PG_K_NONE;
     slot_counted(a, slot, -1);
     struct pg_entry e;
-    struct job_traits traits = {0, 0};
+    struct job_traits traits = {0};
     if (op->notice_blob != PG_NIL) {
         e = operation_notice(a, slot, PG_E_OPERATION | late_flag(a, h));
         traits = job_traits_of(a, &e, PG_NIL);

@@ -297,7 +297,8 @@ static void births_write(const struct pg_arena *a, uint32_t topic, const struct 
     uint32_t count = 0;
     EACH_GROUP_OF_TOPIC(link, a, topic) {
         born[count] = (struct pg_wal_born){job_row_born(a, count), (uint16_t)(link->group - 1),
-                                           (uint16_t)traits->priority, traits->order};
+                                           traits->priority, traits->own_order,
+                                           traits->order};
         count++;
     }
 }
@@ -480,31 +481,39 @@ void wal_append_group(struct pg_arena *a, uint32_t row, const struct pg_consumer
     wal_frame_end(a);
 }
 
-struct pg_wal_job wal_job_of(uint32_t row, const struct pg_job *j)
+struct pg_wal_job wal_job_of(const struct pg_arena *a, uint32_t row, const struct pg_job *j)
 {
     return (struct pg_wal_job){.control = j->control, .ticket = j->ticket, .position = j->position,
                                .deadline_ns = j->deadline_ns, .fired_ns = j->fired_ns,
                                .due_ns = j->due_ns, .leased_ns = j->leased_ns,
                                .first_failed_ns = j->first_failed_ns,
                                .last_failed_ns = j->last_failed_ns, .session = j->session,
-                               .order = j->order, .row = row,
+                               .order = j->order,
+                               .incarnation = group_at(a, j->group)->incarnation, .row = row,
                                .error_len = (uint32_t)(j->error >> 32), .group = j->group,
                                .topic = j->topic, .meta = j->meta, .priority = j->priority,
-                               .uid = PG_NIL, .missed = j->missed};
+                               .uid = PG_NIL, .missed = j->missed,
+                               .own_order = j->own_order};
 }
 
-void wal_append_job(struct pg_arena *a, uint32_t row, const struct pg_job *fields, bool acked)
+void wal_append_job(struct pg_arena *a, uint32_t row, const struct pg_job *fields, bool acked,
+                    bool whole)
 {
-    struct pg_wal_job j = wal_job_of(row, fields);
+    struct pg_wal_job j = wal_job_of(a, row, fields);
     if (j.control == PG_JOB_FREE)
         j.error_len = 0;
-    struct pg_wal_job *body = wal_frame_begin(a, PG_WAL_JOB, j.error_len);
+    j.key_len = whole ? fields->key_len : 0;
+    j.payload_len = whole ? fields->payload_len : 0;
+    const uint32_t bytes = j.key_len + j.payload_len;
+    struct pg_wal_job *body = wal_frame_begin(a, PG_WAL_JOB, (uint64_t)j.error_len + bytes);
     j.at_ns = a->call.moment_ns;
     j.acked = acked;
     j.uid = a->call.uid;
     *body = j;
     if (j.error_len != 0)
         memcpy(body + 1, blob_at(&a->blobs, (uint32_t)fields->error), j.error_len);
+    if (whole)
+        memcpy((uint8_t *)(body + 1) + j.error_len, blob_at(&a->blobs, fields->blob), bytes);
     wal_frame_end(a);
 }
 

@@ -57,9 +57,11 @@ void wal_append_entry(struct pg_arena *a, const struct pg_entry *e,
 void wal_append_group(struct pg_arena *a, uint32_t row, const struct pg_consumer_group *fields,
                       struct name name, const uint32_t *topics, uint32_t count);
 struct pg_wal_consumer_group wal_group_of(uint32_t row, const struct pg_consumer_group *g);
-/* `fields` are those that the job will have. `acked`: it ends because it was acknowledged. */
-void wal_append_job(struct pg_arena *a, uint32_t row, const struct pg_job *fields, bool acked);
-struct pg_wal_job wal_job_of(uint32_t row, const struct pg_job *j);
+/* `fields` are those that the job will have. `acked`: it ends because it was acknowledged. `whole`:
+ * the record contains its key and payload. */
+void wal_append_job(struct pg_arena *a, uint32_t row, const struct pg_job *fields, bool acked,
+                    bool whole);
+struct pg_wal_job wal_job_of(const struct pg_arena *a, uint32_t row, const struct pg_job *j);
 void wal_append_bulk_load(struct pg_arena *a, const struct pg_bulk_load *fields);
 void wal_append_done(struct pg_arena *a, uint32_t bulk_load, uint64_t row);
 /* Copy an operation's watch keys to `out`. `op` may be a copy of the head of the operation's

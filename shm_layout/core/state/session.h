@@ -63,7 +63,13 @@ bool sessions_rebuild(struct pg_arena *a, struct pg_fault *why);
 /* Return whether the current record is a record on a watch key, which `intent` describes. */
 static inline bool on_watch_key(const struct pg_session *s)
 {
-    return s->current != 0 && s->intent[0] == s->applied + 1ull && s->intent[2] < PG_OP_JOIN;
+    return s->current != 0 && s->intent[0] == s->applied + 1ull && s->intent[2] < PG_OP_JOIN &&
+           s->intent[2] != PG_OP_CANCEL;
+}
+/* Return whether the current record cancels jobs, and `intent` describes the first of them. */
+static inline bool on_cancel(const struct pg_session *s)
+{
+    return s->current != 0 && s->intent[0] == s->applied + 1ull && s->intent[2] == PG_OP_CANCEL;
 }
 /* Return whether the current record answers a job, which `intent` describes. */
 static inline bool on_job(const struct pg_session *s)

@@ -1,0 +1,257 @@
+"""Jobs of consumer groups after a power cut: a redo of a snapshot and of the WAL."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import pytest
+from core_driver import Fault
+from jobs_driver import JobsCore, Session
+from test_jobs_core import MS, World, fire, step
+from wal_driver import Redo, Snapshot, Wal, frames_of
+
+from purgatoryd.shm_layout._core import ffi, lib
+from purgatoryd.shm_layout.layout import Status
+
+pytestmark = pytest.mark.tier("test")
+
+SIZES: dict[str, int] = {
+    "wal_buffer_bytes": lib.PG_WAL_BUFFER_MIN, "payload_bytes": 1 << 20, "sessions": 64,
+}
+SHIFT_NS = 5 * 10**9
+
+
+class Job(NamedTuple):
+    """What a reboot keeps of a job."""
+
+    state: int
+    reason: int
+    failures: int
+    leases: int
+    key: bytes
+    payload: bytes
+    error: bytes
+    fired_ns: int
+
+
+def bytes_at(core: Any, granule: int, count: int) -> bytes:
+    at = granule * lib.PG_GRANULE
+    return bytes(core.region(lib.PG_R_BLOBS)[at : at + count])
+
+
+def jobs_of(core: Any, shift_ns: int = 0) -> dict[tuple[int, int], Job]:
+    """Return the jobs by (ticket, row of the group), as they are after a reboot."""
+    rows = core.rows(lib.PG_R_JOBS, "pg_job")
+    groups = core.rows(lib.PG_R_GROUPS, "pg_consumer_group")
+    found: dict[tuple[int, int], Job] = {}
+    for row in range(core.header.regions[lib.PG_R_JOBS].count):
+        j = rows[row]
+        state, failures = j.control & 0xFF, j.control >> 16 & 0xFFFF
+        if state == lib.PG_JOB_FREE or groups[j.group].incarnation == 0:
+            continue
+        reason, cut = j.control >> 8 & 0xFF, state == lib.PG_JOB_LEASED
+        blob = bytes_at(core, j.blob, j.key_len + j.payload_len)
+        error = bytes_at(core, j.error & 0xFFFFFFFF, j.error >> 32) if j.error else b""
+        if cut:
+            failures, error = failures + 1, b"the host restarted"
+            dead = failures >= groups[j.group].settings.max_attempts
+            state = lib.PG_JOB_DEAD if dead else lib.PG_JOB_WAITING
+            reason = lib.PG_JR_MAX_ATTEMPTS if dead else lib.PG_JR_NONE
+        assert (j.ticket >> 8, j.group) not in found, "a job exists once"
+        found[j.ticket >> 8, j.group] = Job(
+            state, reason, failures, j.control >> 32, blob[: j.key_len], blob[j.key_len :], error,
+            j.fired_ns + shift_ns,
+        )  # fmt: skip
+    return found
+
+
+def groups_of(core: Any) -> dict[int, tuple[bytes, bytes]]:
+    rows = core.rows(lib.PG_R_GROUPS, "pg_consumer_group")
+    return {
+        row: (
+            bytes(ffi.buffer(rows[row].name, rows[row].name_len)),
+            bytes(ffi.buffer(ffi.addressof(rows[row], "settings"))),
+        )
+        for row in range(core.header.regions[lib.PG_R_GROUPS].count)
+        if rows[row].name_len and rows[row].incarnation
+    }
+
+
+def redone(snapshot: bytes, wal: bytes, start_lsn: int, now_ns: int) -> Any:
+    """Return a core after a redo. The clock of the new boot is SHIFT_NS ahead."""
+    redo = Redo(snapshot)
+    redo.frames(snapshot)
+    redo.frames(b"".join(f.data for f in frames_of(wal) if f.lsn >= start_lsn))
+    core = redo.end(now_ns + SHIFT_NS, shift_ns=SHIFT_NS)
+    core.check()
+    return core
+
+
+def sound(core: JobsCore, snapshot: Snapshot, wal: bytes) -> None:
+    again = redone(snapshot.data, wal, snapshot.cursor.start_lsn, core.header.now_ns)
+    assert jobs_of(again) == jobs_of(core, SHIFT_NS)
+    assert groups_of(again) == groups_of(core)
+
+
+def started(**config: Any) -> tuple[JobsCore, Wal]:
+    core = JobsCore(**{**SIZES, **config})
+    return core, Wal(core)
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_a_power_cut_after_any_step_gives_all_jobs_back(seed: int) -> None:
+    rng = random.Random(seed)
+    core, wal = started()
+    world = World(seed, core, max_dead=60)
+    for _ in range(rng.randrange(40)):
+        world.step()
+        wal.take()
+    snapshot = Snapshot(core)
+    while not snapshot.done:
+        snapshot.step(rng.choice([64, 300, 1000, 9000]))
+        for _ in range(rng.randrange(4)):
+            world.step()
+            wal.take()
+    wal.take()
+    for _ in range(6):
+        sound(core, snapshot, wal.data)
+        for _ in range(rng.randrange(1, 12)):
+            world.step()
+            wal.take()
+    sound(core, snapshot, wal.data)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_cut_inside_the_wal_gives_a_sound_arena(seed: int) -> None:
+    core, wal = started()
+    snapshot = Snapshot(core).finish()
+    world = World(seed, core)
+    for _ in range(60):
+        world.step()
+        wal.take()
+    frames = list(frames_of(wal.data))
+    rng = random.Random(seed)
+    for end in sorted(rng.sample(range(len(frames)), 12)):
+        redone(
+            snapshot.data, b"".join(f.data for f in frames[:end]), snapshot.cursor.start_lsn,
+            core.header.now_ns,
+        )  # fmt: skip
+
+
+def test_jobs_of_a_group_that_starts_with_the_replay_buffer_survive_a_power_cut() -> None:
+    core, wal = started()
+    snapshot = Snapshot(core).finish()
+    fire(core, "a", "b")
+    core.create_group(earliest=True)
+    wal.take()
+    assert len(jobs_of(core)) == 2
+    sound(core, snapshot, wal.data)
+
+
+def test_a_new_group_in_the_row_of_a_deleted_one_keeps_its_jobs() -> None:
+    """The snapshot has the new group's job, and the WAL has the end of the old group."""
+    core, wal = started()
+    core.create_group()
+    fire(core, "a")
+    wal.take()
+    snapshot = Snapshot(core)
+    while snapshot.cursor.phase < 4:  # the phase of groups is over
+        snapshot.step(64)
+    core.ask_group(lib.PG_GA_DELETE, b"g")
+    core.create_group(b"h")
+    fire(core, "b")
+    wal.take()
+    sound(core, snapshot.finish(), wal.data)
+
+
+def test_an_older_record_of_a_row_does_not_end_a_job_with_a_lower_ticket() -> None:
+    core, wal = started()
+    core.create_group()
+    session = Session(core)
+    session.join()
+    low = core.put("low", 50 * MS, topic=b"t").ticket
+    wal.take()
+    snapshot = Snapshot(core)
+    snapshot.step(64)
+    (high,) = fire(core, "high")
+    (held,) = core.jobs_of(session)
+    assert session.ack(held) == Status.DONE
+    step(core, 60 * MS)
+    (again,) = core.jobs_of(session)
+    assert low < high and again.row == held.row
+    wal.take()
+    sound(core, snapshot.finish(), wal.data)
+
+
+def test_a_lease_that_a_reboot_cuts_is_the_last_attempt() -> None:
+    core, wal = started()
+    core.create_group(max_attempts=1)
+    snapshot = Snapshot(core).finish()
+    session = Session(core)
+    session.join()
+    fire(core, "a")
+    wal.take()
+    again = redone(snapshot.data, wal.data, snapshot.cursor.start_lsn, core.header.now_ns)
+    ((_, job),) = jobs_of(again).items()
+    assert (job.state, job.failures, job.error) == (lib.PG_JOB_DEAD, 1, b"the host restarted")
+
+
+def test_jobs_of_one_key_stay_in_order_after_a_reboot_with_another_secret() -> None:
+    core, wal = started()
+    core.create_group(flags=lib.PG_G_ORDERED, backoff_base_ns=0)
+    snapshot = Snapshot(core).finish()
+    session = Session(core)
+    session.join(credits_=1)
+    fire(core, "a", "b")
+    (held,) = core.jobs_of(session)
+    session.nack(held, 20 * MS)
+    fire(core, "a")
+    wal.take()
+    again = redone(snapshot.data, wal.data, snapshot.cursor.start_lsn, core.header.now_ns)
+    rows = again.rows(lib.PG_R_JOBS, "pg_job")
+    orders = {key: set[int]() for key in (b"a", b"b")}
+    for row in range(again.header.regions[lib.PG_R_JOBS].count):
+        if rows[row].control & 0xFF:
+            orders[bytes_at(again, rows[row].blob, rows[row].key_len)].add(rows[row].order)
+    assert [len(found) for found in orders.values()] == [1, 1]
+
+
+def damaged() -> Iterator[tuple[str, str, int, str]]:
+    yield "pg_wal_job", "row", 10**6, "a job that does not exist"
+    yield "pg_wal_job", "group", 999, "a consumer group that does not exist"
+    yield "pg_wal_job", "topic", 999, "a topic that does not exist"
+    yield "pg_wal_job", "control", 9, "state of a job"
+    yield "pg_wal_job", "priority", 10, "priority of a job"
+    yield "pg_wal_consumer_group", "row", 999, "a consumer group that does not exist"
+    yield "pg_wal_consumer_group", "namespace_row", 999, "a namespace that does not exist"
+
+
+@pytest.mark.parametrize(("struct", "field", "value", "message"), list(damaged()))
+def test_a_damaged_record_of_jobs_is_refused(
+    struct: str, field: str, value: int, message: str
+) -> None:
+    core, wal = started()
+    snapshot = Snapshot(core).finish()
+    core.create_group()
+    session = Session(core)
+    session.join()
+    fire(core, "a")
+    wal.take()
+    kind = lib.PG_WAL_JOB if struct == "pg_wal_job" else lib.PG_WAL_GROUP
+    redo = Redo(snapshot.data)
+    redo.frames(snapshot.data)
+    refused = []
+    for frame in frames_of(wal.data):
+        data = bytearray(frame.data)
+        if frame.type == kind:
+            body = ffi.from_buffer(data)
+            at = ffi.cast(f"struct {struct} *", body + ffi.sizeof("struct pg_frame_head"))
+            setattr(at, field, value)
+        try:
+            redo.frames(bytes(data))
+        except Fault as fault:
+            refused.append(str(fault))
+            break
+    assert refused and message in refused[0], refused
