@@ -224,6 +224,8 @@ def damaged() -> Iterator[tuple[str, str, int, str]]:
     yield "pg_wal_job", "topic", 999, "a topic that does not exist"
     yield "pg_wal_job", "control", 9, "state of a job"
     yield "pg_wal_job", "priority", 10, "priority of a job"
+    yield "pg_wal_job", "ticket", 1, "a ticket out of bounds"
+    yield "pg_wal_job", "meta", 15, "type of a key"
     yield "pg_wal_consumer_group", "row", 999, "a consumer group that does not exist"
     yield "pg_wal_consumer_group", "namespace_row", 999, "a namespace that does not exist"
 
