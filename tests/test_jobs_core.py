@@ -460,7 +460,9 @@ def test_resharding_keeps_groups_and_jobs(core: JobsCore, shards: int) -> None:
         jobs = to.jobs_of(again)
         found += [job.key for job in jobs]
         assert {again.ack(job) for job in jobs} <= {Status.DONE}
-    assert sorted(found) == sorted([b"never", *(k.encode() for k in keys if k.encode() != second.key)])
+    assert sorted(found) == sorted(
+        [b"never", *(k.encode() for k in keys if k.encode() != second.key)]
+    )
 
 
 def timer(key: str, delay_ns: int = MS, **fields: int) -> tuple[bytes, bytes]:

@@ -18,7 +18,9 @@ from purgatoryd.shm_layout.layout import Status
 pytestmark = pytest.mark.tier("test")
 
 SIZES: dict[str, int] = {
-    "wal_buffer_bytes": lib.PG_WAL_BUFFER_MIN, "payload_bytes": 1 << 20, "sessions": 64,
+    "wal_buffer_bytes": lib.PG_WAL_BUFFER_MIN,
+    "payload_bytes": 1 << 20,
+    "sessions": 64,
 }
 SHIFT_NS = 5 * 10**9
 
