@@ -18,7 +18,9 @@ from purgatoryd.shm_layout.layout import Status
 pytestmark = pytest.mark.tier("test")
 
 SIZES: dict[str, int] = {
-    "wal_buffer_bytes": lib.PG_WAL_BUFFER_MIN, "payload_bytes": 1 << 20, "sessions": 64,
+    "wal_buffer_bytes": lib.PG_WAL_BUFFER_MIN,
+    "payload_bytes": 1 << 20,
+    "sessions": 64,
 }
 SHIFT_NS = 5 * 10**9
 
@@ -224,6 +226,8 @@ def damaged() -> Iterator[tuple[str, str, int, str]]:
     yield "pg_wal_job", "topic", 999, "a topic that does not exist"
     yield "pg_wal_job", "control", 9, "state of a job"
     yield "pg_wal_job", "priority", 10, "priority of a job"
+    yield "pg_wal_job", "ticket", 1, "a ticket out of bounds"
+    yield "pg_wal_job", "meta", 15, "type of a key"
     yield "pg_wal_consumer_group", "row", 999, "a consumer group that does not exist"
     yield "pg_wal_consumer_group", "namespace_row", 999, "a namespace that does not exist"
 

@@ -41,7 +41,7 @@ static void head_add(struct file *f, struct input *in, unsigned flags)
         .replay_tail = take_byte(in), .published = take_byte(in), .start_lsn = 1,
         .capacity = c->capacity, .replay_capacity = c->replay_capacity, .fanout = c->fanout,
         .namespaces = c->namespaces, .topics = c->topics, .watches = c->watches,
-        .watermarks = c->watermarks, .clock_kind = c->clock_kind, .shards = 1};
+        .watermarks = c->watermarks, .groups = c->groups, .jobs = c->jobs, .clock_kind = c->clock_kind, .shards = 1};
     memcpy(body, &head, sizeof head);
     for (unsigned patches = flags & F_HEAD ? take_byte(in) % 8 : 0; patches > 0; patches--) {
         const uint8_t at = take_byte(in);

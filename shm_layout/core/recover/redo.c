@@ -420,10 +420,10 @@ static bool births_sound(const struct redo *r, const struct pg_wal_born *born, u
 static bool births_redo(const struct redo *r, const struct pg_wal_born *born, uint32_t count,
                         uint64_t position)
 {
-    if (!births_sound(r, born, count))
-        return false;
-    jobs_restore_born(r->a, born, count, position, r->frame->lsn);
-    return true;
+    if (count == 0 || !births_sound(r, born, count))
+        return count == 0;
+    return jobs_restore_born(r->a, born, count, position, r->frame->lsn) ||
+           refuse(r, "a job and its notice differ", position, count);
 }
 
 /* Fire a timer. The entry takes over the timer's blob, except for the extension at the blob's
@@ -661,11 +661,15 @@ static bool redo_job(const struct redo *r)
     if (!below(r, "a job that does not exist", r->a->job_slots.capacity, j->row) ||
         !below(r, "a consumer group that does not exist", r->a->group_rows, j->group) ||
         !below(r, "a topic that does not exist", r->a->topic_rows, j->topic) ||
+        !ticket_seen(r, j->ticket >> 8) ||
+        !below(r, "type of a key", PG_KEY_TYPES, j->meta & 15) ||
         !below(r, "state of a job", PG_JOB_STATES, j->control & 0xff) ||
         !below(r, "priority of a job", PG_PRIORITY_MAX + 1, j->priority) ||
         !below(r, "length of an error text", PG_JOB_ERROR_MAX + 1, j->error_len) ||
         !below(r, "length of a payload", PG_PAYLOAD_MAX + PG_VERDICT_MAX + 1, j->payload_len))
         return false;
+    if (j->key_len != 0 && !job_matches(r->a, j))
+        return refuse(r, "a job and its notice differ", j->ticket >> 8, j->payload_len);
     return job_restore(r->a, j, (const uint8_t *)(j + 1), r->frame->lsn) || no_space(r, j->payload_len);
 }
 

@@ -860,10 +860,40 @@ static bool has_job(const struct pg_arena *a, uint32_t row, uint64_t ticket)
     return job_state(job_at(a, row)) != PG_JOB_FREE && job_at(a, row)->ticket == ticket;
 }
 
-void jobs_restore_born(struct pg_arena *a, const struct pg_wal_born *born, uint32_t count,
+bool job_matches(const struct pg_arena *a, const struct pg_wal_job *from)
+{
+    const struct pg_job j = {.ticket = from->ticket, .position = from->position,
+                             .key_len = from->key_len, .payload_len = from->payload_len};
+    const uint32_t row = job_with_ticket(a, hash_of_ticket(j.ticket), j.ticket >> 8, PG_NIL);
+    const struct pg_entry *e = entry_of(a, &j);
+    return (row == PG_NIL || (job_granules(job_at(a, row)) == job_granules(&j) &&
+                              job_at(a, row)->position == j.position)) &&
+           (e == NULL || entry_granules(e) == job_granules(&j));
+}
+
+/* Let an entry use the blob that jobs of its ticket already have. */
+static bool entry_joins(struct pg_arena *a, struct pg_entry *e, uint64_t position)
+{
+    const uint32_t row = job_with_ticket(a, hash_of_ticket(e->ticket), e->ticket >> 8, PG_NIL);
+    if (row == PG_NIL)
+        return true;
+    const struct pg_job *j = job_at(a, row);
+    if (job_granules(j) != entry_granules(e) || j->position != position + 1)
+        return false;
+    if (j->blob != e->blob) {
+        blobs_give(&a->blobs, e->blob, entry_granules(e));
+        e->blob = j->blob;
+    }
+    e->meta |= PG_E_JOBS << 4;
+    return true;
+}
+
+bool jobs_restore_born(struct pg_arena *a, const struct pg_wal_born *born, uint32_t count,
                        uint64_t position, uint64_t lsn)
 {
     struct pg_entry *e = replay_at(a, position);
+    if (!entry_joins(a, e, position))
+        return false;
     for (uint32_t i = 0; i < count; i++) {
         const uint32_t row = born[i].row;
         if (!row_wanted(a, row, lsn) || has_job(a, row, e->ticket))
@@ -877,6 +907,7 @@ void jobs_restore_born(struct pg_arena *a, const struct pg_wal_born *born, uint3
         index_insert(&a->job_index, job_at(a, row)->hash, row);
         e->meta |= PG_E_JOBS << 4;
     }
+    return true;
 }
 
 static struct pg_job fields_of(const struct pg_wal_job *f, const struct pg_job *j)

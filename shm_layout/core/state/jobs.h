@@ -95,13 +95,15 @@ uint32_t job_of_key(const struct pg_arena *a, const struct key *k, uint64_t tick
 uint32_t job_blob(const struct pg_arena *a, uint32_t hash, uint64_t ticket);
 
 /* For redo, which names rows, and leaves queues, counts and the wheel to the rebuild: begin the jobs
- * of the entry at `position`. */
-void jobs_restore_born(struct pg_arena *a, const struct pg_wal_born *born, uint32_t count,
+ * of the entry at `position`. False: another job of the ticket has a payload of another length. */
+bool jobs_restore_born(struct pg_arena *a, const struct pg_wal_born *born, uint32_t count,
                        uint64_t position, uint64_t lsn);
 /* Write the state that the frame `lsn` describes. `bytes` are its error text, key and payload. False:
  * there is no memory for them. */
 bool job_restore(struct pg_arena *a, const struct pg_wal_job *from, const uint8_t *bytes,
                  uint64_t lsn);
+/* Return whether the jobs and the notice with the frame's ticket have its position and lengths. */
+bool job_matches(const struct pg_arena *a, const struct pg_wal_job *from);
 void jobs_restore_end_of_group(struct pg_arena *a, uint32_t group, uint64_t incarnation);
 /* Shift the times of all jobs, and end all leases, because redo restores no session. */
 void jobs_restored(struct pg_arena *a, int64_t shift_ns);
