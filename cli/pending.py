@@ -332,9 +332,10 @@ def pages(client: Client, selection: dict[str, Any]) -> Iterator[TimerInfo]:
 def export_command(path: Path, as_json: bool, **options: Any) -> int:
     """Write pending timers to FILE.
 
-    They are in the order of their deadlines. The format is Parquet if FILE ends in .parquet, which needs pyarrow, else JSON lines. Each
-    timer has key, topic, tag, slack, payload and deadline. Parked timers are left out, because
-    only the WAL has their payloads: the command counts them, and its exit code is 1.
+    They are in the order of their deadlines. The format is Parquet if FILE ends in .parquet, which
+    needs pyarrow, else JSON lines. Each timer has key, topic, tag, slack, payload and deadline.
+    Parked timers are left out, because only the WAL has their payloads: the command counts them,
+    and its exit code is 1.
     """
     selection = selection_of(options)
     with opened(options) as client:

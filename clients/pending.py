@@ -163,7 +163,7 @@ def check_id(sweep_id: Any) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What a sweep does to each timer."""
+    """Change that a sweep makes to each timer."""
 
     change: SweepChange
     time_kind: int = 0

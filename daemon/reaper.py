@@ -89,6 +89,16 @@ class Reaper:
             arena, transport.ring_server, self._commands, self._grace, config.budget
         )
 
+    def _log_sweeps(self) -> None:
+        """Log the sweeps that began since the last heartbeat, with their uids."""
+        count = int(self.arena.metrics.sweeps)
+        for sweep in self.arena.newest_sweeps(count - self._sweeps):
+            log.info(
+                "a sweep over timers began", sweep=sweep.id.hex(), uid=sweep.uid,
+                change=sweep.change.name.lower(), namespace=sweep.namespace,
+            )  # fmt: skip
+        self._sweeps = count
+
     def begin(self) -> None:
         """Enter state READY: readers may attach and clients connect."""
         self.arena.set_state(ArenaState.READY, self._host.pid)
@@ -239,23 +249,13 @@ class Reaper:
         self._commands.clients.heartbeat()
         self._unswept = min(SWEEP_PER_HEARTBEAT, self.arena.watermarks_to_sweep)
         self.arena.sweep_bulk_loads(now_ns, self._config.bulk_load_ttl_ns)
+        self._log_sweeps()
         loop = self.loop
         self.arena.heartbeat(now_ns, loop.iterations, loop.wakeups, self._sent, log.dropped)
         self._placement.look(self.arena)
-        self._log_sweeps()
         self.wal.heartbeat()
         self._unplaced |= self._nameless or not self.arena.has_names
         self._settle()
-
-    def _log_sweeps(self) -> None:
-        """Log the sweeps that began since the last heartbeat, with their uids."""
-        count = int(self.arena.metrics.sweeps)
-        for sweep in self.arena.newest_sweeps(count - self._sweeps):
-            log.info(
-                "a sweep over timers began", sweep=sweep.id.hex(), uid=sweep.uid,
-                change=sweep.change.name.lower(), namespace=sweep.namespace,
-            )  # fmt: skip
-        self._sweeps = count
 
     def _look_after_names(self) -> None:
         """Replace arena files that have lost a name. This is done at the end of an iteration, when
