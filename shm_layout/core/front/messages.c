@@ -285,7 +285,7 @@ static bool handle_bye(struct pg_arena *a, struct request *q, struct sink *out,
         return false;
     if (!session_may_end(a))
         return true;              /* BYE is handled again when the WAL buffer has space */
-    session_end(a, s);
+    session_end(a, s, false);
     reply_head(q, out, 0);
     return true;
 }

@@ -215,8 +215,8 @@ bool session_may_end(const struct pg_arena *a)
 }
 
 /* The session has ended when its id is cleared. If a kill follows, a rebuild frees its inbox and
- * replies. */
-void session_end(struct pg_arena *a, struct pg_session *s)
+ * replies. `failed`: its leases count as failed attempts, because it did not end by a BYE. */
+void session_end(struct pg_arena *a, struct pg_session *s, bool failed)
 {
     if (has_wal(a) && !wal_buffer_full(a))
         wal_append_session(a, s);
@@ -224,7 +224,7 @@ void session_end(struct pg_arena *a, struct pg_session *s)
     STORE_RELEASE(&s->id, 0ull);
     account_session_ended(a, s);
     inbox_drop(a, s);
-    members_leave(a, session, false);
+    members_leave(a, session, failed);
     replies_forget(a, s);
     rows_count(a);
 }
@@ -243,7 +243,7 @@ int pg_session_end(struct pg_arena *a, uint64_t session, int64_t real_boot_ns)
     if (!session_may_end(a))
         return 0;
     time_set(a, a->state.now_ns, real_boot_ns);
-    session_end(a, s);
+    session_end(a, s, true);
     wal_buffer_settle(a);
     return 1;
 }

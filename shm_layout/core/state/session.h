@@ -19,7 +19,7 @@ int64_t sessions_silence_ns(const struct pg_arena *a);
  * and receives no record. */
 bool session_may_end(const struct pg_arena *a);
 /* End a session and free its inbox and replies. Its armed operations stay armed. */
-void session_end(struct pg_arena *a, struct pg_session *s);
+void session_end(struct pg_arena *a, struct pg_session *s, bool failed);
 /* Return the reply memory for a batch sequence. */
 struct pg_reply_memory *session_reply(const struct pg_arena *a, const struct pg_session *s,
                                       uint64_t sequence);
