@@ -167,7 +167,12 @@ class _FakeDesk:
         self._consumer = consumer
 
     def answer(
-        self, jobs: Sequence[Job], op: Op, text: bytes, time_ns: int, timeout: float | timedelta | None
+        self,
+        jobs: Sequence[Job],
+        op: Op,
+        text: bytes,
+        time_ns: int,
+        timeout: float | timedelta | None,
     ) -> None:
         """Record the answer."""
         self._consumer._answer(jobs, op, text, time_ns, timeout)

@@ -921,11 +921,12 @@ enum pg_entry_flag {
     PG_E_SUPERSEDED = 1,          /* the key was armed again, so a CANCEL of the key is not answered
                                      with FIRED */
     PG_E_LATE = 2,                /* the timer was armed and due before the daemon's last start */
-    PG_E_OPERATION = 4,           /* an operation ended; the payload begins with struct
+    PG_E_OPERATION = 4            /* an operation ended; the payload begins with struct
                                      pg_verdict */
-    PG_E_JOBS = 8                 /* derived, never in a notice or a WAL record: jobs use the blob,
-                                     and the last of them to end leaves it to the entry */
 };
+
+#define PG_ENTRY_JOBS 8          /* pg_entry.meta, derived: jobs use the blob, and the last of them to
+                                    end leaves it to the entry */
 
 /* An entry of the replay buffer, 64 bytes. It is a seqlock with `commit` as its counter. The daemon
  * writes `commit` last (store-release), and only then frees the slot. To withdraw an entry, the
@@ -946,7 +947,8 @@ struct pg_entry {
     uint32_t hash;                /* keyed hash of namespace, key type and key */
     uint16_t topic;               /* row of the topic */
     uint8_t  key_len;             /* length of the key in bytes */
-    uint8_t  meta;                /* key type in bits 0-3, enum pg_entry_flag in bits 4-7 */
+    uint8_t  meta;                /* key type in bits 0-2, PG_ENTRY_JOBS, enum pg_entry_flag in bits
+                                     4-7 */
 };
 
 /* ---- consumer groups ------------------------------------------------------------------------ */

@@ -486,7 +486,7 @@ static void cancel_delivered_draft(struct fixture *fx, struct draft *d)
     r->flags = below(fx, 8) != 0;
     for (uint32_t i = 0; i < rows; i++) {
         const struct pg_job *j = &fx->a->jobs[(from + i) % rows];
-        if (job_state(j) == PG_JOB_FREE || (j->meta & 15) != PG_KEY_BYTES)
+        if (job_state(j) == PG_JOB_FREE || (j->meta & 7) != PG_KEY_BYTES)
             continue;
         d->used -= r->key_len;
         memcpy(draft_take(d, j->key_len), blob_at(&fx->a->blobs, j->blob), j->key_len);

@@ -371,7 +371,7 @@ class Core:
         row = self.topic_row(e.topic)
         return Entry(
             position, e.ticket >> 8, e.ticket & 0xFF, e.deadline_ns, e.fired_ns, e.sequence,
-            position + 1 - e.back if e.back else 0, row.namespace, row.topic, e.meta & 15,
+            position + 1 - e.back if e.back else 0, row.namespace, row.topic, e.meta & 7,
             bytes(blob[: e.key_len]), bytes(blob[e.key_len : e.key_len + e.payload_len]),
             bool(e.meta >> 4 & lib.PG_E_SUPERSEDED),
         )  # fmt: skip

@@ -344,7 +344,7 @@ static void dead_head_write(const struct pg_arena *a, uint32_t row, struct pg_de
         .first_failed_ns = j->first_failed_ns, .last_failed_ns = j->last_failed_ns,
         .wall_offset_ns = a->header->wall_offset_ns, .attempts = job_failures(j),
         .reason = job_reason(j), .payload_len = j->payload_len, .error_len = job_error_len(j),
-        .key_len = j->key_len, .key_type = j->meta & 15, .flags = j->meta >> 4,
+        .key_len = j->key_len, .key_type = j->meta & 7, .flags = j->meta >> 4,
         .topic_len = (uint8_t)topic_name(a, j->topic).len, .priority = j->priority};
 }
 
@@ -442,7 +442,7 @@ static void job_head_write(const struct pg_arena *a, uint32_t row, struct pg_job
         .lease_ends_ns = j->due_ns, .now_ns = a->state.now_ns,
         .wall_offset_ns = a->header->wall_offset_ns, .row = row, .lease = job_leases(j),
         .attempt = job_failures(j) + 1, .group = j->group, .payload_len = j->payload_len,
-        .key_len = j->key_len, .key_type = j->meta & 15, .flags = j->meta >> 4,
+        .key_len = j->key_len, .key_type = j->meta & 7, .flags = j->meta >> 4,
         .topic_len = (uint8_t)topic_name(a, j->topic).len, .priority = j->priority,
         .missed = j->missed};
 }

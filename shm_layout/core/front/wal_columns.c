@@ -344,7 +344,7 @@ static void entry_row(const struct row *r, const void *body)
     put_uid(r, j->uid);
     put_int(r, PG_IC_FLAGS, j->meta >> 4);
     put_word(r, PG_IC_CAUSE, j->ticket & 255, PG_CAUSE_ACKNOWLEDGED);
-    put_key(r, j->meta & 15, key, j->key_len);
+    put_key(r, j->meta & 7, key, j->key_len);
     put_payload(r, key + j->key_len, j->payload_len);
 }
 

@@ -578,7 +578,7 @@ static bool job_merge(struct merge *g, const struct pg_job *f, uint32_t group, u
     j.topic = (uint16_t)g->source->topics[f->topic];
     j.position = 0;
     j.session = 0;
-    j.hash = key_hash(g->to, ns, j.meta & 15, blob_at(&g->from->blobs, f->blob), j.key_len);
+    j.hash = key_hash(g->to, ns, j.meta & 7, blob_at(&g->from->blobs, f->blob), j.key_len);
     if (job_state(&j) == PG_JOB_LEASED)
         j.control = job_control(PG_JOB_WAITING, PG_JR_NONE, job_failures(&j), job_leases(&j));
     j.blob = job_blob(g->to, j.hash, j.ticket >> 8);
@@ -679,7 +679,7 @@ static bool entry_merge(struct merge *g, const struct pg_entry *e)
     if (blob == PG_NIL)
         return no_memory(g, entry_granules(e));
     *n = *e;
-    n->meta = (uint8_t)(e->meta & ~(PG_E_JOBS << 4));
+    n->meta = (uint8_t)(e->meta & ~PG_ENTRY_JOBS);
     n->blob = blob;
     n->topic = (uint16_t)row;
     n->hash = key_hash(g->to, t->namespace_row, entry_key_type(e), blob_at(&g->to->blobs, blob),

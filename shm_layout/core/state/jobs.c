@@ -7,7 +7,7 @@
  * time that a job may wait.
  *
  * All jobs with one ticket use one blob. As long as any of them exists, their entry in the replay
- * buffer has the flag PG_E_JOBS and does not free the blob. */
+ * buffer has the flag PG_ENTRY_JOBS and does not free the blob. */
 #define _GNU_SOURCE
 #include <stdlib.h>
 
@@ -340,7 +340,7 @@ static void payload_leave(struct pg_arena *a, const struct pg_job *j)
         return;
     struct pg_entry *e = entry_of(a, j);
     if (e != NULL) {
-        e->meta &= (uint8_t)~(PG_E_JOBS << 4);
+        e->meta &= (uint8_t)~PG_ENTRY_JOBS;
         return;
     }
     blobs_give(&a->blobs, j->blob, job_granules(j));
@@ -683,7 +683,7 @@ static struct pg_job job_new(uint32_t group, const struct pg_entry *e, uint64_t 
         .member = PG_NIL, .order_next = PG_NIL, .order_last = PG_NIL, .group = (uint16_t)group,
         .topic = e->topic, .priority = traits->priority, .own_order = traits->own_order,
         .missed = e->missed, .key_len = e->key_len,
-        .meta = (uint8_t)(e->meta & ~(PG_E_JOBS << 4))};
+        .meta = (uint8_t)(e->meta & ~PG_ENTRY_JOBS)};
 }
 
 /* Store a new job, and its control word last. */
@@ -736,14 +736,14 @@ void job_born_of_entry(struct pg_arena *a, uint32_t group, uint64_t position)
     if (has_wal(a))
         wal_append_job(a, job_row_born(a, 0), &born, false, true);
     job_begin(a, group, e, position, &traits);
-    e->meta |= PG_E_JOBS << 4;
+    e->meta |= PG_ENTRY_JOBS;
 }
 
 /* ---- cancel ---------------------------------------------------------------------------------- */
 
 static bool job_has_key(const struct pg_arena *a, const struct pg_job *j, const struct key *k)
 {
-    return j->key_len == k->len && (j->meta & 15) == k->type &&
+    return j->key_len == k->len && (j->meta & 7) == k->type &&
            group_at(a, j->group)->namespace_row == k->namespace_row &&
            memcmp(blob_at(&a->blobs, j->blob), k->bytes, k->len) == 0;
 }
@@ -884,7 +884,7 @@ static bool entry_joins(struct pg_arena *a, struct pg_entry *e, uint64_t positio
         blobs_give(&a->blobs, e->blob, entry_granules(e));
         e->blob = j->blob;
     }
-    e->meta |= PG_E_JOBS << 4;
+    e->meta |= PG_ENTRY_JOBS;
     return true;
 }
 
@@ -905,7 +905,7 @@ bool jobs_restore_born(struct pg_arena *a, const struct pg_wal_born *born, uint3
                                                        born[i].own_order}));
         job_at(a, row)->hash = hash_of_ticket(e->ticket);
         index_insert(&a->job_index, job_at(a, row)->hash, row);
-        e->meta |= PG_E_JOBS << 4;
+        e->meta |= PG_ENTRY_JOBS;
     }
     return true;
 }
@@ -945,7 +945,7 @@ static bool payload_restore(struct pg_arena *a, const struct pg_wal_job *from, u
     struct pg_entry *e = entry_of(a, j);
     j->blob = other != PG_NIL ? job_at(a, other)->blob : e != NULL ? e->blob : PG_NIL;
     if (e != NULL && other == PG_NIL)
-        e->meta |= PG_E_JOBS << 4;
+        e->meta |= PG_ENTRY_JOBS;
     if (j->blob == PG_NIL) {
         j->blob = blobs_take(&a->blobs, job_granules(j));
         if (j->blob == PG_NIL)
@@ -1015,7 +1015,7 @@ static void key_restored(struct pg_arena *a, struct pg_job *j)
 {
     const uint32_t namespace_row = group_at(a, j->group)->namespace_row;
     const uint8_t *key = blob_at(&a->blobs, j->blob);
-    j->hash = key_hash_of(keyed_hash(a->secret->secret, key_scope(namespace_row, j->meta & 15), key,
+    j->hash = key_hash_of(keyed_hash(a->secret->secret, key_scope(namespace_row, j->meta & 7), key,
                                      j->key_len));
     if (!j->own_order)
         j->order = order_of_key(a, namespace_row, key, j->key_len);
@@ -1082,7 +1082,7 @@ bool jobs_void(struct pg_arena *a, struct pg_fault *why)
                              PG_JOB_STATES, job_state(j));
     }
     for (uint64_t p = a->header->replay_head; p < a->header->replay_tail; p++)
-        replay_at(a, p)->meta &= (uint8_t)~(PG_E_JOBS << 4);
+        replay_at(a, p)->meta &= (uint8_t)~PG_ENTRY_JOBS;
     for (uint32_t i = 0; i < a->group_rows; i++)
         if (group_exists(a, i) && group_at(a, i)->incarnation == 0)
             group_free(a, i);
@@ -1104,7 +1104,7 @@ static bool payload_rebuild(struct pg_arena *a, uint32_t row)
     struct pg_entry *e = entry_of(a, j);
     if (e != NULL) {
         e->blob = j->blob;
-        e->meta |= PG_E_JOBS << 4;
+        e->meta |= PG_ENTRY_JOBS;
     }
     return blobs_rebuild_mark(&a->blobs, j->blob, job_granules(j));
 }

@@ -55,7 +55,7 @@ void job_born_of_entry(struct pg_arena *a, uint32_t group, uint64_t position);
 /* Return whether jobs use the blob of a withdrawn entry, so that it must not be freed. */
 static inline bool entry_has_jobs(const struct pg_entry *e)
 {
-    return (e->meta >> 4 & PG_E_JOBS) != 0;
+    return (e->meta & PG_ENTRY_JOBS) != 0;
 }
 /* Handle a job that the wheel found due. False: the WAL buffer is full, so the wheel keeps it. */
 bool job_due(struct pg_arena *a, uint32_t row);

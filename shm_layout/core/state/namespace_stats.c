@@ -139,7 +139,7 @@ static void notices_stats(const struct pg_arena *a, struct pg_namespace_stats *r
         const struct pg_entry *e = replay_at(a, p);
         struct pg_namespace_stats *row = &rows[topic_at(a, e->topic)->namespace_row];
         const uint64_t bytes = (uint64_t)e->key_len + e->payload_len;
-        const uint64_t meta = e->meta & ~(PG_E_JOBS << 4);
+        const uint64_t meta = e->meta & ~PG_ENTRY_JOBS;
         const uint64_t about[] = {mark(KEY, meta, e->key_len, blob_at(&a->blobs, e->blob), bytes),
                                   topic_mark(a, e->topic), (uint64_t)e->fired_ns, e->missed};
         row->notices++;

@@ -87,7 +87,7 @@ struct pg_wal_entry wal_entry_of(uint64_t position, const struct pg_entry *e)
                                  .deadline_ns = e->deadline_ns, .fired_ns = e->fired_ns,
                                  .sequence = e->sequence, .missed = e->missed,
                                  .previous = entry_previous(e, position), .topic = e->topic, .payload_len = e->payload_len,
-                                 .key_len = e->key_len, .meta = e->meta, .uid = PG_NIL};
+                                 .key_len = e->key_len, .meta = e->meta & (uint8_t)~PG_ENTRY_JOBS, .uid = PG_NIL};
 }
 
 struct pg_wal_bulk_load wal_bulk_load_of(const struct pg_bulk_load *l)

@@ -95,7 +95,7 @@ uint64_t replay_append(struct pg_arena *a, const struct pg_entry *fields,
     e->sequence = t->sequence + 1;
     e->back = entry_back(position, t->last_position);
     if (UNLIKELY(t->groups != 0) && jobs_born(a, e, position, traits))
-        e->meta |= PG_E_JOBS << 4;
+        e->meta |= PG_ENTRY_JOBS;
     STORE_RELEASE(&e->commit, position + 1);
     entry_settle(a, position);
     a->header->replay_bytes += (uint64_t)entry_granules(e) * PG_GRANULE;

@@ -80,11 +80,8 @@ static inline uint32_t entry_granules(const struct pg_entry *e)
 {
     return blob_granules((uint64_t)e->key_len + e->payload_len);
 }
-static inline unsigned entry_flags(const struct pg_entry *e)
-{
-    return e->meta >> 4 & ~(unsigned)PG_E_JOBS;
-}
-static inline unsigned entry_key_type(const struct pg_entry *e) { return e->meta & 15; }
+static inline unsigned entry_flags(const struct pg_entry *e) { return e->meta >> 4; }
+static inline unsigned entry_key_type(const struct pg_entry *e) { return e->meta & 7; }
 static inline uint32_t row_of_session(uint64_t id) { return (uint32_t)(id & 0xffff); }
 static inline struct pg_session *session_find(const struct pg_arena *a, uint64_t id)
 {
