@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 from core_driver import Fault
-from jobs_driver import Leased, JobsCore, Session, record
+from jobs_driver import JobsCore, Leased, Session, record
 
 from purgatoryd.shm_layout._core import ffi, lib
 from purgatoryd.shm_layout.layout import Op, Status
