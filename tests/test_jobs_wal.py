@@ -182,7 +182,8 @@ def test_an_older_record_of_a_row_does_not_end_a_job_with_a_lower_ticket() -> No
     assert session.ack(held) == Status.DONE
     step(core, 60 * MS)
     (again,) = core.jobs_of(session)
-    assert low < high and again.row == held.row
+    assert low < high
+    assert again.row == held.row
     wal.take()
     sound(core, snapshot.finish(), wal.data)
 
