@@ -1647,7 +1647,7 @@ struct pg_wal_job {
     int64_t  last_failed_ns;
     uint64_t session;
     uint64_t order;
-    uint64_t incarnation;         /* of its group */
+    uint64_t incarnation;         /* incarnation of the group */
     uint64_t lsn;                 /* snapshots: records before this one do not change the row any
                                      more; otherwise 0 */
     uint32_t row;                 /* row of the job */

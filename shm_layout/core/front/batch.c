@@ -420,7 +420,7 @@ static bool is_pending(const struct pg_arena *a, const struct step *s)
 static bool cancels_jobs(struct pg_arena *a, const struct step *s, struct pg_result *result)
 {
     if (on_cancel(s->session))
-        return true;              /* it continues */
+        return true;              /* the record continues */
     const uint32_t row =
         is_pending(a, s) ? PG_NIL : job_of_key(a, &s->put.key, s->record->value);
     if (row == PG_NIL)

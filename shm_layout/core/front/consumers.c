@@ -177,9 +177,9 @@ static bool change(struct pg_arena *a, const struct group_request *g, uint32_t g
     struct pg_group_settings s = group_at(a, group)->settings;
     uint64_t detail;
     if (g->ask.action == PG_GA_CHANGE) {
-        const uint32_t kept = PG_G_PAUSED | PG_G_ORDERED | PG_G_BLOCK, flags = s.flags & kept;
+        const uint32_t fixed = PG_G_PAUSED | PG_G_ORDERED | PG_G_BLOCK, flags = s.flags & fixed;
         s = g->ask.settings;
-        s.flags = (s.flags & ~kept) | flags;
+        s.flags = (s.flags & ~fixed) | flags;
     } else {
         s.flags &= ~(uint32_t)PG_G_PAUSED;
         s.flags |= g->ask.action == PG_GA_PAUSE ? PG_G_PAUSED : 0;
