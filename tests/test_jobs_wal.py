@@ -259,9 +259,5 @@ def test_a_damaged_record_of_jobs_is_refused(
         except Fault as fault:
             refused.append(str(fault))
             break
-<<<<<<< HEAD
-    assert message in refused[0], refused
-=======
     assert len(refused) == 1
     assert message in refused[0]
->>>>>>> jobcrash
