@@ -38,6 +38,7 @@ COMMANDS = {
     "placement": "placement",
     "namespace": "namespaces",
     "topic": "topics",
+    "schedules": "schedules",
     "bulk-load": "bulk_loads",
     "session": "sessions",
     "keygen": "curve",

@@ -99,6 +99,9 @@ GROUPS: dict[str, tuple[Row, ...]] = {
         ("inbox", "inbox", click.INT,
          "Maximum number of operations of a session, armed or with an unacknowledged outcome."),
     ),
+    "Schedules": (
+        ("schedules", "schedules", click.INT, "Maximum number of schedules."),
+    ),
     "Bulk loads": (
         ("bulk-loads", "bulk_loads", click.INT, "Number of bulk loads that the daemon remembers."),
         ("bulk-load-rows", "bulk_load_rows", click.INT,

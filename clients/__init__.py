@@ -41,6 +41,7 @@ from purgatoryd.shm_layout.errors import (
     QuotaExceeded,
     Refused,
     RingsRefused,
+    ScheduleRefused,
     SessionExpired,
     SessionTableFull,
     ShardUnavailable,
@@ -64,12 +65,13 @@ if TYPE_CHECKING:
     from purgatoryd.clients.ledger import Ledger
     from purgatoryd.clients.local import DelayedOperation, DelayedOperationPurgatory
     from purgatoryd.clients.local_purgatory import LocalPurgatory
-    from purgatoryd.clients.model import CancelResult, Notice, TimerInfo
+    from purgatoryd.clients.model import CancelResult, Notice, Occurrence, TimerInfo
     from purgatoryd.clients.notices import Notices
     from purgatoryd.clients.operation_columns import AsyncOperations, Operations
     from purgatoryd.clients.purgatory import Operation, Outcome, Purgatory, Watch
     from purgatoryd.clients.remote import Remote
     from purgatoryd.clients.resume import Resume
+    from purgatoryd.clients.schedules import Backfilled, Schedule
     from purgatoryd.clients.subscriber import Subscriber
     from purgatoryd.shm_layout.layout import ANYBODY, BulkLoadState, Cause, Status
     from purgatoryd.shm_layout.wire import NamespaceSettings, OperationInfo, WatchInfo
@@ -87,6 +89,7 @@ __all__ = [
     "AsyncOperations",
     "AsyncPurgatory",
     "AsyncSubscriber",
+    "Backfilled",
     "BadPath",
     "BatchError",
     "BulkLoad",
@@ -129,6 +132,7 @@ __all__ = [
     "NotDurable",
     "Notice",
     "Notices",
+    "Occurrence",
     "Operation",
     "OperationInfo",
     "Operations",
@@ -145,6 +149,8 @@ __all__ = [
     "Remote",
     "Resume",
     "RingsRefused",
+    "Schedule",
+    "ScheduleRefused",
     "SessionExpired",
     "SessionTableFull",
     "ShardUnavailable",
@@ -175,12 +181,13 @@ _NAMES = {
     "clients.ledger": ("Ledger",),
     "clients.local": ("DelayedOperation", "DelayedOperationPurgatory"),
     "clients.local_purgatory": ("LocalPurgatory",),
-    "clients.model": ("CancelResult", "Notice", "TimerInfo"),
+    "clients.model": ("CancelResult", "Notice", "Occurrence", "TimerInfo"),
     "clients.notices": ("Notices",),
     "clients.operation_columns": ("AsyncOperations", "Operations"),
     "clients.purgatory": ("Operation", "Outcome", "Purgatory", "Watch"),
     "clients.remote": ("Remote",),
     "clients.resume": ("Resume",),
+    "clients.schedules": ("Backfilled", "Schedule"),
     "clients.subscriber": ("Subscriber",),
     "shm_layout.layout": ("ANYBODY", "BulkLoadState", "Cause", "Status"),
     "shm_layout.wire": ("NamespaceSettings", "OperationInfo", "WatchInfo"),

@@ -13,7 +13,7 @@ import asyncio
 from collections.abc import Callable, Collection, Coroutine, Generator, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import suppress
-from datetime import timedelta
+from datetime import datetime, timedelta
 from functools import partial
 from types import TracebackType
 from typing import Any, Generic, Literal, Self, TypeVar, overload
@@ -46,6 +46,7 @@ from purgatoryd.clients.notices import Batch, Notices, Taker
 from purgatoryd.clients.packing import Entry, Pending
 from purgatoryd.clients.remote import Remote
 from purgatoryd.clients.resume import Resume
+from purgatoryd.clients.schedules import Backfilled, Plan, Schedule, ScheduleCalls
 from purgatoryd.clients.subscriber import (
     GET_MOST,
     HWM_MAX,
@@ -140,6 +141,15 @@ class AsyncClient(
         Coroutine[Any, Any, AsyncHandle[TimerInfo]],
         Coroutine[Any, Any, CancelResult],
         Coroutine[Any, Any, AsyncHandle[CancelResult]],
+    ],
+    ScheduleCalls[
+        Coroutine[Any, Any, Schedule],
+        Coroutine[Any, Any, Schedule | None],
+        Coroutine[Any, Any, list[Schedule]],
+        Coroutine[Any, Any, bool],
+        Coroutine[Any, Any, int],
+        Coroutine[Any, Any, Backfilled],
+        Coroutine[Any, Any, list[datetime]],
     ],
     AsyncClosing,
 ):
@@ -347,6 +357,12 @@ class AsyncClient(
         core, limit_s = await self._ready(), self._limit_s(timeout)
         connection = core.for_bulk_loads()
         return await self._ask(connection, job(core, bulk_load, fencing_token, limit_s))
+
+    async def _planned(self, plan: Plan[Result], timeout: float | None) -> Result:
+        core, limit_s = await self._ready(), self._limit_s(timeout)
+        connection, job = plan(core, limit_s)
+        connection.admit()
+        return await self._ask(connection, job)
 
     def at(self, at_ns: int | None) -> None:
         """Apply later calls at virtual time `at_ns`, as Client.at does."""

@@ -15,7 +15,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from datetime import timedelta
+from datetime import datetime, timedelta
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, Self, TypeVar, overload
@@ -46,6 +46,7 @@ from purgatoryd.clients.local_channel import Transport
 from purgatoryd.clients.lots import Lot
 from purgatoryd.clients.model import CancelResult, TimerInfo
 from purgatoryd.clients.packing import Entry, Pending
+from purgatoryd.clients.schedules import Backfilled, Plan, Schedule, ScheduleCalls
 from purgatoryd.shm_layout.errors import (
     Closed,
     DaemonError,
@@ -99,7 +100,9 @@ class Handle(_pack.Receipt, Generic[Outcome]):
 
 
 class Client(
-    _pack.Caller, TimerCalls[TimerInfo, Handle[TimerInfo], CancelResult, Handle[CancelResult]]
+    _pack.Caller,
+    TimerCalls[TimerInfo, Handle[TimerInfo], CancelResult, Handle[CancelResult]],
+    ScheduleCalls[Schedule, Schedule | None, list[Schedule], bool, int, Backfilled, list[datetime]],
 ):
     """A client of the daemon `name`.
 
@@ -334,6 +337,13 @@ class Client(
         limit_s = self._limit_s(timeout)
         connection = self._core.for_bulk_loads()
         return self._ask(connection, job(self._core, bulk_load, fencing_token, limit_s))
+
+    def _planned(self, plan: Plan[T], timeout: float | None) -> T:
+        limit_s = self._limit_s(timeout)
+        self._core.check()
+        connection, job = plan(self._core, limit_s)
+        connection.admit()
+        return self._ask(connection, job)
 
     def at(self, at_ns: int | None) -> None:
         """Apply later calls at virtual time `at_ns`. The daemon first moves its virtual clock

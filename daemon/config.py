@@ -37,6 +37,7 @@ BOUNDS = {
     "accounts": (1, 65_535),
     "bulk_loads": (0, 32_767),
     "bulk_load_rows": (0, 2**38),
+    "schedules": (0, 65_535),
     "bulk_load_ttl_ns": (10**9, 10**9 * 86_400 * 3650),
     "quota_timers": (0, 2**48 - 1),
     "quota_bytes": (0, 2**48 - 1),
@@ -114,6 +115,9 @@ class Config:
     requests."""
     accounts: int = 1_024
     """Number of uids that may have sessions, timers or watch keys at once. Each costs 64 bytes."""
+    schedules: int = 1_024
+    """Number of schedules. Each costs 352 bytes. Raise it if `put_schedule` gets
+    `FULL_SCHEDULES`."""
     bulk_loads: int = 256
     """Number of bulk loads that the daemon remembers at once."""
     bulk_load_rows: int = 2**22

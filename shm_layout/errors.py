@@ -41,6 +41,7 @@ PurgatorydError
 |   |   +-- NoWal                    durable=True, but the daemon has no WAL
 |   |   +-- SessionTableFull         as many sessions are open as --sessions allows
 |   |   +-- UidShareExceeded         the uid holds its whole share of sessions or namespaces
+|   |   +-- ScheduleRefused          the daemon did not accept a schedule or an occurrence
 |   +-- NotDurable                   applied, but the WAL stopped before the change was on disk
 |   +-- ProtocolError                received bytes break docs/protocol.md
 +-- Lagged                           the replay buffer dropped notices before a subscriber read them
@@ -859,6 +860,36 @@ class UidShareExceeded(MessageRefused):
 
     def __str__(self) -> str:
         return _share_exceeded(self.uid, self.used, self.limit, self.resource)
+
+
+@keeps_figures
+class ScheduleRefused(MessageRefused):
+    """The daemon does not accept a schedule, or an occurrence that is to fire at once.
+
+    `reason` is the name of the status: BAD_SPEC (the daemon cannot read the cron expression, or its
+    tz database does not have the zone), NO_OCCURRENCE (no time within the limits), FULL_SCHEDULES,
+    UNKNOWN (there is no such schedule), or a status that also refuses a timer, such as FULL.
+
+    What to do: Correct the expression or the zone; raise --schedules or the size of the table that
+    is full, or delete schedules.
+    """
+
+    reason: str = ""
+
+    def __str__(self) -> str:
+        if self.reason == "UNKNOWN":
+            return "there is no schedule with this key"
+        if self.reason == "BAD_SPEC":
+            return "the daemon cannot read the cron expression, or it does not know the time zone"
+        if self.reason == "NO_OCCURRENCE":
+            return "the schedule has no occurrence: no time matches, or `until` is too early"
+        if self.reason == "FULL_SCHEDULES":
+            rows = self.detail[1]
+            return (
+                f"schedule table full: {rows} of {rows} schedules exist; raise --schedules or "
+                "delete schedules"
+            )
+        return f"the daemon refused the schedule: {self.reason}"
 
 
 @keeps_figures

@@ -44,6 +44,16 @@ FLAG_DRAIN: int = lib.PG_W_DRAIN
 FLAG_RESUME: int = lib.PG_W_RESUME
 FLAG_BULK_LOAD: int = lib.PG_W_BULK_LOAD
 NOTICE_OF_OPERATION: int = lib.PG_E_OPERATION
+NOTICE_OF_SCHEDULE: int = lib.PG_E_SCHEDULE
+SCHEDULE_KEY_MAX: int = lib.PG_SCHEDULE_KEY_MAX
+SPEC_MAX: int = lib.PG_SPEC_MAX
+ZONE_MAX: int = lib.PG_ZONE_MAX
+NOMINAL_MAX: int = lib.PG_NOMINAL_MAX
+NOMINAL_UNKNOWN: int = lib.PG_NOMINAL_UNKNOWN
+"""Stands for a nominal time that the daemon has not computed; in a request, for the current
+time."""
+NOMINAL_NONE: int = lib.PG_NOMINAL_NONE
+"""Stands for no occurrence, or for no limit."""
 TIME_MAX_NS = 2**63 - 1
 WATERMARK_MAX: int = lib.PG_WATERMARK_MAX
 TARGET_MAX: int = lib.PG_TARGET_MAX
@@ -73,6 +83,7 @@ class Message(enum.IntEnum):
     ACK = lib.PG_M_ACK
     BULK_LOAD = lib.PG_M_BULK_LOAD
     PLACE = lib.PG_M_PLACE
+    SCHEDULE = lib.PG_M_SCHEDULE
     ADVANCE = lib.PG_M_ADVANCE
     STOP = lib.PG_M_STOP
     PUBLISH = lib.PG_M_PUBLISH
@@ -180,6 +191,9 @@ class Status(enum.IntEnum):
     FENCED = lib.PG_ST_FENCED
     CLOSED = lib.PG_ST_CLOSED
     ARENA = lib.PG_ST_ARENA
+    FULL_SCHEDULES = lib.PG_ST_FULL_SCHEDULES
+    BAD_SPEC = lib.PG_ST_BAD_SPEC
+    NO_OCCURRENCE = lib.PG_ST_NO_OCCURRENCE
 
 
 class Quota(enum.IntEnum):
@@ -199,6 +213,7 @@ class Quota(enum.IntEnum):
     UID_OPERATIONS = lib.PG_Q_UID_OPERATIONS
     UID_BULK_LOADS = lib.PG_Q_UID_BULK_LOADS
     UID_BULK_LOAD_BLOCKS = lib.PG_Q_UID_BULK_LOAD_BLOCKS
+    UID_SCHEDULES = lib.PG_Q_UID_SCHEDULES
 
 
 class NamespaceField(enum.IntFlag):
@@ -238,6 +253,7 @@ class WireError(enum.IntEnum):
     WRONG_SHARD = lib.PG_ERR_WRONG_SHARD
     PLACED = lib.PG_ERR_PLACED
     QUOTA = lib.PG_ERR_QUOTA
+    SCHEDULE = lib.PG_ERR_SCHEDULE
 
 
 class RingRefusal(enum.IntEnum):
@@ -265,6 +281,28 @@ class BulkLoadAction(enum.IntEnum):
     OPEN = lib.PG_LA_OPEN
     CLOSE = lib.PG_LA_CLOSE
     FORGET = lib.PG_LA_FORGET
+
+
+class ScheduleState(enum.IntEnum):
+    """enum pg_schedule_state."""
+
+    NONE = lib.PG_SCHEDULE_NONE
+    ACTIVE = lib.PG_SCHEDULE_ACTIVE
+    PAUSED = lib.PG_SCHEDULE_PAUSED
+
+
+class ScheduleAction(enum.IntEnum):
+    """enum pg_schedule_action: the request of a SCHEDULE message."""
+
+    PUT = lib.PG_SA_PUT
+    GET = lib.PG_SA_GET
+    LIST = lib.PG_SA_LIST
+    DELETE = lib.PG_SA_DELETE
+    PAUSE = lib.PG_SA_PAUSE
+    RESUME = lib.PG_SA_RESUME
+    TRIGGER = lib.PG_SA_TRIGGER
+    BACKFILL = lib.PG_SA_BACKFILL
+    NEXT = lib.PG_SA_NEXT
 
 
 class Cause(enum.IntEnum):

@@ -12,7 +12,8 @@
  * between the end of a timer and its notice, or between the old and the new timer of a key, but
  * after a recovery such a pair must be either untouched or complete. Each pair is therefore in one
  * fact. */
-enum subject_kind { OF_TICKET, OF_KEY, OF_WATERMARK, OF_NAME, OF_SESSION, OF_BULK_LOAD, OF_ROW };
+enum subject_kind { OF_TICKET, OF_KEY, OF_WATERMARK, OF_NAME, OF_SESSION, OF_BULK_LOAD, OF_ROW,
+                    OF_SCHEDULE };
 struct fact {
     uint64_t subject, state;      /* the low 3 bits of `subject` are its enum subject_kind */
 };

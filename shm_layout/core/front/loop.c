@@ -9,6 +9,8 @@
 #include "core/state/inbox.h"
 #include "core/state/operations.h"
 #include "core/state/prefetch.h"
+#include "core/state/schedule_rows.h"
+#include "core/state/schedules.h"
 #include "core/state/timers.h"
 
 static bool expire(void *context, uint32_t slot)
@@ -47,6 +49,7 @@ uint32_t pg_advance(struct pg_arena *a, int64_t now_ns, int64_t wall_offset_ns,
     const uint64_t moved = wheel_moved(&a->wheel);
     const uint32_t done = released + wheel_advance_prefetch(&a->wheel, now_ns, budget - released,
                                                             expire, expire_soon, a, &left);
+    left |= schedules_step(a, budget);
     wal_buffer_settle(a);
     const bool compacting = compaction_step(a);
     a->metrics->largest_free_bytes = (uint64_t)blobs_largest(&a->blobs) * PG_GRANULE;
@@ -80,6 +83,6 @@ void pg_release_operations(struct pg_arena *a) { a->state.holding = false; }
 int64_t pg_next_ns(const struct pg_arena *a)
 {
     const bool at_once = a->state.wall_cursor != PG_NIL || a->state.orphans != PG_NIL ||
-                         compaction_due(a) || (!a->state.holding && wheel_holds(&a->wheel));
+                         compaction_due(a) || schedules_waiting(a) || (!a->state.holding && wheel_holds(&a->wheel));
     return at_once ? a->state.now_ns : wheel_next_ns(&a->wheel);
 }

@@ -463,6 +463,28 @@ int pg_bulk_load_admin(struct pg_arena *a, const void *body, uint64_t bytes, voi
     return (int)why.error;
 }
 
+static bool handle_schedule(struct pg_arena *a, struct request *q, struct sink *out,
+                            struct refusal *why)
+{
+    struct pg_session *s;
+    uint32_t count = 0;
+    a->call.durable = (q->frame.flags & PG_W_DURABLE) != 0;
+    if (!session_of(a, q, &s, why))
+        return false;
+    if (a->call.durable && !has_wal(a))
+        return refused(why, PG_ERR_NO_WAL, 0, 0);
+    reply_head(q, out, 0);
+    if (!schedule_handle(a, q, out, &count, why))
+        return false;
+    if (out->full)
+        return refused(why, PG_ERR_TOO_LARGE, PG_MESSAGE_MAX, count);
+    if (out->used == sizeof(struct pg_frame))
+        out->used = 0;            /* the message has to be handled again */
+    else
+        ((struct pg_frame *)out->bytes)->count = count;
+    return true;
+}
+
 /* A PING with a session also lets the daemon learn through which connection the session's owner can
  * be reached. */
 static bool handle_ping(struct pg_arena *a, struct request *q, struct sink *out,
@@ -488,6 +510,7 @@ static bool dispatch(struct pg_arena *a, struct request *q, struct sink *out,
     case PG_M_ACK: return handle_ack(a, q, why);
     case PG_M_PING: return handle_ping(a, q, out, why);
     case PG_M_BULK_LOAD: return handle_bulk_load(a, q, out, why);
+    case PG_M_SCHEDULE: return handle_schedule(a, q, out, why);
     default: return refused(why, PG_ERR_UNKNOWN_MESSAGE, q->frame.message, 0);
     }
 }

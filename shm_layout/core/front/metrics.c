@@ -96,6 +96,9 @@ static const uint16_t refusals[] = {
     [PG_ST_FENCED] = COUNTER(refused_fenced),
     [PG_ST_CLOSED] = COUNTER(refused_fenced),
     [PG_ST_ARENA] = COUNTER(refused_other),
+    [PG_ST_FULL_SCHEDULES] = COUNTER(refused_schedules),
+    [PG_ST_BAD_SPEC] = COUNTER(refused_schedules),
+    [PG_ST_NO_OCCURRENCE] = COUNTER(refused_schedules),
 };
 
 int pg_refused(struct pg_arena *a, uint32_t status)

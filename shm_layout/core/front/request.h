@@ -5,6 +5,7 @@
 
 #include "core/base/common.h"
 #include "core/arena.h"
+#include "core/base/sink.h"
 #include "core/state/names.h"
 
 /* The caller owns the bytes of the message. Nobody may write to them during the call. */
@@ -70,6 +71,14 @@ bool tables_read(struct request *q, struct refusal *why);
  * sequence. If resharding gave the session another id, the session's first id is used instead of
  * the id in the message. */
 uint32_t fingerprint(const uint8_t *bytes, uint64_t len, const struct pg_session *s);
+
+/* ---- schedule_messages.c --------------------------------------------------------------- */
+
+/* Handle the body of a SCHEDULE message after its session has been found. The reply goes to `out`,
+ * and *count is the number of items after struct pg_schedule_reply. No reply: the daemon has to
+ * answer a question first, and then the message has to be handled again. */
+bool schedule_handle(struct pg_arena *a, const struct request *q, struct sink *out,
+                     uint32_t *count, struct refusal *why);
 
 /* ---- batch.c -------------------------------------------------------------------------- */
 

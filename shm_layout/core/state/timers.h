@@ -32,6 +32,8 @@ void timers_unpark(struct pg_arena *a, const struct put *put, uint64_t ticket,
 void cancel_fired(struct pg_arena *a, uint32_t id, uint64_t ticket, struct pg_result *r);
 /* Cancel the armed or parked timer in a slot. `at` is the slot's place in the index. */
 void cancel_timer(struct pg_arena *a, uint32_t slot, const struct probe *at);
+/* End an armed timer without counting it as cancelled by a client. */
+void timer_drop(struct pg_arena *a, uint32_t slot);
 /* Answer with the ticket and the deadline of a slot. */
 void answer_slot(const struct pg_arena *a, struct pg_result *r, uint32_t slot, unsigned status);
 /* Fire a due timer. If the replay buffer or the WAL buffer is full, change nothing and return
