@@ -44,6 +44,7 @@ COMMANDS = {
     "topic": "topics",
     "pause": "topics",
     "resume": "topics",
+    "schedules": "schedules",
     "bulk-load": "bulk_loads",
     "session": "sessions",
     "keygen": "curve",

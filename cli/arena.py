@@ -182,6 +182,7 @@ SECTIONS = {
         "refused_keys", "refused_denied", "refused_quota", "refused_exists", "refused_stopping",
         "refused_other",
     ),
+    "schedules": ("schedules", "schedules_armed", "occurrences", "refused_schedules"),
     "bulk_loads": (
         "bulk_loads", "bulk_load_blocks", "bulk_load_rows", "bulk_load_rows_repeated",
         "refused_bulk_loads", "refused_fenced",

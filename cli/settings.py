@@ -104,6 +104,9 @@ GROUPS: dict[str, tuple[Row, ...]] = {
         ("jobs", "jobs", click.INT,
          "Total of the budgets of all consumer groups: pending timers, jobs and dead letters."),
     ),
+    "Schedules": (
+        ("schedules", "schedules", click.INT, "Maximum number of schedules."),
+    ),
     "Bulk loads": (
         ("bulk-loads", "bulk_loads", click.INT, "Number of bulk loads that the daemon remembers."),
         ("bulk-load-rows", "bulk_load_rows", click.INT,

@@ -46,6 +46,7 @@ from purgatoryd.shm_layout.errors import (
     QuotaExceeded,
     Refused,
     RingsRefused,
+    ScheduleRefused,
     SessionExpired,
     SessionTableFull,
     ShardUnavailable,
@@ -72,13 +73,14 @@ if TYPE_CHECKING:
     from purgatoryd.clients.ledger import Ledger
     from purgatoryd.clients.local import DelayedOperation, DelayedOperationPurgatory
     from purgatoryd.clients.local_purgatory import LocalPurgatory
-    from purgatoryd.clients.model import CancelResult, Notice, TimerInfo
+    from purgatoryd.clients.model import CancelResult, Notice, Occurrence, TimerInfo
     from purgatoryd.clients.notices import Notices
     from purgatoryd.clients.operation_columns import AsyncOperations, Operations
     from purgatoryd.clients.pending import Selection, SweepStatus, TimerPage
     from purgatoryd.clients.purgatory import Operation, Outcome, Purgatory, Watch
     from purgatoryd.clients.remote import Remote
     from purgatoryd.clients.resume import Resume
+    from purgatoryd.clients.schedules import Backfilled, Schedule
     from purgatoryd.clients.subscriber import Subscriber
     from purgatoryd.shm_layout.group_wire import DeadLetter, GroupInfo, GroupSettings
     from purgatoryd.shm_layout.layout import (
@@ -107,6 +109,7 @@ __all__ = [
     "AsyncOperations",
     "AsyncPurgatory",
     "AsyncSubscriber",
+    "Backfilled",
     "BadPath",
     "BatchError",
     "BulkLoad",
@@ -161,6 +164,7 @@ __all__ = [
     "NotDurable",
     "Notice",
     "Notices",
+    "Occurrence",
     "Operation",
     "OperationInfo",
     "Operations",
@@ -177,6 +181,8 @@ __all__ = [
     "Remote",
     "Resume",
     "RingsRefused",
+    "Schedule",
+    "ScheduleRefused",
     "Selection",
     "SessionExpired",
     "SessionTableFull",
@@ -215,13 +221,14 @@ _NAMES = {
     "clients.ledger": ("Ledger",),
     "clients.local": ("DelayedOperation", "DelayedOperationPurgatory"),
     "clients.local_purgatory": ("LocalPurgatory",),
-    "clients.model": ("CancelResult", "Notice", "TimerInfo"),
+    "clients.model": ("CancelResult", "Notice", "Occurrence", "TimerInfo"),
     "clients.notices": ("Notices",),
     "clients.operation_columns": ("AsyncOperations", "Operations"),
     "clients.pending": ("Selection", "SweepStatus", "TimerPage"),
     "clients.purgatory": ("Operation", "Outcome", "Purgatory", "Watch"),
     "clients.remote": ("Remote",),
     "clients.resume": ("Resume",),
+    "clients.schedules": ("Backfilled", "Schedule"),
     "clients.subscriber": ("Subscriber",),
     "shm_layout.group_wire": ("DeadLetter", "GroupInfo", "GroupSettings"),
     "shm_layout.layout": (

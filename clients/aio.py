@@ -48,6 +48,7 @@ from purgatoryd.clients.packing import Entry, Pending
 from purgatoryd.clients.pending import Selection, SweepStatus, TimerPage
 from purgatoryd.clients.remote import Remote
 from purgatoryd.clients.resume import Resume
+from purgatoryd.clients.schedules import Backfilled, Plan, Schedule, ScheduleCalls
 from purgatoryd.clients.subscriber import (
     GET_MOST,
     HWM_MAX,
@@ -146,6 +147,15 @@ class AsyncClient(
         Coroutine[Any, Any, AsyncHandle[CancelResult]],
     ],
     AsyncGroupCalls,
+    ScheduleCalls[
+        Coroutine[Any, Any, Schedule],
+        Coroutine[Any, Any, Schedule | None],
+        Coroutine[Any, Any, list[Schedule]],
+        Coroutine[Any, Any, bool],
+        Coroutine[Any, Any, int],
+        Coroutine[Any, Any, Backfilled],
+        Coroutine[Any, Any, list[datetime]],
+    ],
     AsyncClosing,
 ):
     """The asyncio version of Client, with the same arguments and errors.
@@ -443,6 +453,12 @@ class AsyncClient(
     async def _ask_about(self, job: GroupJob[Result], timeout: float | timedelta | None) -> Result:
         limit_s, core = self._limit_s(timeout), await self._ready()
         return await self._ask(core.connections[0], job(core, limit_s))
+
+    async def _planned(self, plan: Plan[Result], timeout: float | timedelta | None) -> Result:
+        core, limit_s = await self._ready(), self._limit_s(timeout)
+        connection, job = plan(core, limit_s)
+        connection.admit()
+        return await self._ask(connection, job)
 
     def at(self, at_ns: int | None) -> None:
         """Apply later calls at virtual time `at_ns`, as Client.at does."""

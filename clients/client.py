@@ -48,6 +48,7 @@ from purgatoryd.clients.lots import Lot
 from purgatoryd.clients.model import CancelResult, TimerInfo
 from purgatoryd.clients.packing import Entry, Pending
 from purgatoryd.clients.pending import Selection, SweepStatus, TimerPage
+from purgatoryd.clients.schedules import Backfilled, Plan, Schedule, ScheduleCalls
 from purgatoryd.clients.times import Late
 from purgatoryd.shm_layout.errors import (
     Closed,
@@ -106,6 +107,7 @@ class Client(
     _pack.Caller,
     TimerCalls[TimerInfo, Handle[TimerInfo], CancelResult, Handle[CancelResult]],
     GroupCalls,
+    ScheduleCalls[Schedule, Schedule | None, list[Schedule], bool, int, Backfilled, list[datetime]],
 ):
     """A client of the daemon `name`.
 
@@ -455,6 +457,13 @@ class Client(
         wanted = pending.check_id(sweep_id)
         core, limit_s = self._core, self._limit_s(timeout)
         return self._ask(pending.admit(core), pending.asked_all(core, limit_s, wanted, action))
+
+    def _planned(self, plan: Plan[T], timeout: float | timedelta | None) -> T:
+        limit_s = self._limit_s(timeout)
+        self._core.check()
+        connection, job = plan(self._core, limit_s)
+        connection.admit()
+        return self._ask(connection, job)
 
     def at(self, at_ns: int | None) -> None:
         """Apply later calls at virtual time `at_ns`. The daemon first moves its virtual clock

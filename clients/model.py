@@ -6,10 +6,10 @@ import enum
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TypeVar, overload
+from typing import NamedTuple, TypeVar, overload
 
 from purgatoryd.clients.times import Late, wall_time
-from purgatoryd.shm_layout.layout import Cause, Status
+from purgatoryd.shm_layout.layout import NOTICE_OF_SCHEDULE, Cause, Status
 from purgatoryd.shm_layout.wire import Key, OperationInfo, Verdict
 
 Item = TypeVar("Item", covariant=True)
@@ -97,6 +97,20 @@ class TimerInfo:
     """Own late policy of the timer; None = that of its topic applies (get only)."""
 
 
+class Occurrence(NamedTuple):
+    """An occurrence of a schedule."""
+
+    schedule: str
+    """Key of the schedule."""
+    nominal_ns: int
+    """Nominal time on the wall clock, in ns since 1970."""
+
+    @property
+    def nominal(self) -> datetime:
+        """Nominal time as an aware UTC datetime."""
+        return wall_time(self.nominal_ns)
+
+
 @dataclass(frozen=True, slots=True)
 class Notice:
     """A message about a timer that fired, or about an operation that ended.
@@ -127,6 +141,15 @@ class Notice:
     def fired_at(self) -> datetime:
         """Time of firing, as an aware UTC datetime."""
         return wall_time(self.fired_boot_ns + self.wall_offset_ns)
+
+    @property
+    def occurrence(self) -> Occurrence | None:
+        """Schedule and nominal time, if the timer was an occurrence of a schedule. Together they
+        are the idempotency key: each occurrence has another one."""
+        if not self.flags & NOTICE_OF_SCHEDULE or not isinstance(self.key, str):
+            return None
+        schedule, _, nominal = self.key.rpartition("@")
+        return Occurrence(schedule, int(nominal))
 
     @property
     def lateness_ns(self) -> int:

@@ -128,7 +128,7 @@ class Session:
         self._greet()
 
     @property
-    def _durable(self) -> bool:
+    def durable(self) -> bool:
         """True if batches are answered once they are on disk."""
         if self._wants_durable is None:
             return self.welcome is not None and bool(self.welcome.wal)
@@ -154,7 +154,7 @@ class Session:
         quiet = self.state is State.OPEN and not (self.busy or self.sends or self._leaving)
         if not quiet or self._ledger is not None or self.astray is not None:
             return None
-        flags = layout.FLAG_DURABLE * self._durable
+        flags = layout.FLAG_DURABLE * self.durable
         return self.id, self._sequence + 1, flags, self.window
 
     def note_direct(self, next_sequence: int, batches: Sequence[Batch]) -> None:
@@ -276,7 +276,7 @@ class Session:
     def _hand_out(self, batch: Batch) -> None:
         self._sequence += 1
         batch.behind = self._sequence - next(iter(self._flight), self._sequence)
-        batch.address(self.id, self._sequence, self._durable, self.same_clock)
+        batch.address(self.id, self._sequence, self.durable, self.same_clock)
         self._flight[self._sequence] = batch
         self._outgoing.append(batch)
 
@@ -363,7 +363,7 @@ class Session:
         self._hand_out_again(batches)
         for batch in batches:
             doubtful = batch.doubtful
-            batch.address(self.id, batch.sequence, self._durable, self.same_clock)
+            batch.address(self.id, batch.sequence, self.durable, self.same_clock)
             batch.doubtful = doubtful
 
     def _on_refused_hello(self, refusal: MessageRefused) -> None:
@@ -459,6 +459,7 @@ class Session:
         int(Message.DEAD): _on_query,
         int(Message.LIST): _on_query,
         int(Message.SWEEP): _on_query,
+        int(Message.SCHEDULE): _on_query,
         int(Message.BYE): _on_bye,
         int(Message.PING): _on_ping_or_ack,
         int(Message.ACK): _on_ping_or_ack,

@@ -20,6 +20,7 @@ from purgatoryd.daemon.listeners.time_shares import TimeShares
 from purgatoryd.daemon.listeners.transport import REQUEST_HWM, Request, Served, Transport
 from purgatoryd.daemon.pending_acks import PendingAcks
 from purgatoryd.daemon.processes import Processes
+from purgatoryd.daemon.schedules import Schedules
 from purgatoryd.daemon.wal import NullWal
 from purgatoryd.shm_layout import wire
 from purgatoryd.shm_layout.arena import Arena, Handled
@@ -88,6 +89,7 @@ class Commands:
         grace_ns: int,
         host: Host,
         processes: Processes,
+        schedules: Schedules,
     ) -> None:
         """`grace_ns` is Config.session_grace_ns."""
         self._arena = arena
@@ -97,6 +99,7 @@ class Commands:
         self._rings = transport.ring_server
         self._peers = transport.peers
         self._wal = wal
+        self._schedules = schedules
         self._rings.commit_by(wal.requests)
         self._pending_acks = PendingAcks(self._send)
         self._unfinished: deque[Request] = deque()
@@ -267,6 +270,10 @@ class Commands:
         state, reply = self._arena.handle(
             message.body, message.uid, message.pid, message.received_boot_ns, begun_boot_ns
         )
+        if state == Handled.AGAIN and self._schedules.answer():
+            state, reply = self._arena.handle(
+                message.body, message.uid, message.pid, message.received_boot_ns, begun_boot_ns
+            )
         if state == Handled.REPLY and bytes(reply[_ERROR]) in _NO_SESSION:
             # the client of another session may have ended; then serve() ends that session
             self.clients.serve(begun_boot_ns)

@@ -39,6 +39,7 @@ BOUNDS = {
     "jobs": (0, _ENTRIES_MAX),
     "bulk_loads": (0, 32_767),
     "bulk_load_rows": (0, 2**38),
+    "schedules": (0, 65_535),
     "bulk_load_ttl_ns": (10**9, 10**9 * 86_400 * 3650),
     "quota_timers": (0, 2**48 - 1),
     "quota_bytes": (0, 2**48 - 1),
@@ -121,6 +122,9 @@ class Config:
     jobs: int = 16_384
     """Total of the budgets of all consumer groups: their pending timers, jobs and dead letters.
     Each costs 190 bytes. Raise it if a new group is refused for lack of jobs."""
+    schedules: int = 1_024
+    """Number of schedules. Each costs 352 bytes. Raise it if `put_schedule` gets
+    `FULL_SCHEDULES`."""
     bulk_loads: int = 256
     """Number of bulk loads that the daemon remembers at once."""
     bulk_load_rows: int = 2**22

@@ -22,6 +22,7 @@ from purgatoryd.daemon.loop import HEARTBEAT_NS, Loop
 from purgatoryd.daemon.placement import Placement
 from purgatoryd.daemon.processes import Processes
 from purgatoryd.daemon.ring_loop import RingLoop
+from purgatoryd.daemon.schedules import Schedules
 from purgatoryd.daemon.waiting import Waiter
 from purgatoryd.daemon.wal import NullWal
 from purgatoryd.shm_layout import wire
@@ -69,9 +70,11 @@ class Reaper:
         self._host = host
         self.wal = wal
         self._placement = placement
+        self._schedules = Schedules(arena)
         self._commands = Commands(
-            arena, transport, access, wal, config.session_grace_ns, host, processes
-        )
+            arena, transport, access, wal, config.session_grace_ns, host, processes,
+            self._schedules,
+        )  # fmt: skip
         self._processes_fd = processes.fd
         self._lifecycle = lifecycle
         lifecycle.publish_by(self._announce)
@@ -101,6 +104,7 @@ class Reaper:
 
     def begin(self) -> None:
         """Enter state READY: readers may attach and clients connect."""
+        self._schedules.begin()
         self.arena.set_state(ArenaState.READY, self._host.pid)
         self._lifecycle.enter(READY)
 
@@ -202,7 +206,8 @@ class Reaper:
     def _advance(self, real_ns: int) -> bool:
         if isinstance(self._clock, VirtualClock):
             return self._advance_virtual(self._clock, real_ns)
-        return self._advance_to(self._clock.now_ns(real_ns), real_ns)
+        due = self._advance_to(self._clock.now_ns(real_ns), real_ns)
+        return self._schedules.serve() or due
 
     def _advance_to(self, now_ns: int, real_ns: int) -> bool:
         offset_ns = self._clock.wall_offset_ns(real_ns)
@@ -214,7 +219,7 @@ class Reaper:
         target_ns = clock.at_ns if self._target_ns is None else self._target_ns
         for _ in range(STEPS_PER_ITERATION):
             clock.at_ns = max(clock.at_ns, min(self.arena.next_ns, target_ns))
-            if self._advance_to(clock.at_ns, real_ns):
+            if self._advance_to(clock.at_ns, real_ns) or self._schedules.serve():
                 return True
             if clock.at_ns == target_ns and not self._due_by(target_ns):
                 return False
@@ -248,6 +253,7 @@ class Reaper:
         self.arena.inbox_again(now_ns)
         self._commands.clients.heartbeat()
         self._unswept = min(SWEEP_PER_HEARTBEAT, self.arena.watermarks_to_sweep)
+        self._schedules.heartbeat(now_ns)
         self.arena.sweep_bulk_loads(now_ns, self._config.bulk_load_ttl_ns)
         self._log_sweeps()
         loop = self.loop

@@ -52,7 +52,7 @@ class Way:
     force: bool
 
 
-_OF_BLOBS = ("payload_bytes", "watches", "bulk_loads", "bulk_load_blocks")
+_OF_BLOBS = ("payload_bytes", "watches", "bulk_loads", "bulk_load_blocks", "schedules")
 _MISSING = "confirmed records are missing"
 
 

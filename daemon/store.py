@@ -76,6 +76,7 @@ _SIZES = {
     "budgets of consumer groups": "jobs",
     "bulk loads in use": "bulk_loads",
     "rows of bulk loads in use": "bulk_load_rows",
+    "schedules in use": "schedules",
 }
 
 
@@ -88,6 +89,7 @@ notices."""
 _SPACE = (
     "capacity", "payload_bytes", "replay_capacity", "replay_bytes_max", "namespaces", "topics",
     "watches", "watermarks", "accounts", "bulk_loads", "bulk_load_blocks", "groups", "jobs",
+    "schedules",
 )  # fmt: skip
 
 
@@ -429,6 +431,7 @@ def _geometry(config: Config) -> dict[str, int]:
         "jobs": config.jobs if config.groups else 0,
         "bulk_loads": config.bulk_loads,
         "bulk_load_blocks": -(-config.bulk_load_rows // BULK_LOAD_BLOCK_ROWS),
+        "schedules": config.schedules,
         "wal_buffer_bytes": config.wal_buffer_bytes if config.wal_dir else 0,
     }
 
@@ -556,6 +559,7 @@ def _current(arena: Arena | Previous) -> dict[str, int]:
         "jobs": header.regions[lib.PG_R_JOBS].count,
         "bulk_loads": header.regions[lib.PG_R_BULK_LOADS].count,
         "bulk_load_blocks": header.regions[lib.PG_R_BULK_LOAD_BLOCKS].count,
+        "schedules": header.regions[lib.PG_R_SCHEDULES].count,
         "wal_buffer_bytes": arena.wal_buffer.size if arena.wal_buffer is not None else 0,
     }
 

@@ -41,6 +41,7 @@ struct pg_config {                /* settings of a new arena */
     uint32_t groups;              /* number of consumer groups; 0 = none */
     uint32_t jobs;                /* number of jobs of all consumer groups together, and of pending
                                      timers that will become jobs */
+    uint32_t schedules;           /* number of schedules that the arena can have; 0 = none */
     uint64_t watermark_ttl_ns;
     uint64_t inbox_max;
     uint64_t wal_buffer_bytes;    /* size of the WAL buffer's ring in bytes, a power of two; 0 = no
@@ -111,8 +112,8 @@ struct pg_source {                /* a source arena, which is attached with its 
                                      and rebuilt */
     const struct pg_arena *arena;
     const struct pg_route *routes;            /* one route for each row of its namespace table */
-    uint32_t *namespaces, *topics, *watermarks, *sessions, *bulk_loads;  /* scratch memory, one
-                                                                            element per row */
+    uint32_t *namespaces, *topics, *watermarks, *sessions, *bulk_loads, *schedules;
+                                  /* scratch memory, one element per row */
     uint64_t next;                /* scratch memory */
 };
 /* Copy the state that belongs to the shard of the fresh arena `to` from all source arenas;
@@ -128,6 +129,7 @@ struct pg_namespace_stats {       /* statistics of a namespace in one arena */
     uint64_t timers, parked, operations, outcomes, watermarks;
     uint64_t notices;             /* unsent notices */
     uint64_t bulk_loads;
+    uint64_t schedules;
     uint64_t topics;
     uint64_t jobs;                /* jobs of consumer groups, dead letters included */
     uint64_t digest;              /* digest of everything that the fields `timers` to `notices` and
@@ -205,6 +207,29 @@ int pg_set_namespace(struct pg_arena *a, const void *body, uint64_t bytes, uint3
  * figures in `detail`; without an error, *result is the answer. */
 int pg_set_topic(struct pg_arena *a, const void *body, uint64_t bytes, uint32_t uid,
                  struct pg_result *result, uint64_t detail[2]);
+
+/* ---- schedules (schedules.c, schedule_messages.c) ------------------------------------------ */
+
+/* A question to the daemon: the first `count` times of a cron expression after `after_ns` and not
+ * after `until_ns`. Its texts are valid until the next call that changes the arena. */
+struct pg_question {
+    const uint8_t *spec, *zone;
+    uint32_t spec_len, zone_len;
+    uint32_t count;
+    uint32_t row;                 /* row of the schedule that asks; PG_NIL = a message asks */
+    uint64_t version;             /* version of the row */
+    int64_t after_ns, until_ns;
+};
+/* Get the next question. Returns 0 if there is none. */
+int pg_schedule_question(struct pg_arena *a, struct pg_question *q);
+/* Answer the question that pg_schedule_question returned. `status`: DONE, or BAD_SPEC. Fewer times
+ * than requested mean that no more follow. */
+void pg_schedule_answer(struct pg_arena *a, const struct pg_question *q, uint32_t status,
+                        const int64_t *times, uint32_t count);
+/* Let all cron expressions be computed again: the rules of a time zone may have changed, or the wall
+ * clock was set. Schedules that were put later than the wall clock shows begin at the current
+ * time. */
+void pg_schedules_recheck(struct pg_arena *a);
 
 /* ---- bulk loads (bulk_loads.c, messages.c) ------------------------------------------------- */
 

@@ -9,7 +9,7 @@ import enum
 import mmap
 import os
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,6 +37,8 @@ from purgatoryd.shm_layout.layout import (
     Measured,
     PlacementMode,
     PlacementPart,
+    ScheduleState,
+    Status,
     SweepChange,
     SweepState,
     WalState,
@@ -889,6 +891,34 @@ class Arena(_Owned):
         )
         answer = bytes(memoryview(self._reply)[: self._reply_bytes[0]])
         return WireError(error), (detail[0], detail[1]), answer
+
+    # ---- schedules ----
+
+    def schedule_question(self) -> Any:
+        """Return the next question about a cron expression as struct pg_question; None = there is
+        no question. The struct is valid until the next call that changes the arena."""
+        question = ffi.new("struct pg_question *")
+        return question if lib.pg_schedule_question(self._a, question) else None
+
+    def schedule_answer(self, question: Any, status: Status, times: Sequence[int]) -> None:
+        """Answer a question with nominal times in ns since 1970. `status`: DONE, or BAD_SPEC."""
+        found = ffi.new("int64_t[]", times)
+        lib.pg_schedule_answer(self._a, question, status, found, len(times))
+
+    def recheck_schedules(self) -> None:
+        """Let the times of all cron expressions be computed again."""
+        lib.pg_schedules_recheck(self._a)
+
+    def schedule_zones(self) -> set[str]:
+        """Return the names of the time zones of all schedules."""
+        rows, zones = self.rows(lib.PG_R_SCHEDULES, "pg_schedule"), set()
+        for i in range(self.header.regions[lib.PG_R_SCHEDULES].count):
+            row = rows[i].fields[rows[i].version % 2]
+            if row.state != ScheduleState.NONE and row.zone_len:
+                at = row.blob * lib.PG_GRANULE + row.key_len + row.spec_len
+                blobs = self._base + self.header.regions[lib.PG_R_BLOBS].offset
+                zones.add(bytes(ffi.buffer(blobs + at, row.zone_len)).decode())
+        return zones
 
     def sweep_bulk_loads(self, real_boot_ns: int, ttl_ns: int) -> None:
         """Forget one bulk load that was last used more than `ttl_ns` ago, if there is one."""

@@ -46,6 +46,7 @@ PurgatorydError
 |   |   +-- GroupRefused             a request about a consumer group was refused
 |   |       +-- GroupMissing         there is no such consumer group
 |   |       +-- GroupMismatch        the consumer group has other settings or topics
+|   |   +-- ScheduleRefused          the daemon did not accept a schedule or an occurrence
 |   +-- NotDurable                   applied, but the WAL stopped before the change was on disk
 |   +-- ProtocolError                received bytes break docs/protocol.md
 +-- Lagged                           the replay buffer dropped notices before a subscriber read them
@@ -953,6 +954,36 @@ class GroupMismatch(GroupRefused):
     def __str__(self) -> str:
         parts = [f"{name} is {found!r}, not {asked!r}" for name, found, asked in self.differs]
         return f"{super().__str__()}: {', '.join(parts)}" if parts else super().__str__()
+
+
+@keeps_figures
+class ScheduleRefused(MessageRefused):
+    """The daemon does not accept a schedule, or an occurrence that is to fire at once.
+
+    `reason` is the name of the status: BAD_SPEC (the daemon cannot read the cron expression, or its
+    tz database does not have the zone), NO_OCCURRENCE (no time within the limits), FULL_SCHEDULES,
+    UNKNOWN (there is no such schedule), or a status that also refuses a timer, such as FULL.
+
+    What to do: Correct the expression or the zone; raise --schedules or the size of the table that
+    is full, or delete schedules.
+    """
+
+    reason: str = ""
+
+    def __str__(self) -> str:
+        if self.reason == "UNKNOWN":
+            return "there is no schedule with this key"
+        if self.reason == "BAD_SPEC":
+            return "the daemon cannot read the cron expression, or it does not know the time zone"
+        if self.reason == "NO_OCCURRENCE":
+            return "the schedule has no occurrence: no time matches, or `until` is too early"
+        if self.reason == "FULL_SCHEDULES":
+            rows = self.detail[1]
+            return (
+                f"schedule table full: {rows} of {rows} schedules exist; raise --schedules or "
+                "delete schedules"
+            )
+        return f"the daemon refused the schedule: {self.reason}"
 
 
 @keeps_figures

@@ -74,6 +74,11 @@
 #define PG_PRIORITY_MAX 9                /* the most urgent priority of a job */
 #define PG_JOB_ERROR_MAX 1024            /* maximum length of a job's error text in bytes */
 #define PG_GROUP_TIME_MAX_NS 31536000000000000 /* longest lease, delay and retention: 365 days */
+#define PG_SCHEDULE_KEY_MAX 234          /* maximum length of a schedule's key in bytes; '@' and a
+                                            time follow it in the keys of the occurrences */
+#define PG_SPEC_MAX 255                  /* maximum length of a cron expression in bytes */
+#define PG_ZONE_MAX 63                   /* maximum length of a time zone's name in bytes */
+#define PG_NOMINAL_MAX 256               /* maximum number of nominal times in one reply */
 #define PG_RESERVED 95                   /* '_': only PUBLISH may use names that begin with '_' */
 
 /* ---- the arena header ----------------------------------------------------------- */
@@ -92,7 +97,7 @@ enum pg_region_id {
     PG_R_BACKLOGS,
     PG_R_GROUPS, PG_R_GROUP_TOPICS, PG_R_MEMBERS, PG_R_JOBS, PG_R_FREE_JOBS, PG_R_JOB_INDEX,
     PG_R_ORDER_INDEX, PG_R_GROUP_CHANGE,
-    PG_R_SCHEDULES,               /* for schedules: spec, template, next occurrence, revision */
+    PG_R_SCHEDULES,
     PG_R_CURSORS,                 /* for durable subscribers: committed position per cursor */
     PG_R_SWEEPS,                  /* PG_SWEEPS rows */
     PG_R_COUNT
@@ -341,6 +346,11 @@ struct pg_metrics {
     uint64_t refused_group;       /* refusals: the budget of a consumer group is used up */
     uint64_t reschedules;         /* timers that sweeps moved to another deadline */
     uint64_t sweeps;              /* sweeps that began */
+    uint64_t schedules;           /* derived: schedules that the arena has */
+    uint64_t schedules_armed;     /* derived: schedules whose next occurrence is armed */
+    uint64_t occurrences;         /* occurrences of schedules that were armed */
+    uint64_t refused_schedules;   /* refusals: no free row for a schedule, or no time that its spec
+                                     names */
 };
 
 /* ---- histograms ----------------------------------------------------------------- */
@@ -394,7 +404,9 @@ enum pg_slot_flag {
     PG_F_EXT = 2,                 /* the blob begins with extension items */
     PG_F_OPERATION = 4,           /* a purgatory operation; the blob begins with struct
                                      pg_operation */
-    PG_F_BULK_LOADED = 8          /* the timer was put as a row of a bulk load */
+    PG_F_BULK_LOADED = 8,         /* the timer was put as a row of a bulk load */
+    PG_F_SCHEDULE = 16            /* the timer is an occurrence of a schedule, and the blob's
+                                     extension has a PG_EXT_SCHEDULE */
 };
 #define PG_SLACK_SHIFT 8          /* pg_hot.flags >> PG_SLACK_SHIFT: log2 of the timer's slack in
                                      ns. The timer fires when its deadline, rounded up to a multiple
@@ -464,7 +476,9 @@ enum pg_ext_kind {
     PG_EXT_WALL = 1,              /* value: the wall deadline, ns */
     PG_EXT_TAG,                   /* extra: length of the tag in bytes, 1..PG_TAG_MAX; value: 0. The
                                      tag follows as UTF-8, padded with zeros to a multiple of 16 */
-    PG_EXT_SCHEDULE,              /* for schedules; extra: row of the schedule */
+    PG_EXT_SCHEDULE,              /* only from the daemon. value: nominal time of the occurrence, wall
+                                     clock, ns; extra: row of the schedule, PG_NIL = a trigger or a
+                                     backfill armed it */
     PG_EXT_PRIORITY,              /* extra: priority of the timer's jobs, 0..PG_PRIORITY_MAX; value:
                                      0 */
     PG_EXT_ORDER,                 /* value: hash of the order key of the timer's jobs; extra: 0 */
@@ -906,6 +920,58 @@ struct pg_sweep {
     uint8_t  pad1[16];
 };
 
+/* ---- schedules ------------------------------------------------------------------------- */
+
+enum pg_schedule_state {
+    PG_SCHEDULE_NONE,             /* unused row */
+    PG_SCHEDULE_ACTIVE,           /* its next occurrence is armed, or it has ended */
+    PG_SCHEDULE_PAUSED            /* no occurrence is armed until the schedule is resumed */
+};
+#define PG_NOMINAL_UNKNOWN -9223372036854775807 /* the daemon has to compute the time */
+#define PG_NOMINAL_NONE 9223372036854775807 /* no occurrence follows */
+
+/* All fields of a schedule that change together. Nominal times are on the wall clock. */
+struct pg_schedule_fields {       /* 160 bytes */
+    uint64_t put_version;         /* version of the row at which the blob was written */
+    uint64_t revision;            /* 1, and 1 more for each put that changed the schedule */
+    uint64_t since_ticket;        /* timers with an older ticket are no occurrences of this row */
+    uint64_t count;               /* number of occurrences; 0 = no limit */
+    uint64_t armed;               /* number of occurrences that were armed and not taken back */
+    int64_t  base_ns;             /* nominal time before `nominal_ns`, or the time of the put */
+    int64_t  nominal_ns;          /* nominal time of the newest armed occurrence, or `base_ns` */
+    int64_t  after_ns;            /* nominal time of the occurrence that follows; stored alone */
+    int64_t  then_ns;             /* nominal time of the occurrence after that; stored alone */
+    int64_t  every_ns;            /* time between occurrences; 0 = the blob has a cron expression */
+    int64_t  due_ns;              /* every: time of nominal_ns, on the arena's clock */
+    int64_t  until_ns;            /* latest nominal time; PG_NOMINAL_NONE = no limit */
+    int64_t  jitter_ns;           /* an occurrence is up to this much after its nominal time */
+    int64_t  put_ns;              /* wall clock: time of the put or of the newest restart */
+    uint64_t reserved[3];
+    uint32_t blob;                /* first granule of the blob: key, spec, zone, payload */
+    uint32_t payload_len;
+    uint32_t topic;               /* row of the topic of the occurrences */
+    uint32_t uid;                 /* uid that put the schedule */
+    uint8_t  state;               /* enum pg_schedule_state */
+    uint8_t  key_len;
+    uint8_t  spec_len;
+    uint8_t  zone_len;
+    uint8_t  pad[4];
+};
+
+/* A schedule. Authoritative except for the fields marked "derived". A change writes the fields that
+ * are not in use and then stores `version`, which decides. */
+struct pg_schedule {              /* 352 bytes */
+    uint64_t version;             /* number of changes of the row; fields[version % 2] is in use */
+    uint32_t hash;                /* derived: hash of namespace and key */
+    uint32_t slot;                /* derived: slot of the armed occurrence; PG_NIL = none */
+    uint32_t next_due;            /* derived: next row whose occurrence has to be armed */
+    uint32_t next_asked;          /* derived: next row whose times have to be computed */
+    uint8_t  is_due, is_asked;    /* derived: 1 = the row is in this list */
+    uint8_t  rechecks;            /* derived: 1 = the armed occurrence has to be computed again */
+    uint8_t  pad[5];
+    struct pg_schedule_fields fields[2];
+};
+
 /* ---- the replay buffer (authoritative) ---------------------------------------------------- */
 
 enum pg_cause {
@@ -921,8 +987,10 @@ enum pg_entry_flag {
     PG_E_SUPERSEDED = 1,          /* the key was armed again, so a CANCEL of the key is not answered
                                      with FIRED */
     PG_E_LATE = 2,                /* the timer was armed and due before the daemon's last start */
-    PG_E_OPERATION = 4            /* an operation ended; the payload begins with struct
+    PG_E_OPERATION = 4,           /* an operation ended; the payload begins with struct
                                      pg_verdict */
+    PG_E_SCHEDULE = 8             /* an occurrence of a schedule; its key is the schedule's key, '@',
+                                     and the nominal time: wall clock, ns, as a decimal number */
 };
 
 #define PG_ENTRY_JOBS 8          /* pg_entry.meta, derived: jobs use the blob, and the last of them to
@@ -1241,14 +1309,14 @@ enum pg_wal_type {
     PG_WAL_JOB,                   /* pg_wal_job, error text, key and payload if key_len is not 0: a
                                      job was leased, acknowledged or retried, or is dead; in
                                      snapshots any job */
+    PG_WAL_SCHEDULE,              /* pg_wal_schedule, and if has_blob key, spec, zone, payload: a
+                                     schedule was put, changed or deleted, or armed an occurrence */
     PG_WAL_TYPES
 };
 /* Reserved numbers; a reader of this version refuses them. */
 enum pg_wal_type_later {
     PG_LATER_BATCH = 64,          /* for replication: sequence and statuses of a session's newest
                                      batch, in the same commit group as the effects of the batch */
-    PG_LATER_SCHEDULE,            /* for schedules: a schedule was put, fired or deleted; with its
-                                     next occurrence */
     PG_LATER_CURSOR               /* for durable subscribers: a position was committed */
 };
 
@@ -1502,6 +1570,14 @@ struct pg_wal_bulk_load {
     uint32_t pad;
 };
 
+struct pg_wal_schedule {
+    uint64_t version;             /* version of the row after the change */
+    uint32_t row;
+    uint32_t has_blob;            /* 1 = key, spec, zone and payload follow; 0 = the row has them */
+    int64_t  at_ns;
+    struct pg_schedule_fields fields;
+};
+
 struct pg_wal_done {
     struct pg_wal_row row;
     int64_t  at_ns;
@@ -1549,7 +1625,7 @@ struct pg_wal_head {
     uint32_t bulk_load_blocks;
     uint32_t groups;
     uint32_t jobs;
-    uint32_t pad;
+    uint32_t schedules;
 };
 
 struct pg_wal_entry {
@@ -1833,6 +1909,9 @@ enum pg_message {
     PG_M_DEAD,                    /* command socket: list, requeue or drop dead letters.
                                      pg_dead_ask, names -> pg_dead_info of each, then topic, key,
                                      payload and error of each */
+    PG_M_SCHEDULE = 15,           /* command socket: put, change, run or look up schedules.
+                                     pg_schedule_ask, names, key, spec, zone, payload ->
+                                     pg_schedule_reply, pg_schedule_info or nominal times */
     PG_M_ADVANCE = 32,            /* admin socket: move a virtual clock to at_ns. -> for each topic
                                      that is not reserved, a pg_tail and the names of namespace and
                                      topic */
@@ -1876,8 +1955,8 @@ struct pg_frame {
 };
 enum pg_frame_flag {
     PG_W_AT = 1,                  /* at_ns is set */
-    PG_W_DURABLE = 2,             /* BATCH: send the reply only after the WAL has committed the
-                                     batch */
+    PG_W_DURABLE = 2,             /* BATCH, SCHEDULE: send the reply only after the WAL has committed
+                                     the changes */
     PG_W_DRAIN = 4,               /* STOP: refuse new timers, and stop once no timer is armed */
     PG_W_RESUME = 8,              /* STOP: end the drain, so that timers can be armed again */
     PG_W_BULK_LOAD = 16           /* BATCH: a struct pg_rows precedes the name table; the records
@@ -2046,7 +2125,10 @@ enum pg_status {
                                      was changed */
     PG_ST_NO_GROUP = 39,          /* JOIN: there is no such consumer group */
     PG_ST_FULL_MEMBERS = 40,      /* JOIN: no free row for a member */
-    PG_ST_LEASED = 41             /* CANCEL: too late; a member of a consumer group holds the job */
+    PG_ST_LEASED = 41,            /* CANCEL: too late; a member of a consumer group holds the job */
+    PG_ST_FULL_SCHEDULES = 45,    /* no free row for a schedule */
+    PG_ST_BAD_SPEC = 46,          /* a cron expression or a time zone that the daemon cannot read */
+    PG_ST_NO_OCCURRENCE = 47      /* no occurrence within the limits of the schedule */
 };
 
 /* The quota that is used up. UID_TOPICS and the constants after it are the uid's shares of
@@ -2066,7 +2148,8 @@ enum pg_quota {
     PG_Q_UID_WATCHES,             /* number of watch records of the uid's operations */
     PG_Q_UID_OPERATIONS,          /* number of operations that the uid's sessions own */
     PG_Q_UID_BULK_LOADS,          /* number of bulk loads that the uid began */
-    PG_Q_UID_BULK_LOAD_BLOCKS     /* number of blocks of rows of the uid's bulk loads */
+    PG_Q_UID_BULK_LOAD_BLOCKS,    /* number of blocks of rows of the uid's bulk loads */
+    PG_Q_UID_SCHEDULES            /* number of schedules that the uid put */
 };
 
 /* Error of a whole message. Nothing of the message was applied, unless the comment says otherwise.
@@ -2115,10 +2198,13 @@ enum pg_error {
                                      table, number of shards */
     PG_ERR_PLACED = 21,           /* PLACE: the namespace exists with another number of partitions.
                                      detail: number of its partitions, number requested */
-    PG_ERR_GROUP = 23,            /* GROUP, DEAD: refused. detail: enum pg_group_refusal, figure */
-    PG_ERR_QUOTA = 22             /* HELLO, NAMESPACE, BULK_LOAD, PLACE: the uid already holds its
+    PG_ERR_QUOTA = 22,            /* HELLO, NAMESPACE, BULK_LOAD, PLACE: the uid already holds its
                                      whole share of a table. detail: ticket and deadline_ns as for
                                      status QUOTA */
+    PG_ERR_GROUP = 23,            /* GROUP, DEAD: refused. detail: enum pg_group_refusal, figure */
+    PG_ERR_SCHEDULE = 25          /* SCHEDULE: nothing was changed. detail: status (FULL_SCHEDULES,
+                                     BAD_SPEC, NO_OCCURRENCE, or one that refuses a PUT), and for
+                                     FULL_SCHEDULES the number of rows in the table */
 };
 
 /* HELLO request: frame, struct pg_hello, name. Reply: frame, struct pg_welcome. */
@@ -2361,6 +2447,78 @@ struct pg_dead_info {             /* 80 bytes */
     uint8_t  topic_len;
     uint8_t  priority;
     uint8_t  pad[11];
+};
+
+/* SCHEDULE request: frame, struct pg_schedule_ask, the bytes of namespace, topic, key, spec, zone
+ * and payload. Reply: frame, struct pg_schedule_reply, then `count` of struct pg_schedule_info, each
+ * followed by the bytes of topic, key, spec, zone and payload. After NEXT and BACKFILL, `count`
+ * nominal times (int64_t) follow instead. A reply with status UNKNOWN has nothing after it. Every
+ * action may be sent again. */
+enum pg_schedule_action {
+    PG_SA_PUT,                    /* add the schedule, or change it if it has other settings */
+    PG_SA_GET,                    /* look up the schedule */
+    PG_SA_LIST,                   /* list the schedules of the namespace from row `from` on */
+    PG_SA_DELETE,                 /* remove the schedule and its armed occurrence */
+    PG_SA_PAUSE,                  /* take the armed occurrence back, and arm no other */
+    PG_SA_RESUME,                 /* go on with the first occurrence after the current time */
+    PG_SA_TRIGGER,                /* fire an additional occurrence with nominal time `from` at once */
+    PG_SA_BACKFILL,               /* fire all occurrences with nominal times `from` to `until` */
+    PG_SA_NEXT,                   /* report the next `count` nominal times after `from`, of a schedule
+                                     or, with an empty key, of the settings in the message */
+    PG_SCHEDULE_ACTIONS
+};
+struct pg_schedule_ask {          /* 56 bytes */
+    uint8_t  action;              /* enum pg_schedule_action */
+    uint8_t  namespace_len;       /* length of the namespace's name in bytes, 1..63 */
+    uint8_t  topic_len;           /* PUT: length of the topic's name in bytes, 0..127; else 0 */
+    uint8_t  key_len;             /* length of the schedule's key, 1..234 bytes of UTF-8; LIST: 0 */
+    uint8_t  spec_len;            /* PUT, NEXT: length of the cron expression; 0 with every_ns */
+    uint8_t  zone_len;            /* PUT, NEXT: length of the zone's name; 0 = UTC, or with every_ns */
+    uint8_t  pad[2];
+    uint32_t payload_len;         /* PUT: length of the payload in bytes, 0..65536; else 0 */
+    uint32_t pad1;
+    int64_t  every_ns;            /* PUT, NEXT: time between occurrences, at least 1,000,000 ns; 0 =
+                                     the spec is a cron expression */
+    int64_t  from;                /* TRIGGER, BACKFILL, NEXT: nominal time; LIST: row */
+    int64_t  until;               /* PUT, NEXT: latest nominal time, 2^63 - 1 = no limit; BACKFILL:
+                                     last nominal time; else 0 */
+    int64_t  jitter_ns;           /* PUT: see struct pg_schedule_fields; else 0 */
+    uint64_t count;               /* PUT: number of occurrences, 0 = no limit; NEXT: number of
+                                     times, 1 to PG_NOMINAL_MAX; else 0 */
+};
+struct pg_schedule_reply {        /* 24 bytes */
+    uint32_t status;              /* enum pg_status: ADDED, REPLACED (new revision) or KEPT
+                                     (unchanged), DONE, UNKNOWN (no such schedule). TRIGGER: KEPT = this
+                                     occurrence exists */
+    uint32_t pad;
+    uint64_t ticket;              /* TRIGGER: ticket of the occurrence */
+    int64_t  next;                /* LIST, BACKFILL: value of `from` for the next request;
+                                     PG_NOMINAL_NONE = nothing is left */
+};
+struct pg_schedule_info {         /* 120 bytes */
+    uint64_t revision;            /* 1, and 1 more for each put that changed the schedule */
+    uint64_t count;               /* number of occurrences; 0 = no limit */
+    int64_t  every_ns;            /* time between occurrences; 0 = the spec is a cron expression */
+    int64_t  until_ns;            /* latest nominal time */
+    int64_t  jitter_ns;           /* an occurrence is up to this much after its nominal time */
+    uint64_t armed;               /* number of occurrences that have fired or are armed */
+    int64_t  last_ns;             /* nominal time before next_ns, or the time of the put */
+    int64_t  next_ns;             /* nominal time of the next occurrence; PG_NOMINAL_NONE = none
+                                     follows, PG_NOMINAL_UNKNOWN = not computed yet */
+    int64_t  deadline_ns;         /* wall clock: deadline of the armed occurrence, with jitter;
+                                     PG_NOMINAL_NONE = none is armed */
+    int64_t  put_ns;              /* wall clock: time of the put */
+    uint64_t ticket;              /* ticket of the armed occurrence; 0 = none is armed */
+    uint64_t row;                 /* row of the schedule */
+    uint32_t uid;                 /* uid that put the schedule */
+    uint32_t payload_len;         /* length of the payload in bytes */
+    uint8_t  state;               /* enum pg_schedule_state */
+    uint8_t  topic_len;           /* length of the topic's name in bytes */
+    uint8_t  key_len;             /* length of the schedule's key in bytes */
+    uint8_t  spec_len;            /* length of the cron expression in bytes */
+    uint8_t  zone_len;            /* length of the zone's name in bytes; 0 = UTC */
+    uint8_t  pad[3];
+    uint64_t pad1;
 };
 
 /* SESSIONS reply: frame, `count` structs. DROP request: frame, whose `session` is the session to

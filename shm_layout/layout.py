@@ -50,6 +50,16 @@ FLAG_DRAIN: int = lib.PG_W_DRAIN
 FLAG_RESUME: int = lib.PG_W_RESUME
 FLAG_BULK_LOAD: int = lib.PG_W_BULK_LOAD
 NOTICE_OF_OPERATION: int = lib.PG_E_OPERATION
+NOTICE_OF_SCHEDULE: int = lib.PG_E_SCHEDULE
+SCHEDULE_KEY_MAX: int = lib.PG_SCHEDULE_KEY_MAX
+SPEC_MAX: int = lib.PG_SPEC_MAX
+ZONE_MAX: int = lib.PG_ZONE_MAX
+NOMINAL_MAX: int = lib.PG_NOMINAL_MAX
+NOMINAL_UNKNOWN: int = lib.PG_NOMINAL_UNKNOWN
+"""Stands for a nominal time that the daemon has not computed; in a request, for the current
+time."""
+NOMINAL_NONE: int = lib.PG_NOMINAL_NONE
+"""Stands for no occurrence, or for no limit."""
 TIME_MAX_NS = 2**63 - 1
 WATERMARK_MAX: int = lib.PG_WATERMARK_MAX
 TARGET_MAX: int = lib.PG_TARGET_MAX
@@ -87,6 +97,7 @@ class Message(enum.IntEnum):
     GROUP = lib.PG_M_GROUP
     JOBS = lib.PG_M_JOBS
     DEAD = lib.PG_M_DEAD
+    SCHEDULE = lib.PG_M_SCHEDULE
     ADVANCE = lib.PG_M_ADVANCE
     STOP = lib.PG_M_STOP
     PUBLISH = lib.PG_M_PUBLISH
@@ -206,6 +217,9 @@ class Status(enum.IntEnum):
     NO_GROUP = lib.PG_ST_NO_GROUP
     FULL_MEMBERS = lib.PG_ST_FULL_MEMBERS
     LEASED = lib.PG_ST_LEASED
+    FULL_SCHEDULES = lib.PG_ST_FULL_SCHEDULES
+    BAD_SPEC = lib.PG_ST_BAD_SPEC
+    NO_OCCURRENCE = lib.PG_ST_NO_OCCURRENCE
 
 
 class Quota(enum.IntEnum):
@@ -225,6 +239,7 @@ class Quota(enum.IntEnum):
     UID_OPERATIONS = lib.PG_Q_UID_OPERATIONS
     UID_BULK_LOADS = lib.PG_Q_UID_BULK_LOADS
     UID_BULK_LOAD_BLOCKS = lib.PG_Q_UID_BULK_LOAD_BLOCKS
+    UID_SCHEDULES = lib.PG_Q_UID_SCHEDULES
 
 
 class NamespaceField(enum.IntFlag):
@@ -284,6 +299,7 @@ class WireError(enum.IntEnum):
     PLACED = lib.PG_ERR_PLACED
     QUOTA = lib.PG_ERR_QUOTA
     GROUP = lib.PG_ERR_GROUP
+    SCHEDULE = lib.PG_ERR_SCHEDULE
 
 
 class RingRefusal(enum.IntEnum):
@@ -393,6 +409,28 @@ class SelectField(enum.IntFlag):
     PREFIX = lib.PG_SEL_PREFIX
     TOPIC = lib.PG_SEL_TOPIC
     TAG = lib.PG_SEL_TAG
+
+
+class ScheduleState(enum.IntEnum):
+    """enum pg_schedule_state."""
+
+    NONE = lib.PG_SCHEDULE_NONE
+    ACTIVE = lib.PG_SCHEDULE_ACTIVE
+    PAUSED = lib.PG_SCHEDULE_PAUSED
+
+
+class ScheduleAction(enum.IntEnum):
+    """enum pg_schedule_action: the request of a SCHEDULE message."""
+
+    PUT = lib.PG_SA_PUT
+    GET = lib.PG_SA_GET
+    LIST = lib.PG_SA_LIST
+    DELETE = lib.PG_SA_DELETE
+    PAUSE = lib.PG_SA_PAUSE
+    RESUME = lib.PG_SA_RESUME
+    TRIGGER = lib.PG_SA_TRIGGER
+    BACKFILL = lib.PG_SA_BACKFILL
+    NEXT = lib.PG_SA_NEXT
 
 
 class Cause(enum.IntEnum):

@@ -15,6 +15,7 @@ _SCRATCH = {
     "topics": lib.PG_R_TOPICS,
     "watermarks": lib.PG_R_WATERMARKS,
     "bulk_loads": lib.PG_R_BULK_LOADS,
+    "schedules": lib.PG_R_SCHEDULES,
 }
 
 
@@ -40,6 +41,7 @@ class NamespaceStats:
     watermarks: int = 0
     notices: int = 0
     bulk_loads: int = 0
+    schedules: int = 0
     topics: int = 0
     jobs: int = 0
     digest: int = 0

@@ -88,10 +88,11 @@ def _level(wheel: Any, number: int, counts: memoryview) -> Level:
 
 
 def tables(arena: Handle) -> list[Fill]:
-    """Return the occupancy of the tables of names and bulk loads."""
+    """Return the occupancy of the tables of names, schedules and bulk loads."""
     return [
         *_names(arena),
         Fill("jobs", int(arena.metrics.jobs), _count(arena, lib.PG_R_JOBS)),
+        Fill("schedules", int(arena.metrics.schedules), _count(arena, lib.PG_R_SCHEDULES)),
         Fill("bulk loads", int(arena.metrics.bulk_loads), _count(arena, lib.PG_R_BULK_LOADS)),
         Fill(
             "bulk load blocks",

@@ -21,6 +21,7 @@ from purgatoryd.shm_layout.errors import (
     MessageRefused,
     NoWal,
     ProtocolError,
+    ScheduleRefused,
     SessionTableFull,
     UidShareExceeded,
 )
@@ -77,6 +78,9 @@ BULK_LOAD_ASK = struct.Struct(struct_format("pg_bulk_load_ask"))
 BULK_LOAD_INFO = struct.Struct(struct_format("pg_bulk_load_info"))
 BULK_LOAD_PART = struct.Struct("<Q512s")  # struct pg_bulk_load_part, but with `bits` as bytes
 PUBLISH = struct.Struct(struct_format("pg_publish"))
+SCHEDULE_ASK = struct.Struct(struct_format("pg_schedule_ask"))
+SCHEDULE_REPLY = struct.Struct(struct_format("pg_schedule_reply"))
+SCHEDULE_INFO = struct.Struct(struct_format("pg_schedule_info"))
 
 
 # ---- keys, names, payloads ---------------------------------------------------------------
@@ -352,6 +356,38 @@ def encode_sweep(
     return encode_frame(Message.SWEEP, session, sequence) + ask + body
 
 
+class ScheduleAsk(NamedTuple):
+    """A SCHEDULE message. The fields are those of struct pg_schedule_ask; `start` is its field
+    `from`."""
+
+    action: int
+    namespace: bytes
+    topic: bytes = b""
+    key: bytes = b""
+    spec: bytes = b""
+    zone: bytes = b""
+    payload: bytes = b""
+    every_ns: int = 0
+    start: int = 0
+    until: int = 0
+    jitter_ns: int = 0
+    most: int = 0
+    """The field `count`."""
+
+
+def encode_schedule(
+    sequence: int, session: int, ask: ScheduleAsk, *, durable: bool = False
+) -> bytes:
+    """Return a SCHEDULE message. `durable`: the reply comes after the WAL has the changes."""
+    texts = (ask.namespace, ask.topic, ask.key, ask.spec, ask.zone, ask.payload)
+    head = SCHEDULE_ASK.pack(
+        ask.action, *(len(text) for text in texts), ask.every_ns, ask.start, ask.until,
+        ask.jitter_ns, ask.most,
+    )  # fmt: skip
+    flags = layout.FLAG_DURABLE * durable
+    return encode_frame(Message.SCHEDULE, session, sequence, flags=flags) + head + b"".join(texts)
+
+
 class NamespaceSettings(NamedTuple):
     """Settings of a namespace that an admin sets; 0 means no quota."""
 
@@ -462,10 +498,14 @@ class Reply(NamedTuple):
             name = "an error this client does not know"
         if share := decode_share(*self.detail) if self.error == WireError.QUOTA else None:
             return UidShareExceeded(self.error, name, self.detail, *share)
+        if self.error == WireError.SCHEDULE:
+            reason = layout.Status(self.detail[0]).name if self.detail[0] in _STATUSES else "?"
+            return ScheduleRefused(self.error, name, self.detail, reason)
         kind = _REFUSALS.get(self.error, MessageRefused)
         return kind(error=self.error, name=name, detail=self.detail)
 
 
+_STATUSES = frozenset(layout.Status)
 _SHARED = {
     layout.Quota.UID_TOPICS: "topics",
     layout.Quota.UID_NAMESPACES: "namespaces",
@@ -474,6 +514,7 @@ _SHARED = {
     layout.Quota.UID_WATCHES: "watch records",
     layout.Quota.UID_OPERATIONS: "operations",
     layout.Quota.UID_BULK_LOADS: "bulk loads",
+    layout.Quota.UID_SCHEDULES: "schedules",
     layout.Quota.UID_BULK_LOAD_BLOCKS: "blocks of 4096 rows of bulk loads",
 }
 
@@ -742,6 +783,67 @@ def decode_bulk_load(body: bytes) -> BulkLoadInfo:
     bulk_load, fencing_token, rows, upto, following, uid, state = BULK_LOAD_INFO.unpack_from(body)
     blocks = dict(BULK_LOAD_PART.iter_unpack(parts))
     return BulkLoadInfo(bulk_load, fencing_token, rows, upto, following, uid, state, blocks)
+
+
+class ScheduleInfo(NamedTuple):
+    """struct pg_schedule_info and the texts that follow it. `most` is its field `count`."""
+
+    revision: int
+    most: int
+    every_ns: int
+    until_ns: int
+    jitter_ns: int
+    armed: int
+    last_ns: int
+    next_ns: int
+    deadline_ns: int
+    put_ns: int
+    ticket: int
+    row: int
+    uid: int
+    state: int
+    topic: str
+    key: str
+    spec: str
+    zone: str
+    payload: bytes
+
+
+class ScheduleAnswer(NamedTuple):
+    """The reply to a SCHEDULE message."""
+
+    status: int
+    ticket: int
+    next: int
+    infos: list[ScheduleInfo]
+    times: list[int]
+
+
+def decode_schedule(body: bytes, count: int, action: int) -> ScheduleAnswer:
+    """Decode the body of a reply to SCHEDULE. Raises ProtocolError."""
+    _need("schedule", body, 0, SCHEDULE_REPLY.size)
+    status, ticket, following = SCHEDULE_REPLY.unpack_from(body)
+    at = SCHEDULE_REPLY.size
+    if action in (layout.ScheduleAction.NEXT, layout.ScheduleAction.BACKFILL):
+        _need("nominal times", body, at, 8 * count)
+        times = list(struct.unpack_from(f"<{count}q", body, at))
+        return ScheduleAnswer(status, ticket, following, [], times)
+    infos = []
+    for _ in range(count):
+        info, at = _schedule_info(body, at)
+        infos.append(info)
+    return ScheduleAnswer(status, ticket, following, infos, [])
+
+
+def _schedule_info(body: bytes, at: int) -> tuple[ScheduleInfo, int]:
+    """Decode the struct pg_schedule_info at an offset. Return it and the offset after it."""
+    _need("schedule", body, at, SCHEDULE_INFO.size)
+    *figures, payload_len, state, topic, key, spec, zone = SCHEDULE_INFO.unpack_from(body, at)
+    ends = _ends(at + SCHEDULE_INFO.size, (topic, key, spec, zone, payload_len))
+    _need("schedule's bytes", body, at, ends[-1] - at)
+    *texts, payload = _cut(body, ends)
+    names = (text.decode(errors="replace") for text in texts)
+    return ScheduleInfo._make((*figures, state, *names, payload)), ends[-1]
 
 
 class SessionInfo(NamedTuple):

@@ -248,7 +248,7 @@ async def outcome_of(client: Any, handle: Any) -> Any:
 def test_a_cancelled_call_has_a_handle_or_no_effect(
     daemon: StartDaemon, partitions: int, name: str
 ) -> None:
-    start_partitioned(daemon, partitions, "--bulk-loads", "4096")
+    start_partitioned(daemon, partitions, "--bulk-loads", "4096", "--schedules", "4096")
     effect = EFFECTS[name]
 
     async def scenario() -> None:

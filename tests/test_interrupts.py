@@ -160,7 +160,7 @@ def outcome_of(client: Any, handle: Any) -> Any:
 def test_an_interrupted_call_has_a_handle_or_no_effect(
     daemon: StartDaemon, partitions: int, name: str
 ) -> None:
-    start_partitioned(daemon, partitions, "--bulk-loads", "4096")
+    start_partitioned(daemon, partitions, "--bulk-loads", "4096", "--schedules", "4096")
     effect, doubts = EFFECTS[name], 0
     with Purgatory("demo", timeout=PATIENCE_S) as client:
         prepare = [partial(step, client) for step in effect.before]

@@ -70,7 +70,8 @@ def serving(
         commands=socket, peers=SimpleNamespace(), ring_server=RingServer(0)
     )
     processes: Any = SimpleNamespace()
-    return commands.Commands(arena, sockets, access, wal, 0, host, processes), wal
+    schedules: Any = SimpleNamespace()
+    return commands.Commands(arena, sockets, access, wal, 0, host, processes, schedules), wal
 
 
 def sequences(sent: Sent) -> list[int]:

@@ -45,7 +45,8 @@ class Queue:
         )
         host: Any = SimpleNamespace(boot_ns=lambda: self.now_ns)
         processes: Any = SimpleNamespace()
-        self.commands = Commands(arena, transport, access, wal, 0, host, processes)
+        schedules: Any = SimpleNamespace()
+        self.commands = Commands(arena, transport, access, wal, 0, host, processes, schedules)
 
     def _handle(self, *_: object) -> tuple[Handled, memoryview]:
         self.now_ns += self.cost_ns

@@ -100,6 +100,17 @@ struct compaction {
     uint32_t used_at_failure;     /* used granules after the last pass */
 };
 
+enum { CALENDAR_IDLE, CALENDAR_ASKED, CALENDAR_ANSWERED };
+/* The question of a message about nominal times, and the answer of the daemon. */
+struct calendar {
+    uint32_t state;
+    uint32_t status;              /* enum pg_status of the answer; DONE = the spec is valid */
+    uint32_t count;               /* number of times in the answer */
+    struct pg_question question;  /* its texts are in `texts` */
+    uint8_t texts[PG_SPEC_MAX + PG_ZONE_MAX];
+    int64_t times[PG_NOMINAL_MAX];
+};
+
 /* State that this process keeps between calls. No other process sees it. */
 struct arena_state {
     bool draining;                /* the daemon is stopping, so no timer may be armed */
@@ -146,6 +157,13 @@ struct arena_state {
     struct rebuild rebuild;
     struct compaction compaction;
     uint64_t backlogs[1024];      /* bit t: topic t may have a backlog */
+    /* Lists of the schedules whose occurrence has to be armed, and of those whose times have to be
+     * computed; PG_NIL = empty. */
+    uint32_t schedules_due, schedules_due_last;
+    uint32_t schedules_asked, schedules_asked_last;
+    bool schedules_stuck;         /* an occurrence that has to be armed waits for space */
+    uint32_t stale_occurrence;    /* for a rebuild: occurrence that no schedule has; PG_NIL = none */
+    struct calendar calendar;
     uint32_t news_count, news_seen;
     uint32_t news[PG_NEWS];       /* slots that most recently entered an inbox, for prefetching */
 };
@@ -189,11 +207,12 @@ struct pg_arena {
     struct slots job_slots;
     struct key_index job_index;   /* by key */
     struct key_index order_index; /* first job of each order key */
+    struct pg_schedule *schedules;
     struct pg_wal_buffer *wal_buffer; /* NULL = no WAL */
     uint8_t *ring;
     struct pg_timestamps *timestamps; /* one per slot; NULL = no WAL */
     uint32_t namespace_rows, topic_rows, name_cells, account_rows, watch_rows, watermark_rows;
-    uint32_t bulk_load_rows, bulk_load_block_rows;
+    uint32_t bulk_load_rows, bulk_load_block_rows, schedule_rows;
     uint32_t group_rows, group_topic_rows, member_rows;
 
     struct arena_state state;
@@ -222,6 +241,7 @@ ROW(group_topic_at, pg_group_topic, group_topics, group_topic_rows, "groups")
 ROW(member_at, pg_member, members, member_rows, "members")
 ROW(job_at, pg_job, jobs, job_slots.capacity, "jobs")
 ROW(job_hot, pg_hot, job_slots.hot, job_slots.capacity, "jobs")
+ROW(schedule_at, pg_schedule, schedules, schedule_rows, "schedules")
 ROW(session_at, pg_session, sessions, secret->sessions, "sessions")
 #undef ROW
 

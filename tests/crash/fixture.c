@@ -115,7 +115,7 @@ void fixture_authoritative(const struct fixture *fx, struct authoritative *t)
                                                 PG_R_BULK_LOADS,
                                                 PG_R_BULK_LOAD_BLOCKS, PG_R_BULK_LOAD_BITS,
                                                 PG_R_GROUPS, PG_R_GROUP_TOPICS, PG_R_JOBS,
-                                                PG_R_GROUP_CHANGE};
+                                                PG_R_GROUP_CHANGE, PG_R_SCHEDULES};
     const struct pg_header *h = (const struct pg_header *)fx->arena;
     const struct pg_private *s = (const struct pg_private *)fx->secret;
     *t = (struct authoritative){0};
@@ -224,6 +224,7 @@ bool call_minds_when(const struct fixture *fx, const struct call *call)
     const struct pg_record *r = (const struct pg_record *)(call->message + fixed_bytes(call));
     const bool parks = parks_any(fx->a);
     bool minds = false;
+    minds |= ((const struct pg_frame *)call->message)->message == PG_M_SCHEDULE;
     for (uint32_t i = 0; call->kind == BY_MESSAGE && i < call->records; i++)
         minds |= r[i].time_kind == PG_T_DELAY || (parks && r[i].op == PG_OP_PUT) ||
                  r[i].op >= PG_OP_JOIN;
@@ -579,17 +580,39 @@ static void any_draft(struct fixture *fx, struct draft *d)
     }
 }
 
+/* ---- schedules ------------------------------------------------------------------------------ */
+
+enum { SCHEDULE_ROWS = 3, SCHEDULE_KEYS = 4 };
+static const int64_t EVEN_NS = 2000000;
+
+void fixture_answer(struct fixture *fx)
+{
+    struct pg_question q;
+    int64_t times[PG_NOMINAL_MAX];
+    for (uint32_t tries = 0; tries < 64 && pg_schedule_question(fx->a, &q); tries++) {
+        uint32_t count = 0;
+        int64_t at = (q.after_ns / EVEN_NS + 1) * EVEN_NS;
+        for (; count < q.count && count < PG_NOMINAL_MAX && at <= q.until_ns; at += EVEN_NS)
+            times[count++] = at;
+        pg_schedule_answer(fx->a, &q, PG_ST_DONE, times, count);
+    }
+}
+
+static bool has_schedules(const struct fixture *fx) { return fx->a->metrics->schedules != 0; }
+
 /* ---- running ---------------------------------------------------------------------------- */
 
 static bool message_run(struct fixture *fx, const struct call *call, struct reply *reply)
 {
-    bool again = false;
+    /* A schedule is stored before its occurrence is armed. */
+    bool again = ((const struct pg_frame *)call->message)->message == PG_M_SCHEDULE;
     int64_t wait_ns;
     for (uint32_t tries = 0; tries < 8; tries++) {
         const int done = pg_handle(fx->a, call->message, call->bytes, call->uid, 1, call->real_ns,
                                    call->real_ns, reply_buffer, &reply->bytes, &wait_ns);
         if (done != PG_H_AGAIN)
             break;
+        fixture_answer(fx);
         again = true;
         pg_published(fx->a, fx->a->header->replay_tail, 0, 0);
     }
@@ -600,12 +623,14 @@ static bool message_run(struct fixture *fx, const struct call *call, struct repl
 
 static bool advance_run(struct fixture *fx, const struct call *call)
 {
-    bool again = false;
+    bool again = has_schedules(fx);  /* several occurrences of a schedule may come due */
     int more = 1;
     fx->now_ns = call->now_ns;
     fx->offset_ns = call->offset_ns;
     for (uint32_t tries = 0; tries < 40 && more; tries++) {
         pg_advance(fx->a, call->now_ns, call->offset_ns, call->real_ns, 3, &more);
+        fixture_answer(fx);
+        more |= pg_next_ns(fx->a) <= call->now_ns && has_schedules(fx);
         if (fx->a->header->replay_tail - fx->a->header->published < fx->config.replay_capacity)
             continue;
         again = true;
@@ -687,6 +712,7 @@ bool call_run(struct fixture *fx, const struct call *call, struct reply *reply)
     case BY_COMPACTION: compaction_run(fx); break;
     case BY_SERVE: serve_run(fx, call->session); break;
     case BY_AWAY: pg_inbox_away(fx->a, call->session); break;
+    case BY_RECHECK: pg_schedules_recheck(fx->a); fixture_answer(fx); break;
     }
     return false;
 }
@@ -790,6 +816,66 @@ static void sweep_bulk_loads_make(struct fixture *fx, struct call *call, unsigne
     (void)unused;
     call->kind = BY_SWEEP_BULK_LOADS;
     fx->real_ns += 2 * OWN_MINUTE_NS;
+}
+
+/* Make a message about a random schedule. Each schedule ends after a few occurrences. */
+static void schedule_write(struct fixture *fx, struct call *call, unsigned action)
+{
+    const bool puts = action == PG_SA_PUT, cron = below(fx, 2);
+    const int64_t now_ns = fx->now_ns + fx->offset_ns;
+    struct pg_schedule_ask ask = {.action = (uint8_t)action, .namespace_len = 1, .key_len = 3};
+    if (puts) {
+        ask.topic_len = 1;
+        ask.count = 1 + below(fx, 3);
+        ask.until = now_ns + (below(fx, 4) == 0 ? 0 : 100 * EVEN_NS);
+        ask.every_ns = cron ? 0 : 1000000 * (1 + (int64_t)below(fx, 3));
+        ask.spec_len = cron ? 1 + below(fx, 2) : 0;
+        ask.jitter_ns = below(fx, 3) == 0 ? EVEN_NS : 0;
+        ask.payload_len = below(fx, 3) * (1 + fx->lengths);
+    } else if (action == PG_SA_TRIGGER) {
+        ask.from = now_ns - below(fx, 2);
+    } else if (action == PG_SA_BACKFILL) {
+        ask.from = now_ns - 3 * EVEN_NS;
+        ask.until = now_ns;
+    }
+    frame_write(call, &fx->clients[below(fx, CLIENTS)], PG_M_SCHEDULE, 0, 0);
+    call_append(call, &ask, sizeof ask);
+    call_append(call, "n", 1);
+    call_append(call, "t", ask.topic_len);
+    uint8_t key[3];
+    memset(key, (int)('s' + below(fx, SCHEDULE_KEYS)), sizeof key);
+    call_append(call, key, sizeof key);
+    call_append(call, "**", ask.spec_len);
+    memset(key, 'p', sizeof key);
+    for (uint32_t n = 0; n < ask.payload_len; n++)
+        call_append(call, key, 1);
+}
+
+/* Make a message about a schedule. Usually the schedule exists, because it was put before. */
+static void schedule_make(struct fixture *fx, struct call *call, unsigned action)
+{
+    struct reply reply;
+    const struct rng rng = fx->rng;
+    schedule_write(fx, call, PG_SA_PUT);
+    call->real_ns = fx->real_ns;
+    if (below(fx, 4) != 0)
+        call_run(fx, call, &reply);
+    if (action != PG_SA_PUT) {
+        schedule_write(fx, call, action);
+        memcpy(call->message + sizeof(struct pg_frame) + sizeof(struct pg_schedule_ask) + 1, "sss",
+               3);
+        return;
+    }
+    if (below(fx, 2))
+        fx->rng = rng;            /* put the same schedule again, or the same key */
+    schedule_write(fx, call, PG_SA_PUT);
+}
+
+static void recheck_make(struct fixture *fx, struct call *call, unsigned unused)
+{
+    (void)unused;
+    schedule_make(fx, call, PG_SA_PUT);
+    *call = (struct call){.kind = BY_RECHECK};
 }
 
 static void watch_make(struct fixture *fx, struct call *call, unsigned condition)
@@ -962,6 +1048,32 @@ static void advance_make(struct fixture *fx, struct call *call, unsigned far)
     if (far > 1)
         fx->now_ns += (int64_t)(rng_next(&fx->rng) >> (24 + below(fx, 30)));
     fx->now_ns -= fx->now_ns % TICK_NS;
+}
+
+/* Fire an occurrence of a schedule, or take one back by its key. */
+static void occurrence_make(struct fixture *fx, struct call *call, unsigned cancel)
+{
+    struct reply reply;
+    schedule_write(fx, call, PG_SA_PUT);
+    call->real_ns = fx->real_ns;
+    call_run(fx, call, &reply);
+    for (uint32_t slot = 0; slot < fx->a->slots.capacity && cancel; slot++) {
+        const struct pg_cold *c = &fx->a->slots.cold[slot];
+        struct draft d = {.count = 0};
+        if (!ctl_live(fx->a->slots.hot[slot].ctl) ||
+            !(fx->a->slots.hot[slot].flags & PG_F_SCHEDULE))
+            continue;
+        struct pg_record *r = record_new(fx, &d, PG_OP_CANCEL, false);
+        d.used = 0;
+        memcpy(draft_take(&d, c->key_len), blob_at(&fx->a->blobs, c->blob) + c->ext_len, c->key_len);
+        r->key_len = c->key_len;
+        r->key_type = PG_KEY_STR;
+        r->name = 0;
+        batch_make(fx, call, &d);
+        return;
+    }
+    *call = (struct call){.bytes = 0};
+    advance_make(fx, call, 1);
 }
 
 static void wall_make(struct fixture *fx, struct call *call, unsigned unused)
@@ -1304,6 +1416,15 @@ static const struct operation {
     {"bulk_load", bulk_load_make, 0},
     {"unpark", unpark_make, 0},
     {"row unpark", unpark_make, 1},
+    {"schedule put", schedule_make, PG_SA_PUT},
+    {"schedule delete", schedule_make, PG_SA_DELETE},
+    {"schedule pause", schedule_make, PG_SA_PAUSE},
+    {"schedule resume", schedule_make, PG_SA_RESUME},
+    {"schedule trigger", schedule_make, PG_SA_TRIGGER},
+    {"schedule backfill", schedule_make, PG_SA_BACKFILL},
+    {"schedule recheck", recheck_make, 0},
+    {"occurrence", occurrence_make, 0},
+    {"cancel occurrence", occurrence_make, 1},
     {"bulk load status", bulk_load_ask_make, PG_LA_STATUS},
     {"bulk load open", bulk_load_ask_make, PG_LA_OPEN},
     {"bulk load close", bulk_load_ask_make, PG_LA_CLOSE},
@@ -1409,6 +1530,14 @@ static void past_settings(struct fixture *fx)
     topic_run(fx, &call);
 }
 
+static void past_schedule(struct fixture *fx)
+{
+    struct call call = {.real_ns = fx->real_ns};
+    struct reply reply;
+    schedule_write(fx, &call, below(fx, 3) == 0 ? PG_SA_PAUSE : PG_SA_PUT);
+    call_run(fx, &call, &reply);
+}
+
 /* Run calls of all kinds, so that the arena holds timers, operations and notices of different
  * ages. */
 static void past(struct fixture *fx, uint32_t steps)
@@ -1419,6 +1548,8 @@ static void past(struct fixture *fx, uint32_t steps)
         fixture_commit(fx);
         if (below(fx, 16) == 0)
             past_settings(fx);
+        if (below(fx, 6) == 0)
+            past_schedule(fx);
         past_batch(fx);
         jobs_past(fx);
         fx->now_ns += below(fx, 3) * TICK_NS;
@@ -1468,6 +1599,7 @@ static struct pg_config config_of(struct fixture *fx)
         .bulk_load_blocks = 1 + below(fx, BULK_LOAD_BLOCKS), .watches = 8 + below(fx, 12),
         .watermarks = 4 + below(fx, 4), .watermark_ttl_ns = 60000000000, .inbox_max = 2 + below(fx,
                                                                                                6),
+        .schedules = 1 + below(fx, SCHEDULE_ROWS),
         .clock_kind = PG_CLOCK_VIRTUAL, .wal_buffer_bytes = below(fx, 2) ? PG_WAL_BUFFER_MIN : 0,
         .groups = GROUPS, .jobs = GROUPS * JOBS_EACH, .shard = 1, .shards = 2};
 }

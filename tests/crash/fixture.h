@@ -50,7 +50,7 @@ struct authoritative {
 
 enum call_kind { BY_MESSAGE, BY_ADVANCE, BY_PUBLISHED, BY_PUBLISH, BY_SWEEP, BY_SWEEP_BULK_LOADS,
                  BY_INBOX, BY_INBOX_AGAIN, BY_SETTINGS, BY_TOPIC, BY_MIGRATE,
-                 BY_COMPACTION, BY_SERVE, BY_AWAY };
+                 BY_COMPACTION, BY_SERVE, BY_AWAY, BY_RECHECK };
 
 #define RECORDS_MAX 12
 /* Large enough for a payload that does not fit into any arena of these fixtures. */
@@ -99,8 +99,10 @@ void call_prefix(const struct call *whole, uint32_t records, struct call *prefix
 /* Return true if the call's effect depends on the time, because the call has delays, or puts that
  * may be parked. */
 bool call_minds_when(const struct fixture *fx, const struct call *call);
+/* Answer all questions of schedules: their occurrences are at the even milliseconds. */
+void fixture_answer(struct fixture *fx);
 /* Run a call to its end. Return true if notices had to be published during the call to free
- * space. */
+ * space, or if the call has states between its records. */
 bool call_run(struct fixture *fx, const struct call *call, struct reply *reply);
 
 #endif

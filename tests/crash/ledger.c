@@ -29,7 +29,8 @@ uint64_t ledger_bytes(uint64_t hash, const void *bytes, uint64_t len)
 /* ---- facts ----------------------------------------------------------------------------- */
 
 static const char *const kinds[] = {"a ticket", "a key", "a watermark", "a name", "a session",
-                                    "a bulk load", "a row of a bulk load", "a job", "a consumer group"};
+                                    "a bulk load", "a row of a bulk load", "a job", "a consumer group",
+                                    "a schedule"};
 
 static void note(struct ledger *l, enum subject_kind kind, uint64_t subject, uint64_t state)
 {
@@ -382,6 +383,25 @@ static void jobs_note(struct ledger *l, const struct pg_arena *a, uint64_t fresh
     }
 }
 
+/* Leave out the times of later occurrences, which are asked for again if they are missing. */
+static void schedules_note(struct ledger *l, const struct pg_arena *a)
+{
+    for (uint32_t row = 0; row < a->schedule_rows; row++) {
+        const struct pg_schedule_fields *f = schedule_fields(a, row);
+        if (f->state == PG_SCHEDULE_NONE)
+            continue;
+        const uint8_t *blob = blob_at(&a->blobs, f->blob);
+        const uint64_t words[] = {f->revision, f->count, f->armed, (uint64_t)f->base_ns,
+                                  (uint64_t)f->nominal_ns, (uint64_t)f->every_ns,
+                                  (uint64_t)f->due_ns, (uint64_t)f->until_ns,
+                                  (uint64_t)f->jitter_ns, (uint64_t)f->put_ns, f->state,
+                                  topic_hash(a, f->topic), f->uid};
+        uint64_t state = ledger_bytes(f->spec_len, blob, schedule_bytes(f));
+        state = ledger_bytes(state, words, sizeof words);
+        note(l, OF_SCHEDULE, ledger_bytes(0, blob, f->key_len), state);
+    }
+}
+
 void ledger_take(struct ledger *l, const struct pg_arena *a, uint64_t fresh)
 {
     *l = (struct ledger){.count = 0};
@@ -394,6 +414,7 @@ void ledger_take(struct ledger *l, const struct pg_arena *a, uint64_t fresh)
     bulk_loads_note(l, a);
     groups_note(l, a);
     jobs_note(l, a, fresh, NULL);
+    schedules_note(l, a);
 }
 
 void ledger_take_durable(struct ledger *l, const struct pg_arena *a, const struct pg_arena *live)
@@ -411,6 +432,7 @@ void ledger_take_durable(struct ledger *l, const struct pg_arena *a, const struc
     bulk_loads_note(l, a);
     groups_note(l, a);
     jobs_note(l, a, UINT64_MAX, live);
+    schedules_note(l, a);
 }
 
 uint64_t ledger_fired(const struct pg_arena *a, uint64_t from, uint64_t fresh)

@@ -13,7 +13,7 @@
  * after a recovery such a pair must be either untouched or complete. Each pair is therefore in one
  * fact. */
 enum subject_kind { OF_TICKET, OF_KEY, OF_WATERMARK, OF_NAME, OF_SESSION, OF_BULK_LOAD, OF_ROW,
-                    OF_JOB, OF_GROUP };
+                    OF_JOB, OF_GROUP, OF_SCHEDULE };
 struct fact {
     uint64_t subject, state;      /* the low 4 bits of `subject` are its enum subject_kind */
 };

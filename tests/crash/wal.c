@@ -65,18 +65,21 @@ static bool timestamps_known(const struct pg_frame_head *f)
 }
 
 /* Return true if an END frame has the uid that requested the end. The end of a dropped outcome or a
- * late timer has no requester. */
+ * late timer has no requester, nor has that of an occurrence that a recovery or a recheck takes
+ * back. */
 static bool end_uid_recorded(const struct pg_wal_end *j, uint32_t uid)
 {
     const bool asked = j->cause == PG_END_CANCELLED || j->cause == PG_END_ACKNOWLEDGED;
-    return j->uid == (asked ? uid : PG_NIL);
+    return j->uid == (asked ? uid : PG_NIL) || j->uid == PG_NIL;
 }
 
 static bool uid_recorded(const struct pg_frame_head *f, uint32_t uid)
 {
     const void *body = f + 1;
     switch (f->type) {
-    case PG_WAL_ARM: return ((const struct pg_wal_arm *)body)->uid == uid;
+    case PG_WAL_ARM:              /* an occurrence has the uid of its schedule */
+        return ((const struct pg_wal_arm *)body)->ext_len != 0 ||
+               ((const struct pg_wal_arm *)body)->uid == uid;
     case PG_WAL_MOVE: return ((const struct pg_wal_move *)body)->uid == uid;
     case PG_WAL_END: return end_uid_recorded(body, uid);
     case PG_WAL_WATCH: return ((const struct pg_wal_watch *)body)->uid == uid;

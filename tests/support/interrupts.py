@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple
@@ -176,6 +177,33 @@ def advanced(c: Any, n: int) -> Any:
     return c.advance(f"w{n}", 1)
 
 
+NEW_YEAR = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+def put_schedule(c: Any, n: int) -> Any:
+    return c.put_schedule(f"s{n}", cron="@yearly")
+
+
+def get_schedule(c: Any, n: int) -> Any:
+    return c.get_schedule(f"s{n}")
+
+
+def pause_schedule(c: Any, n: int) -> Any:
+    return c.pause_schedule(f"s{n}")
+
+
+def backfill_schedule(c: Any, n: int) -> Any:
+    return c.backfill_schedule(f"s{n}", NEW_YEAR, NEW_YEAR)
+
+
+def is_paused(found: Any) -> bool:
+    return bool(found.paused)
+
+
+def is_active(found: Any) -> bool:
+    return not found.paused
+
+
 def state_is(state: BulkLoadState) -> Callable[[Any], bool]:
     return lambda found: bool(found.state == state)
 
@@ -270,6 +298,29 @@ EFFECTS: dict[str, Effect] = {
     ),
     "drop_dead": Effect(
         [some_group], lambda c, n: c.drop_dead("g"), lambda count: count == 0, [], never
+    ),
+    "put_schedule": Effect([], put_schedule, is_active, [get_schedule], bool),
+    "get_schedule": Effect([put_schedule], get_schedule, is_active, [], never),
+    "schedules": Effect([put_schedule], lambda c, n: c.schedules(), bool, [], never),
+    "preview_schedule": Effect(
+        [put_schedule], lambda c, n: c.preview_schedule(f"s{n}", 1), bool, [], never
+    ),
+    "delete_schedule": Effect(
+        [put_schedule], lambda c, n: c.delete_schedule(f"s{n}"), lambda found: found is True,
+        [get_schedule], is_none,
+    ),
+    "pause_schedule": Effect([put_schedule], pause_schedule, is_paused, [get_schedule], is_paused),
+    "resume_schedule": Effect(
+        [put_schedule, pause_schedule], lambda c, n: c.resume_schedule(f"s{n}"), is_active,
+        [get_schedule], is_active,
+    ),
+    "trigger_schedule": Effect(
+        [put_schedule], lambda c, n: c.trigger_schedule(f"s{n}", NEW_YEAR), bool,
+        [backfill_schedule], lambda filled: filled.armed == 0,
+    ),
+    "backfill_schedule": Effect(
+        [put_schedule], backfill_schedule, lambda filled: filled.armed == 1, [backfill_schedule],
+        lambda filled: filled.armed == 0,
     ),
     "advance": Effect([watched], advanced, is_one, [advanced], lambda ended: ended == 0),
     "bump": Effect(

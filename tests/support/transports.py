@@ -20,7 +20,8 @@ BOTH = frozenset((
     "test_disk_errors", "test_faults", "test_hostile", "test_interrupts", "test_late_daemon",
     "test_lost_names", "test_lots", "test_operation_columns", "test_operations", "test_outage",
     "test_parking_daemon",
-    "test_purgatory_daemon", "test_resharding", "test_shards_daemon", "test_uid_share",
+    "test_purgatory_daemon", "test_resharding", "test_schedules_daemon", "test_shards_daemon",
+    "test_uid_share",
     "test_wal_daemon",
 ))  # fmt: skip
 

@@ -46,8 +46,9 @@ bool frame_read(struct request *q, struct refusal *why)
         return refused(why, PG_ERR_MALFORMED, 0, q->frame.magic);
     if (q->frame.version != PG_WIRE_VERSION)
         return refused(why, PG_ERR_VERSION, PG_WIRE_VERSION, q->frame.version);
-    const uint32_t known =
-        q->frame.message == PG_M_BATCH ? PG_W_AT | PG_W_DURABLE | PG_W_BULK_LOAD : PG_W_AT;
+    const uint32_t known = q->frame.message == PG_M_BATCH ? PG_W_AT | PG_W_DURABLE | PG_W_BULK_LOAD
+                           : q->frame.message == PG_M_SCHEDULE ? PG_W_AT | PG_W_DURABLE
+                                                               : PG_W_AT;
     if (q->frame.error != 0 || (q->frame.flags & ~known) != 0)
         return refused(why, PG_ERR_MALFORMED, offsetof(struct pg_frame, flags), q->frame.flags);
     return true;
@@ -224,8 +225,9 @@ static bool put_items_sound(struct items items)
 {
     struct pg_ext item;
     struct item_text text;
-    if (items.bytes > PG_ITEMS_MAX || !items_sound(items))
-        return false;
+    if (items.bytes > PG_ITEMS_MAX || !items_sound(items) ||
+        items_have(items.at, items.bytes, PG_EXT_SCHEDULE))
+        return false;             /* only a schedule arms its occurrences */
     while (item_next(&items, &item, &text))
         if (!name_sound((struct name){(const char *)text.bytes, text.len}))
             return false;

@@ -13,6 +13,8 @@
 #include "core/state/lateness.h"
 #include "core/state/operations.h"
 #include "core/state/prefetch.h"
+#include "core/state/schedule_rows.h"
+#include "core/state/schedules.h"
 #include "core/state/sweeps.h"
 #include "core/state/timers.h"
 
@@ -61,6 +63,7 @@ uint32_t pg_advance(struct pg_arena *a, int64_t now_ns, int64_t wall_offset_ns,
                                                       expire, expire_soon, a, &left);
     if (UNLIKELY(a->state.catch_up_ns <= now_ns) && !left)
         done += late_catch_up(a, budget - done, &catching_up);
+    left |= schedules_step(a, budget);
     a->metrics->backlog = backlogs_count(&a->wheel);
     const bool serving = members_serve(a, budget);
     const bool sweeping = UNLIKELY(a->state.sweeping) && sweeps_iteration(a);
@@ -100,7 +103,7 @@ static int64_t earlier(int64_t x_ns, int64_t y_ns) { return x_ns < y_ns ? x_ns :
 int64_t pg_next_ns(const struct pg_arena *a)
 {
     const bool at_once = a->state.wall_cursor != PG_NIL || a->state.orphans != PG_NIL ||
-                         compaction_due(a) || a->state.jobs_wait ||
+                         compaction_due(a) || a->state.jobs_wait || schedules_waiting(a) ||
                          (!a->state.holding && wheel_holds(&a->wheel));
     const int64_t next_ns = at_once ? a->state.now_ns : earlier(sweeps_next_ns(a),
                                                                 wheel_next_ns(&a->wheel));

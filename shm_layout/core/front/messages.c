@@ -486,6 +486,28 @@ static bool handle_dead(struct pg_arena *a, struct request *q, struct sink *out,
     return true;
 }
 
+static bool handle_schedule(struct pg_arena *a, struct request *q, struct sink *out,
+                            struct refusal *why)
+{
+    struct pg_session *s;
+    uint32_t count = 0;
+    a->call.durable = (q->frame.flags & PG_W_DURABLE) != 0;
+    if (!session_of(a, q, &s, why))
+        return false;
+    if (a->call.durable && !has_wal(a))
+        return refused(why, PG_ERR_NO_WAL, 0, 0);
+    reply_head(q, out, 0);
+    if (!schedule_handle(a, q, out, &count, why))
+        return false;
+    if (out->full)
+        return refused(why, PG_ERR_TOO_LARGE, PG_MESSAGE_MAX, count);
+    if (out->used == sizeof(struct pg_frame))
+        out->used = 0;            /* the message has to be handled again */
+    else
+        ((struct pg_frame *)out->bytes)->count = count;
+    return true;
+}
+
 /* A PING with a session also lets the daemon learn through which connection the session's owner can
  * be reached. */
 static bool handle_ping(struct pg_arena *a, struct request *q, struct sink *out,
@@ -515,6 +537,7 @@ static bool dispatch(struct pg_arena *a, struct request *q, struct sink *out,
     case PG_M_DEAD: return handle_dead(a, q, out, why);
     case PG_M_LIST: return handle_list(a, q, out, why);
     case PG_M_SWEEP: return handle_sweep(a, q, out, why);
+    case PG_M_SCHEDULE: return handle_schedule(a, q, out, why);
     default: return refused(why, PG_ERR_UNKNOWN_MESSAGE, q->frame.message, 0);
     }
 }

@@ -100,6 +100,9 @@ static const uint16_t refusals[] = {
     [PG_ST_LEASE_LOST] = COUNTER(refused_other),
     [PG_ST_NO_GROUP] = COUNTER(refused_other),
     [PG_ST_FULL_MEMBERS] = COUNTER(refused_other),
+    [PG_ST_FULL_SCHEDULES] = COUNTER(refused_schedules),
+    [PG_ST_BAD_SPEC] = COUNTER(refused_schedules),
+    [PG_ST_NO_OCCURRENCE] = COUNTER(refused_schedules),
 };
 
 int pg_refused(struct pg_arena *a, uint32_t status)

@@ -6,6 +6,7 @@
 #include "core/base/common.h"
 #include "core/base/sink.h"
 #include "core/arena.h"
+#include "core/base/sink.h"
 #include "core/state/names.h"
 
 /* The caller owns the bytes of the message. Nobody may write to them during the call. */
@@ -87,6 +88,14 @@ bool wrong_shard(const struct pg_arena *a, struct refusal *why);
 
 bool handle_list(struct pg_arena *a, struct request *q, struct sink *out, struct refusal *why);
 bool handle_sweep(struct pg_arena *a, struct request *q, struct sink *out, struct refusal *why);
+
+/* ---- schedule_messages.c --------------------------------------------------------------- */
+
+/* Handle the body of a SCHEDULE message after its session has been found. The reply goes to `out`,
+ * and *count is the number of items after struct pg_schedule_reply. No reply: the daemon has to
+ * answer a question first, and then the message has to be handled again. */
+bool schedule_handle(struct pg_arena *a, const struct request *q, struct sink *out,
+                     uint32_t *count, struct refusal *why);
 
 /* ---- batch.c -------------------------------------------------------------------------- */
 

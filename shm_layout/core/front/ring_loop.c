@@ -150,7 +150,8 @@ static void notices_show(struct pg_arena *a, const struct pg_loop *l)
 /* Return whether the caller has to send something other than a reply. */
 static bool has_news(const struct pg_arena *a)
 {
-    return a->state.inbox_news || a->state.jobs_unsent || a->header->published != a->header->replay_tail;
+    return a->state.inbox_news || a->state.jobs_unsent || a->state.schedules_asked != PG_NIL ||
+           a->header->published != a->header->replay_tail;
 }
 
 /* Fire timers that are due, and show their notices. Returns false if that is left to the caller. */

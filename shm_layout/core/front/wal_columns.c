@@ -502,6 +502,17 @@ static void done_row(const struct row *r, const void *body)
     put_bulk_load(r, &j->row, 1);
 }
 
+static void schedule_row(const struct row *r, const void *body)
+{
+    const struct pg_wal_schedule *j = body;
+    put_int(r, PG_IC_ROW, j->row);
+    put_at(r, j->at_ns);
+    put_uid(r, j->fields.uid);
+    put_topic(r, j->fields.topic);
+    if (j->has_blob)
+        put_key(r, PG_KEY_STR, (const uint8_t *)(j + 1), j->fields.key_len);
+}
+
 /* For a block in a snapshot, the row column has the number of the block's first row. */
 static void block_row(const struct row *r, const void *body)
 {
@@ -527,6 +538,7 @@ static const struct rule {
     [PG_WAL_REPLIED] = {replied_row, false}, [PG_WAL_BULK_LOAD] = {bulk_load_row, false},
     [PG_WAL_DONE] = {done_row, false}, [PG_WAL_BLOCK] = {block_row, false},
     [PG_WAL_UNPARK] = {unpark_row, false}, [PG_WAL_METRICS] = {metrics_row, false},
+    [PG_WAL_SCHEDULE] = {schedule_row, false},
 };
 
 static void row_begin(const struct row *r, const struct pg_frame_head *f, const struct pg_walk *w)

@@ -18,6 +18,7 @@
 #include "core/state/operations.h"
 #include "core/state/quotas.h"
 #include "core/state/replay_buffer.h"
+#include "core/state/schedules.h"
 #include "core/state/session.h"
 #include "core/state/sweeps.h"
 #include "core/state/timers.h"
@@ -78,6 +79,7 @@ static bool config_bounded(const struct pg_config *c, struct pg_fault *why)
         {"jobs of consumer groups", c->jobs, 0, PG_CAPACITY_MAX},
         {"bulk loads", c->bulk_loads, 0, 65535},
         {"blocks of rows of bulk loads", c->bulk_load_blocks, 0, PG_CAPACITY_MAX},
+        {"schedules", c->schedules, 0, 65535},
         {"outcomes in an inbox", c->inbox_max, 1, UINT64_MAX},
         {"stream id", c->stream_id, 1, UINT64_MAX},
         {"bits of the replay buffer entries", (uint64_t)__builtin_popcount(c->replay_capacity), 1,
@@ -171,6 +173,8 @@ static void plan_make(struct plan *p, const struct pg_config *c)
     }
     if (c->groups != 0)
         groups_plan(p, c);
+    if (c->schedules != 0)
+        plan_add(p, PG_R_SCHEDULES, sizeof(struct pg_schedule), c->schedules);
     if (c->wal_buffer_bytes != 0) {
         plan_add(p, PG_R_TIMESTAMPS, sizeof(struct pg_timestamps), slots);
         plan_add(p, PG_R_WAL_BUFFER, PG_WAL_BUFFER_HEAD,
@@ -256,6 +260,8 @@ static void handle_open_authoritative(struct pg_arena *a)
     a->bulk_load_block_rows = region_count(a, PG_R_BULK_LOAD_BLOCKS);
     a->bulk_load_bits = region(a, PG_R_BULK_LOAD_BITS);
     a->sweeps = region(a, PG_R_SWEEPS);
+    a->schedules = region(a, PG_R_SCHEDULES);
+    a->schedule_rows = region_count(a, PG_R_SCHEDULES);
     a->replay_buffer = region(a, PG_R_REPLAY_BUFFER);
     a->purgatory = region(a, PG_R_PURGATORY);
     a->watches = region(a, PG_R_WATCHES);
@@ -341,6 +347,7 @@ static void handle_open(struct pg_arena *a, void *arena, void *secret)
     a->state.free_member = PG_NIL;
     a->state.jobs_again_ns = INT64_MAX;
     a->state.free_bulk_load_block = a->state.bulk_load_block = a->call.bulk_load = PG_NIL;
+    a->state.schedules_due = a->state.schedules_asked = a->state.stale_occurrence = PG_NIL;
     a->state.wall_placed_by_ns = a->header->wall_offset_ns;
     a->state.topics_stuck_at = a->state.topics_refused_at = UINT64_MAX;
     a->call.watch_key_share = a->call.watch_share = UINT32_MAX;
@@ -439,6 +446,7 @@ int pg_create(struct pg_arena *a, void *arena, void *secret, const struct pg_con
         members_init(a);
         jobs_init(a);
     }
+    schedules_init(a);
     wal_buffer_init(a);
     STORE_RELEASE(&h->daemon_state, PG_D_RECOVERING);
     STORE_RELEASE(&h->state, PG_REBUILDING);
@@ -474,6 +482,7 @@ static struct pg_config config_of(const struct pg_header *h)
                               .bulk_load_blocks = h->regions[PG_R_BULK_LOAD_BLOCKS].count,
                               .inbox_max = 1, .groups = h->regions[PG_R_GROUPS].count,
                               .jobs = h->regions[PG_R_JOBS].count,
+                              .schedules = h->regions[PG_R_SCHEDULES].count,
                               .wal_buffer_bytes = wal_buffer_bytes_of(h), .shard = h->shard,
                               .shards = h->shards};
 }
@@ -643,7 +652,7 @@ int pg_check(struct pg_arena *a, struct pg_fault *fault)
            quotas_check(a, fault) &&
            replay_check(a, fault, &granules) && watermarks_check(a, fault, &granules) &&
            watches_check(a, fault) && operations_check(a, fault) && bulk_loads_check(a, fault) &&
-           sweeps_check(a, fault) &&
+           sweeps_check(a, fault) && schedules_check(a, fault, &granules) &&
            wal_buffer_check(a, fault) &&
            (a->secret == NULL || (sessions_check(a, fault, &granules) &&
                                   blobs_check(&a->blobs, granules, fault)));
@@ -736,7 +745,7 @@ void pg_confine(struct pg_arena *a) { a->state.confined = true; }
 
 int pg_drained(const struct pg_arena *a)
 {
-    return a->metrics->live == 0 && a->metrics->operations == 0 && a->metrics->outcomes == 0 &&
+    return a->metrics->live == a->metrics->schedules_armed && a->metrics->operations == 0 && a->metrics->outcomes == 0 &&
            a->header->published == a->header->replay_tail;
 }
 

@@ -189,6 +189,13 @@ static bool job_visible(const struct pg_arena *a, const void *body)
            found->due_ns == j->due_ns;
 }
 
+/* A version is stored once, so it shows the change that the frame describes. */
+static bool schedule_visible(const struct pg_arena *a, const void *body)
+{
+    const struct pg_wal_schedule *j = body;
+    return j->row < a->schedule_rows && schedule_at(a, j->row)->version == j->version;
+}
+
 static const visible_fn visible[PG_WAL_TYPES] = {
     [PG_WAL_NAMESPACE] = namespace_visible, [PG_WAL_TOPIC] = topic_visible,
     [PG_WAL_ARM] = arm_visible, [PG_WAL_MOVE] = move_visible, [PG_WAL_END] = end_visible,
@@ -200,6 +207,7 @@ static const visible_fn visible[PG_WAL_TYPES] = {
     [PG_WAL_BULK_LOAD] = bulk_load_visible, [PG_WAL_DONE] = done_visible,
     [PG_WAL_UNPARK] = unpark_visible, [PG_WAL_METRICS] = always_visible,
     [PG_WAL_GROUP] = group_visible, [PG_WAL_JOB] = job_visible,
+    [PG_WAL_SCHEDULE] = schedule_visible,
 };
 
 /* Store all settings of the frame again. They were stored one by one, so a kill may have left some

@@ -15,10 +15,14 @@
 #include "core/state/bulk_loads.h"
 #include "core/state/catch_up.h"
 #include "core/state/groups.h"
+#include "core/state/items.h"
 #include "core/state/jobs.h"
 #include "core/state/operations.h"
 #include "core/state/quotas.h"
 #include "core/state/replay_buffer.h"
+#include "core/state/rows.h"
+#include "core/state/schedule_rows.h"
+#include "core/state/schedules.h"
 #include "core/state/session.h"
 #include "core/state/timers.h"
 #include "core/state/watermarks.h"
@@ -39,7 +43,8 @@ struct merge {
     struct pg_source *source;
     struct pg_fault *why;
     /* Number of rows in use, per table. */
-    uint32_t namespaces, topics, watermarks, bulk_loads, sessions, watches, slots, groups, jobs;
+    uint32_t namespaces, topics, watermarks, bulk_loads, schedules, sessions, watches, slots;
+    uint32_t groups, jobs;
     uint64_t wanted_slots, wanted_granules;
 };
 
@@ -78,11 +83,27 @@ static bool belongs(const struct merge *g, uint32_t ns, const uint8_t *key, uint
            r->shards[pg_partition(key, len, r->partitions)] == g->to->header->shard;
 }
 
+/* Return the source namespace of a schedule that belongs to this shard; PG_NIL = it is not
+ * merged. */
+static uint32_t schedule_wanted(const struct merge *g, uint32_t row)
+{
+    const struct pg_schedule_fields *f = schedule_fields(g->from, row);
+    if (f->state == PG_SCHEDULE_NONE)
+        return PG_NIL;
+    const uint32_t ns = topic_at(g->from, f->topic)->namespace_row;
+    return belongs(g, ns, blob_at(&g->from->blobs, f->blob), f->key_len) ? ns : PG_NIL;
+}
+
 /* Return the source namespace of a slot whose key belongs to this shard; PG_NIL = the slot is not
  * merged. */
 static uint32_t slot_wanted(const struct merge *g, uint32_t slot)
 {
     if (ctl_state(slot_hot(g->from, slot)->ctl) == PG_S_FREE)
+        return PG_NIL;
+    const uint32_t schedule = schedule_of_slot(g->from, slot);
+    if (schedule != PG_NIL)
+        return schedule_wanted(g, schedule);
+    if (schedule_stale(g->from, slot))
         return PG_NIL;
     const uint32_t ns = slot_home(g->from, slot);
     const uint32_t len = slot_cold(g->from, slot)->key_len;
@@ -302,6 +323,45 @@ static bool bulk_loads_merge(struct merge *g)
     return true;
 }
 
+/* ---- schedules ----------------------------------------------------------------------------- */
+
+static bool schedule_merge(struct merge *g, uint32_t i, uint32_t row)
+{
+    struct pg_schedule_fields f = *schedule_fields(g->from, i);
+    const uint32_t granules = blob_granules(schedule_bytes(&f));
+    f.topic = g->source->topics[f.topic];
+    f.blob = blob_copy(g->to, g->from, f.blob, granules);
+    if (f.blob == PG_NIL)
+        return no_memory(g, granules);
+    schedule_restore(g->to, row, schedule_at(g->from, i)->version, &f);
+    return true;
+}
+
+/* Merge the schedules. The armed occurrence of a schedule follows it to its shard, whatever the
+ * occurrence's own key is. */
+static bool schedules_merge(struct merge *g)
+{
+    for (uint32_t i = 0; i < g->from->schedule_rows; i++) {
+        const uint32_t row = schedule_wanted(g, i) != PG_NIL ? g->schedules++ : PG_NIL;
+        g->source->schedules[i] = row;
+        if (row < g->to->schedule_rows && !schedule_merge(g, i, row))
+            return false;
+    }
+    return fits(g, "schedules in use", g->schedules, g->to->schedule_rows);
+}
+
+/* Let a merged occurrence refer to the merged row of its schedule. */
+static void occurrence_merge(const struct merge *g, uint32_t i, uint32_t slot)
+{
+    const uint32_t row = schedule_of_slot(g->from, i);
+    const uint8_t *at = blob_at(&g->to->blobs, slot_cold(g->to, slot)->blob);
+    if (row == PG_NIL)
+        return;
+    const size_t place = (size_t)((const uint8_t *)slot_item(g->from, i, PG_EXT_SCHEDULE) -
+                                  blob_at(&g->from->blobs, slot_cold(g->from, i)->blob));
+    ((struct pg_ext *)(at + place))->extra = g->source->schedules[row];
+}
+
 /* ---- sessions ------------------------------------------------------------------------------ */
 
 /* Translate the row numbers of the source in the interrupted record of a session. If the watch key
@@ -495,6 +555,7 @@ static bool slot_merge(struct merge *g, uint32_t i, uint32_t ns, uint32_t slot)
     if (c->blob == PG_NIL)
         return no_memory(g, slot_granules(c));
     h->hash = key_hash(to, g->source->namespaces[ns], c->key_type, slot_key(to, slot), c->key_len);
+    occurrence_merge(g, i, slot);
     const uint32_t topic = g->source->topics[h->topic];
     h->topic = topic == PG_NIL ? 0 : (uint16_t)topic;         /* an outcome uses no topic */
     if (has_wal(to) && has_wal(g->from)) {
@@ -754,7 +815,8 @@ int pg_merge(struct pg_arena *to, struct pg_source *sources, uint32_t count,
            each(&g, sources, count, namespaces_merge) &&
            each(&g, sources, count, topics_merge) && each(&g, sources, count, slots_count) &&
            slots_fit(&g) && each(&g, sources, count, watermarks_merge) &&
-           each(&g, sources, count, bulk_loads_merge) && each(&g, sources, count, sessions_merge) &&
+           each(&g, sources, count, bulk_loads_merge) &&
+           each(&g, sources, count, schedules_merge) && each(&g, sources, count, sessions_merge) &&
            each(&g, sources, count, slots_merge) && each(&g, sources, count, groups_merge) &&
            budgets_fit(to, why) && each(&g, sources, count, jobs_merge) &&
            replay_merge(&g, sources, count);

@@ -20,6 +20,7 @@
 #include "core/state/operations.h"
 #include "core/state/quotas.h"
 #include "core/state/replay_buffer.h"
+#include "core/state/schedules.h"
 #include "core/state/session.h"
 #include "core/state/sweeps.h"
 #include "core/state/timers.h"
@@ -186,6 +187,26 @@ static bool bulk_load_blocks_migrate(struct pg_arena *to, const struct pg_arena 
         if (used == to->bulk_load_block_rows)
             return fits(why, "rows of bulk loads in use", used + 1, to->bulk_load_block_rows);
         bulk_load_block_copy(to, used++, from, i);
+    }
+    return true;
+}
+
+/* Copy the schedules. Their row numbers stay the same, because their occurrences refer to them. */
+static bool schedules_migrate(struct pg_arena *to, const struct pg_arena *from,
+                              struct pg_fault *why)
+{
+    for (uint32_t row = 0; row < from->schedule_rows; row++) {
+        struct pg_schedule_fields f = *schedule_fields(from, row);
+        const bool used = f.state != PG_SCHEDULE_NONE;
+        if (row >= to->schedule_rows && used)
+            return fits(why, "schedules in use", row + 1, to->schedule_rows);
+        if (row >= to->schedule_rows)
+            continue;
+        if (used)
+            f.blob = blob_copy(to, from, f.blob, blob_granules(schedule_bytes(&f)));
+        if (used && f.blob == PG_NIL)
+            return no_memory(to, from, why);
+        schedule_restore(to, row, schedule_at(from, row)->version, &f);
     }
     return true;
 }
@@ -403,8 +424,9 @@ int pg_migrate(struct pg_arena *to, const struct pg_arena *from, struct pg_fault
            groups_migrate(to, from, why) && budgets_fit(to, why) && jobs_migrate(to, from, why) &&
            replay_migrate(to, from, why) && watches_migrate(to, from, why) &&
            watermarks_migrate(to, from, why) && bulk_loads_migrate(to, from, why) &&
-           bulk_load_blocks_migrate(to, from, why) && slots_migrate(to, from, why) &&
-           sweeps_migrate(to, from) && pg_rebuild(to, from->header->now_ns, why);
+           bulk_load_blocks_migrate(to, from, why) && schedules_migrate(to, from, why) &&
+           slots_migrate(to, from, why) && sweeps_migrate(to, from) &&
+           pg_rebuild(to, from->header->now_ns, why);
 }
 
 /* ---- a later ABI -------------------------------------------------------------------------- */
@@ -443,6 +465,7 @@ static bool regions_convert(struct pg_arena *to, const struct pg_arena *from,
         PG_R_TOPICS, PG_R_ACCOUNTS, PG_R_REPLAY_BUFFER, PG_R_WATCHES, PG_R_WATERMARKS,
         PG_R_TIMESTAMPS, PG_R_BULK_LOADS, PG_R_BULK_LOAD_BLOCKS, PG_R_BULK_LOAD_BITS,
         PG_R_GROUPS, PG_R_GROUP_TOPICS, PG_R_JOBS, PG_R_GROUP_CHANGE, PG_R_SWEEPS,
+        PG_R_SCHEDULES,
     };
     for (uint32_t i = 0; i < sizeof authoritative / sizeof authoritative[0]; i++)
         if (!region_convert(to, from, authoritative[i], why))

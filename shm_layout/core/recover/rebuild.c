@@ -32,6 +32,7 @@
 #include "core/state/prefetch.h"
 #include "core/state/quotas.h"
 #include "core/state/replay_buffer.h"
+#include "core/state/schedules.h"
 #include "core/state/session.h"
 #include "core/state/sweeps.h"
 #include "core/state/timers.h"
@@ -243,6 +244,8 @@ int rebuild_places(struct pg_arena *a, struct pg_fault *why)
         if (!ctl_live(slot_hot(a, slot)->ctl) || is_fired(a, slot))
             continue;
         place_rebuild(a, slot);
+        if (UNLIKELY((slot_hot(a, slot)->flags & PG_F_SCHEDULE) != 0) && slot_readable(a, slot))
+            schedule_note(a, slot);
         if (!is_operation(a, slot) || !slot_readable(a, slot))
             continue;
         operation_prefetch(a, slot);
@@ -303,7 +306,7 @@ int rebuild_begin(struct pg_arena *a, int64_t now_ns, struct pg_fault *why)
     blobs_rebuild_begin(&a->blobs);
     if (!replay_settle(a, why) || !names_check(a, why) || !groups_rebuild(a, why) ||
         !jobs_void(a, why) || !watermarks_rebuild(a, why) || !bulk_loads_rebuild(a, why) ||
-        !sweeps_rebuild(a, why) || !sessions_rebuild(a, why))
+        !schedules_rebuild(a, why) || !sweeps_rebuild(a, why) || !sessions_rebuild(a, why))
         return 0;
     a->state.rebuild = (struct rebuild){.fired = fired_ctl(a), .fired_slot = PG_NIL,
                                         .newest = PG_NIL, .outcome = PG_NIL,
@@ -338,6 +341,7 @@ int rebuild_end(struct pg_arena *a, struct pg_fault *why)
     a->metrics->blob_bytes = blobs_used(&a->blobs) * PG_GRANULE;
     if (r->newest != PG_NIL && !timers_link_newest(a, r->newest, why))
         return 0;
+    schedules_settle(a);
     sessions_recover(a);
     operations_settle(a, r->outcome, r->unsettled);
     quotas_rebuild_operations(a);

@@ -26,6 +26,7 @@
 #include "core/state/operations.h"
 #include "core/state/quotas.h"
 #include "core/state/replay_buffer.h"
+#include "core/state/schedules.h"
 #include "core/state/timers.h"
 #include "core/state/watches.h"
 #include "core/state/watermarks.h"
@@ -249,6 +250,7 @@ static bool timer_write(const struct redo *r, const struct pg_wal_arm *j, const 
         .ctl = ctl_of(j->ticket, j->parked ? PG_S_PARKED : PG_S_ARMED),
         .deadline_ns = j->deadline_ns,
         .flags = (wall ? PG_F_WALL : 0) | (c.ext_len != 0 ? PG_F_EXT : 0) |
+                 (items_have(bytes, j->ext_len, PG_EXT_SCHEDULE) ? PG_F_SCHEDULE : 0) |
                  (j->bulk_loaded | j->in_bulk_load ? PG_F_BULK_LOADED : 0) |
                  (uint16_t)(j->slack_log2 << PG_SLACK_SHIFT),
         .topic = (uint16_t)j->topic});
@@ -332,6 +334,66 @@ static bool redo_end(const struct redo *r)
         topic_at(r->a, j->topic)->missed = j->missed;
     }
     slot_ended(r->a, j->slot, j->ticket);
+    return true;
+}
+
+/* ---- schedules ----------------------------------------------------------------------------- */
+
+static void schedule_blob_drop(struct pg_arena *a, const struct pg_schedule_fields *f)
+{
+    if (f->state != PG_SCHEDULE_NONE)
+        blobs_give(&a->blobs, f->blob, blob_granules(schedule_bytes(f)));
+}
+
+/* Give the row of a frame its blob: a new one with the bytes of the frame, or the one that it has.
+ * Return false if there is no space. */
+static bool schedule_blob_set(const struct redo *r, const struct pg_wal_schedule *j,
+                              struct pg_schedule_fields *f)
+{
+    const struct pg_schedule_fields *old = schedule_fields(r->a, j->row);
+    if (!j->has_blob) {
+        f->blob = old->blob;
+        return true;
+    }
+    schedule_blob_drop(r->a, old);
+    f->blob = blobs_take(&r->a->blobs, blob_granules(schedule_bytes(f)));
+    if (f->blob == PG_NIL)
+        return no_space(r, blob_granules(schedule_bytes(f)));
+    memcpy(blob_at(&r->a->blobs, f->blob), j + 1, schedule_bytes(f));
+    return true;
+}
+
+static bool schedule_fields_sound(const struct redo *r, const struct pg_schedule_fields *f)
+{
+    return below(r, "state of a schedule", PG_SCHEDULE_PAUSED + 1, f->state) &&
+           below(r, "a topic that does not exist", r->a->topic_rows, f->topic) &&
+           (f->state == PG_SCHEDULE_NONE ||
+            key_sound(r, PG_KEY_STR, f->key_len, f->payload_len)) &&
+           below(r, "length of a schedule's key", PG_SCHEDULE_KEY_MAX + 1, f->key_len) &&
+           below(r, "length of a zone", PG_ZONE_MAX + 1, f->zone_len) &&
+           time_sound(r, f->every_ns) && time_sound(r, f->jitter_ns);
+}
+
+/* The versions of a row only rise. A frame without a blob may belong to a schedule that is not in
+ * the snapshot; then a later frame removes this schedule. */
+static bool redo_schedule(const struct redo *r)
+{
+    const struct pg_wal_schedule *j = r->body;
+    struct pg_schedule_fields f = j->fields;
+    if (!below(r, "a schedule that does not exist", r->a->schedule_rows, j->row) ||
+        !schedule_fields_sound(r, &f))
+        return false;
+    const struct pg_schedule_fields *old = schedule_fields(r->a, j->row);
+    const bool none = f.state == PG_SCHEDULE_NONE;
+    if (j->version <= schedule_at(r->a, j->row)->version ||
+        (!none && !j->has_blob && (old->state == PG_SCHEDULE_NONE ||
+                                   old->put_version != f.put_version)))
+        return true;
+    if (none)
+        schedule_blob_drop(r->a, old);
+    else if (!schedule_blob_set(r, j, &f))
+        return false;
+    schedule_restore(r->a, j->row, j->version, &f);
     return true;
 }
 
@@ -792,6 +854,7 @@ int pg_redo_config(const void *frame, uint64_t bytes, struct pg_config *c, struc
     c->bulk_load_blocks = j->bulk_load_blocks;
     c->groups = j->groups;
     c->jobs = j->jobs;
+    c->schedules = j->schedules;
     c->clock_kind = j->clock_kind;
     c->shard = j->shard;
     c->shards = j->shards;
@@ -829,6 +892,7 @@ static const struct rule {
     [PG_WAL_METRICS] = {redo_nothing, IN_WAL},
     [PG_WAL_GROUP] = {redo_group, IN_SNAPSHOT | IN_WAL},
     [PG_WAL_JOB] = {redo_job, IN_SNAPSHOT | IN_WAL},
+    [PG_WAL_SCHEDULE] = {redo_schedule, IN_SNAPSHOT | IN_WAL},
 };
 
 static bool snapshot_redo(const struct redo *r)
@@ -1004,6 +1068,16 @@ static void bulk_loads_finish(struct pg_arena *a)
         bulk_load_at(a, i)->used_boot_ns = a->call.real_boot_ns;
 }
 
+/* A schedule may have begun before the boot, so its time may become negative. */
+static void schedules_finish(struct pg_arena *a, int64_t shift_ns)
+{
+    for (uint32_t row = 0; row < a->schedule_rows; row++) {
+        struct pg_schedule_fields *f = schedule_fields(a, row);
+        if (__builtin_add_overflow(f->due_ns, shift_ns, &f->due_ns))
+            f->due_ns = shift_ns > 0 ? INT64_MAX : INT64_MIN;
+    }
+}
+
 int pg_redo_end(struct pg_arena *a, const struct pg_redo *state, int64_t real_boot_ns,
                 int64_t shift_ns, int64_t wall_offset_ns, struct pg_fault *why)
 {
@@ -1018,6 +1092,7 @@ int pg_redo_end(struct pg_arena *a, const struct pg_redo *state, int64_t real_bo
     watermarks_finish(a);
     jobs_restored(a, shift_ns);
     bulk_loads_finish(a);
+    schedules_finish(a, shift_ns);
     wal_buffer_number(a, state->next_lsn);
     return 1;
 }

@@ -20,6 +20,7 @@
 #include "core/state/operation_bytes.h"
 #include "core/state/records.h"
 #include "core/state/replay_buffer.h"
+#include "core/state/schedules.h"
 #include "core/state/timers.h"
 #include "core/state/watermarks.h"
 
@@ -27,7 +28,7 @@
  * ends forgets its own watch keys. Slots come before replay buffer entries, so that a timer that
  * fires in the meantime is found as a slot or as an entry, and before jobs for the same reason. */
 enum phase { HEAD, NAMESPACES, TOPICS, GROUPS, SLOTS, WATERMARKS, ENTRIES, JOBS, BULK_LOADS,
-             BLOCKS, LAST };
+             BLOCKS, SCHEDULES, LAST };
 
 /* Begin a frame and return its body; NULL if there is no space for the frame. If `timestamps` is
  * not NULL, copy them to the end of the frame. */
@@ -95,6 +96,7 @@ static void head_sizes(const struct pg_arena *a, struct pg_wal_head *j)
     j->bulk_load_blocks = h->regions[PG_R_BULK_LOAD_BLOCKS].count;
     j->groups = h->regions[PG_R_GROUPS].count;
     j->jobs = h->regions[PG_R_JOBS].count;
+    j->schedules = h->regions[PG_R_SCHEDULES].count;
 }
 
 static void head_identity(const struct pg_header *h, struct pg_wal_head *j)
@@ -441,6 +443,30 @@ static bool job_frame_write(const struct pg_arena *a, struct pg_snapshot *s, str
     return frame_end(s);
 }
 
+/* ---- schedules ----------------------------------------------------------------------------- */
+
+/* Copy a row. If the row changes during the copy, it is copied again. */
+static bool schedule_write(const struct pg_arena *a, struct pg_snapshot *s, struct sink *out)
+{
+    const struct pg_schedule *row = schedule_at(a, s->next);
+    const uint64_t version = LOAD_ACQUIRE(&row->version), before = out->used;
+    const struct pg_schedule_fields f = row->fields[version % 2];
+    if (f.state == PG_SCHEDULE_NONE || !schedule_sound(a, &f))
+        return true;
+    struct pg_wal_schedule *j = frame_begin(s, out, PG_WAL_SCHEDULE, schedule_bytes(&f));
+    if (j == NULL)
+        return false;
+    *j = (struct pg_wal_schedule){.version = version, .row = (uint32_t)s->next, .has_blob = 1,
+                                  .fields = f};
+    memcpy(j + 1, blob_at(&a->blobs, f.blob), schedule_bytes(&f));
+    atomic_thread_fence(memory_order_acquire);
+    if (LOAD_ACQUIRE(&row->version) != version) {
+        out->used = before;
+        return schedule_write(a, s, out);
+    }
+    return frame_end(s);
+}
+
 /* ---- the whole snapshot -------------------------------------------------------------------- */
 
 typedef bool (*write_fn)(const struct pg_arena *a, struct pg_snapshot *s, struct sink *out);
@@ -449,7 +475,7 @@ static const write_fn writes[] = {
     [HEAD] = head_write, [NAMESPACES] = namespace_write, [TOPICS] = topic_write,
     [SLOTS] = slot_write, [WATERMARKS] = watermark_write, [ENTRIES] = entry_write,
     [BULK_LOADS] = bulk_load_frame_write, [BLOCKS] = block_write, [GROUPS] = group_frame_write,
-    [JOBS] = job_frame_write, [LAST] = last_write,
+    [JOBS] = job_frame_write, [SCHEDULES] = schedule_write, [LAST] = last_write,
 };
 
 static void phase_begin(const struct pg_arena *a, struct pg_snapshot *s)
@@ -460,7 +486,8 @@ static void phase_begin(const struct pg_arena *a, struct pg_snapshot *s)
                                [WATERMARKS] = a->watermark_rows, [ENTRIES] = 0,
                                [BULK_LOADS] = a->bulk_load_rows,
                                [BLOCKS] = a->bulk_load_block_rows, [GROUPS] = a->group_rows,
-                               [JOBS] = a->job_slots.capacity, [LAST] = 1};
+                               [JOBS] = a->job_slots.capacity, [SCHEDULES] = a->schedule_rows,
+                               [LAST] = 1};
     s->next = s->phase == ENTRIES ? LOAD_ACQUIRE(&h->published) : 0;
     s->end = s->phase == ENTRIES ? LOAD_ACQUIRE(&h->replay_tail) : counts[s->phase];
 }

@@ -16,6 +16,7 @@ struct item_rule {
 static const struct item_rule item_rules[PG_EXT_KINDS] = {
     [PG_EXT_WALL] = {0, 0, false, INT64_MIN, INT64_MAX, true},
     [PG_EXT_TAG] = {1, PG_TAG_MAX, true, 0, 0, true},
+    [PG_EXT_SCHEDULE] = {0, UINT32_MAX, false, INT64_MIN, INT64_MAX, true},
     [PG_EXT_PRIORITY] = {0, PG_PRIORITY_MAX, false, 0, 0, true},
     [PG_EXT_ORDER] = {0, 0, false, INT64_MIN, INT64_MAX, true},
     [PG_EXT_LATE] = {0, PG_LATE_POLICIES - 1, false, 0, PG_LATE_GRACE_MAX_NS, true},
@@ -68,6 +69,17 @@ bool items_sound(struct items items)
     return items.bytes == 0;
 }
 
+bool items_have(const uint8_t *at, uint32_t bytes, enum pg_ext_kind kind)
+{
+    struct items rest = {at, bytes};
+    struct pg_ext item;
+    struct item_text text;
+    while (item_next(&rest, &item, &text))
+        if (item.kind == kind)
+            return true;
+    return false;
+}
+
 bool slot_items_sound(const struct pg_arena *a, uint32_t slot)
 {
     const struct pg_hot *h = slot_hot(a, slot);
@@ -75,7 +87,9 @@ bool slot_items_sound(const struct pg_arena *a, uint32_t slot)
     const uint32_t bytes = put_item_bytes(h, c);
     const struct items items = {blob_at(&a->blobs, c->blob) + c->ext_len - bytes, bytes};
     return (h->flags & PG_F_OPERATION) != 0 ||
-           (((h->flags & PG_F_EXT) != 0) == (c->ext_len != 0) && items_sound(items));
+           (((h->flags & PG_F_SCHEDULE) != 0) ==
+                items_have(items.at, items.bytes, PG_EXT_SCHEDULE) &&
+            ((h->flags & PG_F_EXT) != 0) == (c->ext_len != 0) && items_sound(items));
 }
 
 /* Find an item of a timer. `text` receives its text. */

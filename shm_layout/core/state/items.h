@@ -21,6 +21,8 @@ bool item_next(struct items *rest, struct pg_ext *item, struct item_text *text);
 /* Return whether a PUT may carry these items: known kinds in ascending order, no kind twice, values
  * within their bounds, nothing left over. */
 bool items_sound(struct items items);
+/* Return whether sound items have one of this kind. */
+bool items_have(const uint8_t *at, uint32_t bytes, enum pg_ext_kind kind);
 /* Return whether flags, length and items of a timer's extension match. The blob must be inside its
  * region. */
 bool slot_items_sound(const struct pg_arena *a, uint32_t slot);

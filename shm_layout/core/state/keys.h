@@ -36,6 +36,7 @@ struct put {
     uint64_t ticket;              /* EXTEND: required ticket; 0 = any timer, but no operation */
     uint16_t account;             /* account in which the timer is counted; 0 = none */
     bool limited;                 /* quotas apply to this record */
+    bool occurrence;              /* the timer is an occurrence of a schedule */
     const uint8_t *items;         /* extension items of the timer */
     uint16_t items_len;           /* length of `items` in bytes */
     bool parks;                   /* set by timers_put: only the WAL keeps the payload */

@@ -17,6 +17,7 @@
 #include "core/state/quotas.h"
 #include "core/state/records.h"
 #include "core/state/replay_buffer.h"
+#include "core/state/rows.h"
 
 #define TOPIC_SCOPE (1ull << 32)  /* hash scope of topics in namespace n: this bit | n */
 
@@ -153,10 +154,20 @@ static uint32_t namespace_born(struct pg_arena *a, struct name name, uint32_t ce
     return i;
 }
 
+static bool has_schedule(const struct pg_arena *a, const struct pg_topic *t)
+{
+    const uint32_t topic = (uint32_t)(t - topic_at(a, 0));
+    for (uint32_t row = 0; a->metrics->schedules != 0 && row < a->schedule_rows; row++)
+        if (schedule_used(a, row) && schedule_fields(a, row)->topic == topic)
+            return true;
+    return false;
+}
+
 static bool topic_reusable(const struct pg_arena *a, const struct pg_topic *t)
 {
     return t->live == 0 && t->slack_ns == 0 && t->late == 0 && t->paused == 0 && t->missed == 0 &&
-           t->groups == 0 && t->priority == 0 && t->last_position <= a->header->replay_head;
+           t->groups == 0 && t->priority == 0 && t->last_position <= a->header->replay_head &&
+           !has_schedule(a, t);
 }
 
 /* Return a sum that rises whenever a topic may have become reusable. */
@@ -247,6 +258,11 @@ static uint32_t topic_row_for(struct pg_arena *a)
     atomic_thread_fence(memory_order_release);   /* comes before the stores of the next name */
     names_rebuild(a);
     return row;
+}
+
+void names_look_again(struct pg_arena *a)
+{
+    a->state.topics_stuck_at = a->state.topics_refused_at = UINT64_MAX;
 }
 
 static void topic_wake(struct pg_topic *t)

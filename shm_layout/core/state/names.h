@@ -22,6 +22,8 @@ uint32_t names_find_topic(const struct pg_arena *a, uint32_t namespace_row, stru
  * may not create it. */
 bool names_elsewhere(const struct pg_arena *a, struct name ns);
 bool name_reserved(struct name name);
+/* Let a failed search for a topic row be repeated, because a schedule may have left its topic. */
+void names_look_again(struct pg_arena *a);
 /* Until names_release is called, the topic's row is not reused, as if the topic had a timer. */
 void names_hold(struct pg_arena *a, uint32_t topic);
 void names_release(struct pg_arena *a, uint32_t topic);

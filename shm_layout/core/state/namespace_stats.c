@@ -15,6 +15,7 @@
 #include "core/state/operations.h"
 #include "core/state/quotas.h"
 #include "core/state/replay_buffer.h"
+#include "core/state/rows.h"
 #include "core/state/session.h"
 #include "core/state/timers.h"
 #include "core/state/watches.h"
@@ -28,7 +29,7 @@ static uint64_t mark(uint64_t kind, uint64_t x, uint64_t y, const void *bytes, s
 }
 
 enum { TOPIC = 1, TIMER, OPERATION, KEY, WATERMARK, NOTICE, BULK_LOAD, BLOCK, SETTINGS, STREAM,
-       JOB };
+       JOB, SCHEDULE };
 
 static uint64_t topic_mark(const struct pg_arena *a, uint32_t topic)
 {
@@ -53,7 +54,8 @@ static uint64_t timer_mark(const struct pg_arena *a, uint32_t slot)
     const struct pg_cold *c = slot_cold(a, slot);
     const struct pg_ext *ext = (const struct pg_ext *)blob_at(&a->blobs, c->blob);
     const int64_t at = h->flags & PG_F_WALL ? ext->value : h->deadline_ns;
-    const size_t items = put_item_bytes(h, slot_cold(a, slot));
+    /* The item of an occurrence has the number of a row. The digest of the schedule covers it. */
+    const size_t items = h->flags & PG_F_SCHEDULE ? 0 : put_item_bytes(h, slot_cold(a, slot));
     const uint64_t about[] = {key_mark(a, slot, items), topic_mark(a, h->topic), h->flags,
                               account_uid(a, c->account)};
     return mark(TIMER, h->ctl, (uint64_t)at, about, sizeof about);
@@ -193,6 +195,25 @@ static void bulk_loads_stats(const struct pg_arena *a, struct pg_namespace_stats
     }
 }
 
+static void schedules_stats(const struct pg_arena *a, struct pg_namespace_stats *rows)
+{
+    for (uint32_t i = 0; i < a->schedule_rows; i++) {
+        const struct pg_schedule_fields *f = schedule_fields(a, i);
+        if (f->state == PG_SCHEDULE_NONE)
+            continue;
+        const uint32_t slot = schedule_at(a, i)->slot;
+        const uint64_t about[] = {
+            mark(KEY, f->key_len, f->spec_len, blob_at(&a->blobs, f->blob), schedule_bytes(f)),
+            topic_mark(a, f->topic), f->count, f->armed, (uint64_t)f->base_ns,
+            (uint64_t)f->every_ns, (uint64_t)f->due_ns, (uint64_t)f->until_ns,
+            (uint64_t)f->jitter_ns, f->uid, f->state,
+            slot == PG_NIL ? 0 : slot_hot(a, slot)->ctl};
+        struct pg_namespace_stats *row = &rows[topic_at(a, f->topic)->namespace_row];
+        row->schedules++;
+        row->digest += mark(SCHEDULE, f->revision, (uint64_t)f->nominal_ns, about, sizeof about);
+    }
+}
+
 static void names_stats(const struct pg_arena *a, struct pg_namespace_stats *rows)
 {
     for (uint32_t i = 0; i < a->namespace_rows; i++) {
@@ -221,5 +242,6 @@ int pg_namespace_stats(const struct pg_arena *a, struct pg_namespace_stats *rows
     notices_stats(a, rows);
     bulk_loads_stats(a, rows);
     jobs_stats(a, rows);
+    schedules_stats(a, rows);
     return slots_stats(a, rows, why);
 }

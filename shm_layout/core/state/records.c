@@ -525,6 +525,18 @@ void wal_append_bulk_load(struct pg_arena *a, const struct pg_bulk_load *fields)
     wal_frame_end(a);
 }
 
+void wal_append_schedule(struct pg_arena *a, uint32_t row, uint64_t version,
+                         const struct pg_schedule_fields *f, bool has_blob)
+{
+    const uint64_t bytes = has_blob ? schedule_bytes(f) : 0;
+    struct pg_wal_schedule *body = wal_frame_begin(a, PG_WAL_SCHEDULE, bytes);
+    *body = (struct pg_wal_schedule){.version = version, .row = row, .has_blob = has_blob,
+                                     .at_ns = a->call.moment_ns, .fields = *f};
+    if (bytes != 0)
+        memcpy(body + 1, blob_at(&a->blobs, f->blob), bytes);
+    wal_frame_end(a);
+}
+
 void wal_append_done(struct pg_arena *a, uint32_t bulk_load, uint64_t row)
 {
     struct pg_wal_done *body = wal_frame_begin(a, PG_WAL_DONE, 0);

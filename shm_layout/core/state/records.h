@@ -63,6 +63,9 @@ void wal_append_job(struct pg_arena *a, uint32_t row, const struct pg_job *field
                     bool whole);
 struct pg_wal_job wal_job_of(const struct pg_arena *a, uint32_t row, const struct pg_job *j);
 void wal_append_bulk_load(struct pg_arena *a, const struct pg_bulk_load *fields);
+/* `f` are the fields that the row will have with this version. */
+void wal_append_schedule(struct pg_arena *a, uint32_t row, uint64_t version,
+                         const struct pg_schedule_fields *f, bool has_blob);
 void wal_append_done(struct pg_arena *a, uint32_t bulk_load, uint64_t row);
 /* Copy an operation's watch keys to `out`. `op` may be a copy of the head of the operation's
  * blob. */

@@ -18,6 +18,11 @@ static inline unsigned late_flag(const struct pg_arena *a, const struct pg_hot *
     const bool before = ticket_number(ctl_ticket(h->ctl)) < a->state.first_number;
     return before && slot_fires_ns(h) < a->state.started_ns ? PG_E_LATE : 0;
 }
+/* PG_E_SCHEDULE if the timer is an occurrence of a schedule, else 0. */
+static inline unsigned schedule_flag(const struct pg_hot *h)
+{
+    return h->flags & PG_F_SCHEDULE ? PG_E_SCHEDULE : 0;
+}
 static inline struct pg_operation *operation_at(const struct pg_arena *a, uint32_t slot)
 {
     return (struct pg_operation *)blob_at(&a->blobs, slot_cold(a, slot)->blob);
@@ -82,6 +87,21 @@ static inline uint32_t entry_granules(const struct pg_entry *e)
 }
 static inline unsigned entry_flags(const struct pg_entry *e) { return e->meta >> 4; }
 static inline unsigned entry_key_type(const struct pg_entry *e) { return e->meta & 7; }
+/* Return the fields of a schedule that are in use. */
+static inline struct pg_schedule_fields *schedule_fields(const struct pg_arena *a, uint32_t row)
+{
+    struct pg_schedule *s = schedule_at(a, row);
+    return &s->fields[s->version % 2];
+}
+static inline bool schedule_used(const struct pg_arena *a, uint32_t row)
+{
+    return schedule_fields(a, row)->state != PG_SCHEDULE_NONE;
+}
+/* Return the number of bytes of key, spec, zone and payload together. */
+static inline uint64_t schedule_bytes(const struct pg_schedule_fields *f)
+{
+    return (uint64_t)f->key_len + f->spec_len + f->zone_len + f->payload_len;
+}
 static inline uint32_t row_of_session(uint64_t id) { return (uint32_t)(id & 0xffff); }
 static inline struct pg_session *session_find(const struct pg_arena *a, uint64_t id)
 {

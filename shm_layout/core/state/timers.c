@@ -27,6 +27,7 @@
 #include "core/state/records.h"
 #include "core/state/replay_buffer.h"
 #include "core/state/rows.h"
+#include "core/state/schedule_rows.h"
 
 /* ---- keys ------------------------------------------------------------------------------ */
 
@@ -205,6 +206,8 @@ static inline void slot_end(struct pg_arena *a, uint32_t slot, uint32_t keep)
 {
     const int64_t armed_ns = armed_ns_of(slot_hot(a, slot), slot_cold(a, slot));
     measure(a, PG_HG_REMOTE, a->call.moment_ns - armed_ns, 1);
+    if (UNLIKELY((slot_hot(a, slot)->flags & PG_F_SCHEDULE) != 0))
+        schedule_unarmed(a, slot);
     slot_counted(a, slot, -1);
     slot_free(a, slot, slot_granules(slot_cold(a, slot)) - keep);
 }
@@ -240,7 +243,7 @@ void answer_slot(const struct pg_arena *a, struct pg_result *r, uint32_t slot,
 static bool parks(const struct pg_arena *a, const struct put *p, int64_t deadline_ns)
 {
     const uint64_t beyond_ns = namespace_at(a, p->key.namespace_row)->park_beyond_ns;
-    return UNLIKELY(beyond_ns != 0) && has_wal(a) && deadline_ns > a->state.now_ns &&
+    return UNLIKELY(beyond_ns != 0) && !p->occurrence && has_wal(a) && deadline_ns > a->state.now_ns &&
            (uint64_t)deadline_ns - (uint64_t)a->state.now_ns > beyond_ns;
 }
 
@@ -285,6 +288,7 @@ static uint16_t slot_flags(const struct pg_arena *a, const struct put *p)
     return (uint16_t)((p->time_kind == PG_T_WALL ? PG_F_WALL : 0) |
                       (put_ext_bytes(p) != 0 ? PG_F_EXT : 0) |
                       (a->call.in_bulk_load ? PG_F_BULK_LOADED : 0) |
+                      (p->occurrence ? PG_F_SCHEDULE : 0) |
                       slack_log2(a, p) << PG_SLACK_SHIFT);
 }
 
@@ -540,6 +544,17 @@ void cancel_timer(struct pg_arena *a, uint32_t slot, const struct probe *at)
     a->metrics->cancels++;
 }
 
+void timer_drop(struct pg_arena *a, uint32_t slot)
+{
+    struct probe at;
+    if (index_find_id(&a->index, slot_hot(a, slot)->hash, slot, &at))
+        index_erase(&a->index, &at);
+    slot_unplace(a, slot);
+    if (has_wal(a))
+        wal_append_end(a, slot, PG_END_CANCELLED);
+    slot_end(a, slot, 0);
+}
+
 /* ---- expire ------------------------------------------------------------------------------- */
 
 bool wall_is_reached(const struct pg_arena *a, uint32_t slot)
@@ -573,7 +588,22 @@ static struct pg_entry entry_of(const struct pg_arena *a, uint32_t slot)
                              .hash = h->hash,
                              .topic = h->topic,
                              .key_len = c->key_len,
-                             .meta = (uint8_t)(c->key_type | late_flag(a, h) << 4)};
+                             .meta = (uint8_t)(c->key_type |
+                                               (late_flag(a, h) | schedule_flag(h)) << 4)};
+}
+
+/* End a due occurrence that no schedule has any more. It is not in the wheel. */
+RARE static bool occurrence_drop(struct pg_arena *a, uint32_t slot)
+{
+    struct probe at;
+    if (wal_buffer_full(a))
+        return false;
+    if (index_find_id(&a->index, slot_hot(a, slot)->hash, slot, &at))
+        index_erase(&a->index, &at);
+    if (has_wal(a))
+        wal_append_end(a, slot, PG_END_CANCELLED);
+    slot_end(a, slot, 0);
+    return true;
 }
 
 bool timer_expire(struct pg_arena *a, uint32_t slot)
@@ -590,6 +620,8 @@ bool timer_expire(struct pg_arena *a, uint32_t slot)
 bool timer_fire_due(struct pg_arena *a, uint32_t slot)
 {
     struct probe at;
+    if (UNLIKELY((slot_hot(a, slot)->flags & PG_F_SCHEDULE) != 0) && schedule_stale(a, slot))
+        return occurrence_drop(a, slot);
     const struct pg_entry e = entry_of(a, slot);
     const uint32_t granules = entry_granules(&e);
     if (wal_buffer_full(a) || !replay_make_space(a, (uint64_t)granules * PG_GRANULE))

@@ -28,6 +28,8 @@ void cancel_timer(struct pg_arena *a, uint32_t slot, const struct probe *at);
 /* Give an armed or parked timer another deadline, with its record in the WAL. `wall_ns`: deadline on
  * the wall clock, for a timer that follows it. */
 void timer_move(struct pg_arena *a, uint32_t slot, int64_t deadline_ns, int64_t wall_ns);
+/* End an armed timer without counting it as cancelled by a client. */
+void timer_drop(struct pg_arena *a, uint32_t slot);
 /* Answer with the ticket and the deadline of a slot. */
 void answer_slot(const struct pg_arena *a, struct pg_result *r, uint32_t slot, unsigned status);
 /* End the linked timer in a slot without a notice. `at` is the slot's place in the index. */

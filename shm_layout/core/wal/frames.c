@@ -29,6 +29,7 @@ static const uint16_t body_bytes[PG_WAL_TYPES] = {
     [PG_WAL_METRICS] = sizeof(struct pg_wal_metrics),
     [PG_WAL_GROUP] = sizeof(struct pg_wal_consumer_group),
     [PG_WAL_JOB] = sizeof(struct pg_wal_job),
+    [PG_WAL_SCHEDULE] = sizeof(struct pg_wal_schedule),
 };
 
 uint64_t frame_bytes(enum pg_wal_type type, uint64_t extra)
@@ -57,6 +58,13 @@ static uint64_t job_extra(const struct pg_wal_job *j)
 static uint64_t outcome_extra(const struct pg_wal_outcome *j)
 {
     return wal_outcome_extra(j->keys, j->jobs);
+}
+
+static uint64_t schedule_extra_bytes(const struct pg_wal_schedule *j)
+{
+    const struct pg_schedule_fields *f = &j->fields;
+    return j->has_blob == 0 ? 0
+                            : (uint64_t)f->key_len + f->spec_len + f->zone_len + f->payload_len;
 }
 
 /* Number of bytes after the body, computed from the type and the body. */
@@ -88,6 +96,7 @@ static uint64_t extra_bytes(const struct pg_frame_head *f)
     case PG_WAL_JOB: return job_extra(body);
     case PG_WAL_OPENED: return ((const struct pg_wal_opened *)body)->name_len;
     case PG_WAL_METRICS: return metrics_extra(body);
+    case PG_WAL_SCHEDULE: return schedule_extra_bytes(body);
     default: return 0;
     }
 }

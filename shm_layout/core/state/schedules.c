@@ -1,0 +1,706 @@
+/* schedules.c - schedules: named objects that arm one timer after another.
+ *
+ * An occurrence is an ordinary timer with the item PG_EXT_SCHEDULE, which names the row of the
+ * schedule and the nominal time. At most one occurrence of a schedule is armed. Its row has the time
+ * of the occurrence that follows before the armed occurrence fires, so the next one is armed in the
+ * same step without a calendar. Only the daemon computes the times of cron expressions; it then
+ * answers the questions that the rows ask.
+ *
+ * The control word of its slot arms an occurrence; after that the row moves on to it. A kill between
+ * the two stores leaves an armed occurrence that is newer than its row, and schedules_settle() lets
+ * the row move on. A kill after an occurrence has fired leaves a row without an armed occurrence,
+ * which arms the next one. If a row changes so that its armed occurrence is void, the new fields
+ * have a higher `since_ticket` than the occurrence, and schedules_settle() frees its slot. */
+
+#include "core/state/schedules.h"
+#include "core/base/answer.h"
+#include "core/base/blobs.h"
+#include "core/base/check.h"
+#include "core/base/common.h"
+#include "core/base/hash.h"
+#include "core/base/index.h"
+#include "core/base/slots.h"
+#include "core/base/tickets.h"
+#include "core/arena.h"
+#include "core/wal/wal_buffer.h"
+#include "core/state/compaction.h"
+#include "core/state/names.h"
+#include "core/state/quotas.h"
+#include "core/state/records.h"
+#include "core/state/replay_buffer.h"
+#include "core/state/rows.h"
+#include "core/state/schedule_rows.h"
+#include "core/state/timers.h"
+
+/* ---- times --------------------------------------------------------------------------------- */
+
+/* Return a + b, limited to the times between the two constants. */
+static int64_t time_plus(int64_t a, int64_t b)
+{
+    int64_t sum;
+    if (!__builtin_add_overflow(a, b, &sum))
+        return sum;
+    return b > 0 ? PG_NOMINAL_NONE : PG_NOMINAL_UNKNOWN + 1;
+}
+
+int64_t schedule_wall_ns(const struct pg_arena *a)
+{
+    return time_plus(a->call.moment_ns, a->header->wall_offset_ns);
+}
+
+/* Return `nominal_ns`, or NONE if the schedule has no occurrence at this time. */
+static int64_t limited(const struct pg_schedule_fields *f, int64_t nominal_ns)
+{
+    const bool over = nominal_is_known(nominal_ns) &&
+                      (nominal_ns > f->until_ns || (f->count != 0 && f->armed >= f->count));
+    return over ? PG_NOMINAL_NONE : nominal_ns;
+}
+
+/* Return by how much the occurrence after the newest one is later than its nominal time. */
+static int64_t jitter_of(const struct pg_arena *a, uint32_t row)
+{
+    const struct pg_schedule_fields *f = schedule_fields(a, row);
+    int64_t most_ns = f->jitter_ns;
+    const int64_t gap_ns = f->every_ns != 0               ? f->every_ns
+                           : f->then_ns == PG_NOMINAL_NONE ? INT64_MAX
+                                                           : f->then_ns - f->after_ns;
+    if (most_ns >= gap_ns)
+        most_ns = gap_ns - 1;
+    if (most_ns <= 0)
+        return 0;
+    const uint64_t hash = keyed_hash(a->secret->secret, schedule_at(a, row)->hash, &f->after_ns,
+                                     sizeof f->after_ns);
+    return (int64_t)(hash % ((uint64_t)most_ns + 1));
+}
+
+uint32_t schedule_steps(const struct pg_schedule_fields *f, int64_t from_ns, int64_t until_ns,
+                        uint32_t most, int64_t *times)
+{
+    const __int128 apart = (__int128)from_ns - f->nominal_ns;
+    __int128 steps = apart / f->every_ns;
+    if (steps * f->every_ns < apart)
+        steps++;
+    __int128 at = (__int128)f->nominal_ns + steps * f->every_ns;
+    uint32_t count = 0;
+    for (; count < most && at <= until_ns; at += f->every_ns)
+        times[count++] = (int64_t)at;
+    return count;
+}
+
+/* ---- rows ---------------------------------------------------------------------------------- */
+
+static const uint8_t *key_of(const struct pg_arena *a, const struct pg_schedule_fields *f)
+{
+    return blob_at(&a->blobs, f->blob);
+}
+
+static uint32_t granules_of(const struct pg_schedule_fields *f)
+{
+    return blob_granules(schedule_bytes(f));
+}
+
+static uint32_t row_hash(const struct pg_arena *a, uint32_t namespace_row, struct name key)
+{
+    return key_hash(a, namespace_row, PG_KEY_STR, key.bytes, key.len);
+}
+
+static uint32_t hash_of(const struct pg_arena *a, const struct pg_schedule_fields *f)
+{
+    return row_hash(a, topic_at(a, f->topic)->namespace_row,
+                    (struct name){(const char *)key_of(a, f), f->key_len});
+}
+
+static bool row_is(const struct pg_arena *a, uint32_t row, uint32_t namespace_row, uint32_t hash,
+                   struct name key)
+{
+    const struct pg_schedule_fields *f = schedule_fields(a, row);
+    return schedule_used(a, row) && schedule_at(a, row)->hash == hash && f->key_len == key.len &&
+           topic_at(a, f->topic)->namespace_row == namespace_row &&
+           memcmp(key_of(a, f), key.bytes, key.len) == 0;
+}
+
+uint32_t schedule_find(const struct pg_arena *a, uint32_t namespace_row, struct name key)
+{
+    if (namespace_row == PG_NIL)
+        return PG_NIL;
+    const uint32_t hash = row_hash(a, namespace_row, key);
+    for (uint32_t row = 0; row < a->schedule_rows; row++)
+        if (row_is(a, row, namespace_row, hash, key))
+            return row;
+    return PG_NIL;
+}
+
+uint32_t schedules_of(const struct pg_arena *a, uint32_t uid)
+{
+    uint32_t count = 0;
+    for (uint32_t row = 0; row < a->schedule_rows; row++)
+        count += schedule_used(a, row) && schedule_fields(a, row)->uid == uid;
+    return count;
+}
+
+static uint32_t free_row(const struct pg_arena *a)
+{
+    for (uint32_t row = 0; row < a->schedule_rows; row++)
+        if (!schedule_used(a, row))
+            return row;
+    return PG_NIL;
+}
+
+/* Store new fields. They are in use once `version` is stored. `put`: the blob is new as well. */
+static void fields_store(struct pg_arena *a, uint32_t row, const struct pg_schedule_fields *f,
+                         bool put)
+{
+    struct pg_schedule *s = schedule_at(a, row);
+    const uint64_t version = s->version + 1;
+    s->fields[version % 2] = *f;
+    if (has_wal(a))
+        wal_append_schedule(a, row, version, f, put);
+    STORE_RELEASE(&s->version, version);
+}
+
+void schedule_restore(struct pg_arena *a, uint32_t row, uint64_t version,
+                      const struct pg_schedule_fields *fields)
+{
+    struct pg_schedule *s = schedule_at(a, row);
+    s->fields[version % 2] = *fields;
+    STORE_RELEASE(&s->version, version);
+}
+
+/* ---- arming -------------------------------------------------------------------------------- */
+
+/* Write the key of an occurrence: the key of the schedule, '@' and the nominal time. Return its
+ * length. */
+static uint8_t occurrence_key(const struct pg_arena *a, const struct pg_schedule_fields *f,
+                              int64_t nominal_ns, uint8_t key[PG_KEY_MAX])
+{
+    uint8_t digits[20];
+    uint32_t count = 0, len = f->key_len;
+    uint64_t left = nominal_ns < 0 ? 0 - (uint64_t)nominal_ns : (uint64_t)nominal_ns;
+    do
+        digits[count++] = (uint8_t)('0' + left % 10);
+    while ((left /= 10) != 0);
+    memcpy(key, key_of(a, f), len);
+    key[len++] = '@';
+    if (nominal_ns < 0)
+        key[len++] = '-';
+    while (count != 0)
+        key[len++] = digits[--count];
+    return (uint8_t)len;
+}
+
+/* Put a timer for a uid, as if this uid had sent a message. */
+static void put_for(struct pg_arena *a, uint32_t uid, struct put *p, struct pg_result *r)
+{
+    const uint32_t sender = a->call.uid;
+    a->call.uid = uid;
+    timers_put(a, p, r);
+    a->call.uid = sender;
+}
+
+/* Put the timer of an occurrence. `row` goes into its item. Return its slot; PG_NIL = the key has a
+ * timer, or the timer was refused. An additional occurrence is not armed if its notice is in the
+ * replay buffer. */
+static uint32_t occurrence_put(struct pg_arena *a, const struct pg_schedule_fields *f,
+                               struct put *p, int64_t nominal_ns, uint32_t row,
+                               struct pg_result *r)
+{
+    uint8_t key[PG_KEY_MAX];
+    const struct pg_ext item = {PG_EXT_SCHEDULE, row, nominal_ns};
+    const uint32_t ns = topic_at(a, f->topic)->namespace_row;
+    const uint8_t len = occurrence_key(a, f, nominal_ns, key);
+    struct probe at;
+    p->key = (struct key){key, key_hash(a, ns, PG_KEY_STR, key, len), ns, PG_NIL, len, PG_KEY_STR};
+    p->payload = key_of(a, f) + f->key_len + f->spec_len + f->zone_len;
+    p->payload_len = f->payload_len;
+    p->topic = f->topic;
+    p->mode = PG_MODE_KEEP;
+    p->account = account_of(a, f->uid);
+    p->items = (const uint8_t *)&item;
+    p->items_len = sizeof item;
+    p->occurrence = true;
+    const uint32_t id = row == PG_NIL ? key_find(a, &p->key, &at) : PG_NIL;
+    if (id != PG_NIL && id >= a->slots.capacity)
+        answer(r, replay_of_id(a, id)->ticket >> 8, PG_ST_KEPT, 0);
+    else
+        put_for(a, f->uid, p, r);
+    if ((r->ticket & 0xff) != PG_ST_ADDED)
+        return PG_NIL;
+    a->metrics->occurrences++;
+    return timers_find(a, &p->key);
+}
+
+/* Let a row move on to the occurrence with nominal time after_ns. */
+static void row_advance(struct pg_arena *a, uint32_t row)
+{
+    struct pg_schedule_fields f = *schedule_fields(a, row);
+    f.base_ns = f.nominal_ns;
+    f.nominal_ns = f.after_ns;
+    f.armed++;
+    f.due_ns = time_plus(f.due_ns, f.every_ns);
+    f.after_ns = limited(&f, f.every_ns == 0 ? f.then_ns : time_plus(f.nominal_ns, f.every_ns));
+    f.then_ns = f.after_ns == PG_NOMINAL_NONE ? PG_NOMINAL_NONE : PG_NOMINAL_UNKNOWN;
+    fields_store(a, row, &f, false);
+}
+
+/* Return whether the row may arm its next occurrence. */
+static bool may_arm(const struct pg_arena *a, uint32_t row)
+{
+    const struct pg_schedule_fields *f = schedule_fields(a, row);
+    return f->state == PG_SCHEDULE_ACTIVE && schedule_at(a, row)->slot == PG_NIL &&
+           nominal_is_known(f->after_ns) && limited(f, f->after_ns) != PG_NOMINAL_NONE &&
+           (f->every_ns != 0 || f->jitter_ns == 0 || nominal_is_known(f->then_ns));
+}
+
+/* Note that a slot has the armed occurrence of a row. */
+static void slot_set(struct pg_arena *a, uint32_t row, uint32_t slot)
+{
+    schedule_at(a, row)->slot = slot;
+    a->metrics->schedules_armed++;
+}
+
+/* Arm the next occurrence of a row. If the key is that of another timer, this timer stands for the
+ * occurrence. Return false if there is no space. */
+static bool row_arm(struct pg_arena *a, uint32_t row, bool *is_due)
+{
+    const struct pg_schedule_fields *f = schedule_fields(a, row);
+    const int64_t late_ns = jitter_of(a, row);
+    struct pg_result r;
+    struct put p = {.time_kind = f->every_ns != 0 ? PG_T_BOOT : PG_T_WALL};
+    p.time_ns = time_plus(f->every_ns != 0 ? time_plus(f->due_ns, f->every_ns) : f->after_ns,
+                          late_ns);
+    const uint32_t slot = occurrence_put(a, f, &p, f->after_ns, row, &r);
+    const unsigned status = r.ticket & 0xff;
+    if (slot == PG_NIL && status != PG_ST_KEPT && status != PG_ST_EXISTS)
+        return false;
+    *is_due |= r.deadline_ns <= a->state.now_ns;
+    if (slot != PG_NIL)
+        slot_set(a, row, slot);
+    row_advance(a, row);
+    schedule_queue(a, row);
+    return true;
+}
+
+/* Return whether timers may be armed at this time. */
+static bool arms(const struct pg_arena *a)
+{
+    return !a->state.draining && !wal_buffer_full(a) && wal_buffer_refusal(a) != PG_ST_WAL;
+}
+
+bool schedules_step(struct pg_arena *a, uint32_t budget)
+{
+    bool is_due = false, has_space = true;
+    uint32_t left = budget;
+    for (; a->state.schedules_due != PG_NIL && left != 0 && has_space && arms(a); left--) {
+        const uint32_t row = schedule_due_take(a);
+        if (!may_arm(a, row))
+            continue;
+        has_space = row_arm(a, row, &is_due);
+        if (!has_space)
+            schedule_due(a, row);      /* the next iteration tries again */
+    }
+    a->state.schedules_stuck = a->state.schedules_due != PG_NIL && left != 0;
+    return is_due || left == 0;
+}
+
+/* ---- changes ------------------------------------------------------------------------------- */
+
+/* Take the armed occurrence of a row back. Its ticket is older than the new since_ticket. */
+static void fields_unarm(const struct pg_arena *a, uint32_t row, struct pg_schedule_fields *f)
+{
+    if (schedule_at(a, row)->slot != PG_NIL) {
+        f->armed--;
+        f->nominal_ns = f->base_ns;
+        f->due_ns = time_plus(f->due_ns, -f->every_ns);
+    }
+    f->since_ticket = a->header->next_ticket;
+}
+
+/* Free the slot of the armed occurrence, if there is one. The row has other fields already. */
+static void slot_drop(struct pg_arena *a, uint32_t row)
+{
+    const uint32_t slot = schedule_at(a, row)->slot;
+    if (slot == PG_NIL)
+        return;
+    schedule_at(a, row)->slot = PG_NIL;
+    a->metrics->schedules_armed--;
+    timer_drop(a, slot);
+}
+
+static void blob_drop(struct pg_arena *a, const struct pg_schedule_fields *f)
+{
+    blobs_give(&a->blobs, f->blob, granules_of(f));
+    a->metrics->blob_bytes -= (uint64_t)granules_of(f) * PG_GRANULE;
+}
+
+static void fields_begin(const struct pg_arena *a, struct pg_schedule_fields *f)
+{
+    if (f->every_ns != 0) {
+        f->base_ns = schedule_wall_ns(a);
+        f->due_ns = a->call.moment_ns;
+        f->after_ns = limited(f, time_plus(f->base_ns, f->every_ns));
+        f->then_ns = PG_NOMINAL_UNKNOWN;
+    }
+    f->nominal_ns = f->put_ns = f->base_ns;
+}
+
+bool schedule_same(const struct pg_arena *a, uint32_t row, const struct pg_schedule_fields *w,
+                   const uint8_t *bytes)
+{
+    const struct pg_schedule_fields *f = schedule_fields(a, row);
+    return f->topic == w->topic && f->every_ns == w->every_ns && f->until_ns == w->until_ns &&
+           f->jitter_ns == w->jitter_ns && f->count == w->count && f->key_len == w->key_len &&
+           f->spec_len == w->spec_len && f->zone_len == w->zone_len &&
+           f->payload_len == w->payload_len &&
+           memcmp(key_of(a, f), bytes, schedule_bytes(w)) == 0;
+}
+
+/* Store a new or changed schedule in its row, and free what it replaces. */
+static void row_put(struct pg_arena *a, uint32_t row, struct pg_schedule_fields *f)
+{
+    const struct pg_schedule_fields old = *schedule_fields(a, row);
+    const bool replaces = old.state != PG_SCHEDULE_NONE;
+    f->state = replaces ? old.state : PG_SCHEDULE_ACTIVE;
+    f->revision = replaces ? old.revision + 1 : 1;
+    f->put_version = schedule_at(a, row)->version + 1;
+    f->since_ticket = a->header->next_ticket;
+    fields_store(a, row, f, true);
+    schedule_at(a, row)->hash = hash_of(a, f);
+    a->metrics->schedules += !replaces;
+    if (!replaces)
+        return;
+    slot_drop(a, row);
+    blob_drop(a, &old);
+    names_look_again(a);
+}
+
+unsigned schedule_put(struct pg_arena *a, const struct pg_schedule_fields *wanted,
+                      const uint8_t *bytes, uint32_t *row)
+{
+    struct pg_schedule_fields f = *wanted;
+    const unsigned status = *row == PG_NIL ? PG_ST_ADDED : PG_ST_REPLACED;
+    fields_begin(a, &f);
+    if (f.after_ns == PG_NOMINAL_NONE)
+        return PG_ST_NO_OCCURRENCE;
+    if (*row == PG_NIL && (*row = free_row(a)) == PG_NIL)
+        return PG_ST_FULL_SCHEDULES;
+    f.blob = blobs_take(&a->blobs, granules_of(&f));
+    if (f.blob == PG_NIL)
+        return payload_refusal(a);
+    a->metrics->blob_bytes += (uint64_t)granules_of(&f) * PG_GRANULE;
+    memcpy(blob_at(&a->blobs, f.blob), bytes, schedule_bytes(&f));
+    row_put(a, *row, &f);
+    schedule_queue(a, *row);
+    return status;
+}
+
+void schedule_delete(struct pg_arena *a, uint32_t row)
+{
+    const struct pg_schedule_fields old = *schedule_fields(a, row);
+    const struct pg_schedule_fields none = {.since_ticket = a->header->next_ticket};
+    fields_store(a, row, &none, false);
+    slot_drop(a, row);
+    blob_drop(a, &old);
+    a->metrics->schedules--;
+    names_look_again(a);
+}
+
+void schedule_pause(struct pg_arena *a, uint32_t row)
+{
+    struct pg_schedule_fields f = *schedule_fields(a, row);
+    if (f.state == PG_SCHEDULE_PAUSED)
+        return;
+    fields_unarm(a, row, &f);
+    f.state = PG_SCHEDULE_PAUSED;
+    f.after_ns = f.then_ns = PG_NOMINAL_UNKNOWN;
+    fields_store(a, row, &f, false);
+    slot_drop(a, row);
+}
+
+/* Move an `every` schedule to its newest nominal time that is not after the current time. */
+static void steps_skip(const struct pg_arena *a, struct pg_schedule_fields *f)
+{
+    const int64_t late_ns = a->call.moment_ns - f->due_ns;
+    const int64_t skipped_ns = late_ns <= 0 ? 0 : late_ns / f->every_ns * f->every_ns;
+    f->due_ns = time_plus(f->due_ns, skipped_ns);
+    f->nominal_ns = time_plus(f->nominal_ns, skipped_ns);
+    f->after_ns = limited(f, time_plus(f->nominal_ns, f->every_ns));
+}
+
+void schedule_resume(struct pg_arena *a, uint32_t row, int64_t base_ns, int64_t after_ns,
+                     int64_t then_ns)
+{
+    struct pg_schedule_fields f = *schedule_fields(a, row);
+    f.state = PG_SCHEDULE_ACTIVE;
+    if (f.every_ns != 0) {
+        steps_skip(a, &f);
+    } else {
+        f.nominal_ns = base_ns;
+        f.after_ns = limited(&f, after_ns);
+        f.then_ns = then_ns;
+    }
+    f.base_ns = f.nominal_ns;
+    fields_store(a, row, &f, false);
+    schedule_queue(a, row);
+}
+
+void schedule_extra(struct pg_arena *a, uint32_t row, int64_t nominal_ns, bool is_limited,
+                    struct pg_result *r)
+{
+    struct put p = {.time_kind = PG_T_BOOT, .time_ns = a->state.now_ns, .limited = is_limited};
+    occurrence_put(a, schedule_fields(a, row), &p, nominal_ns, PG_NIL, r);
+}
+
+/* ---- questions to the daemon ---------------------------------------------------------------- */
+
+/* The daemon computes an armed occurrence again from the time before it. */
+static bool rechecks(const struct pg_schedule *s) { return s->rechecks && s->slot != PG_NIL; }
+
+static struct pg_question question_of(const struct pg_arena *a, uint32_t row)
+{
+    const struct pg_schedule *s = schedule_at(a, row);
+    const struct pg_schedule_fields *f = schedule_fields(a, row);
+    const uint8_t *spec = key_of(a, f) + f->key_len;
+    return (struct pg_question){.spec = spec, .zone = spec + f->spec_len, .spec_len = f->spec_len,
+                                .zone_len = f->zone_len, .count = rechecks(s) ? 3 : 2,
+                                .row = row, .version = s->version,
+                                .after_ns = rechecks(s) ? f->base_ns : f->nominal_ns,
+                                .until_ns = f->until_ns};
+}
+
+int pg_schedule_question(struct pg_arena *a, struct pg_question *q)
+{
+    const struct calendar *c = &a->state.calendar;
+    if (c->state == CALENDAR_ASKED) {
+        *q = c->question;
+        return 1;
+    }
+    while (a->state.schedules_asked != PG_NIL) {
+        const uint32_t row = a->state.schedules_asked;
+        const struct pg_schedule_fields *f = schedule_fields(a, row);
+        *q = question_of(a, row);
+        if (f->state == PG_SCHEDULE_ACTIVE && (schedule_lacks_times(f) || rechecks(schedule_at(a, row))))
+            return 1;
+        schedule_ask_take(a);
+    }
+    return 0;
+}
+
+/* Store the times of the next occurrences. Each is stored alone: they follow from nominal_ns, and a
+ * missing one is asked for again. */
+static void times_store(struct pg_schedule_fields *f, int64_t after_ns, int64_t then_ns)
+{
+    STORE_RELEASE(&f->after_ns, limited(f, after_ns));
+    STORE_RELEASE(&f->then_ns, then_ns);
+}
+
+/* The armed occurrence has another time than the daemon now computes. Arm it again. */
+static void row_correct(struct pg_arena *a, uint32_t row, const int64_t times[3])
+{
+    struct pg_schedule_fields f = *schedule_fields(a, row);
+    fields_unarm(a, row, &f);
+    f.after_ns = limited(&f, times[0]);
+    f.then_ns = times[1];
+    fields_store(a, row, &f, false);
+    slot_drop(a, row);
+    schedule_queue(a, row);
+}
+
+static void row_answer(struct pg_arena *a, uint32_t row, const int64_t times[3])
+{
+    struct pg_schedule_fields *f = schedule_fields(a, row);
+    struct pg_schedule *s = schedule_at(a, row);
+    if (!rechecks(s))
+        times_store(f, times[0], times[1]);
+    else if (times[0] == f->nominal_ns || times[0] == PG_NOMINAL_NONE)
+        times_store(f, times[1], times[2]);
+    else
+        row_correct(a, row, times);
+    s->rechecks = 0;
+    schedule_queue(a, row);
+}
+
+void pg_schedule_answer(struct pg_arena *a, const struct pg_question *q, uint32_t status,
+                        const int64_t *times, uint32_t count)
+{
+    struct calendar *c = &a->state.calendar;
+    int64_t known[3] = {PG_NOMINAL_NONE, PG_NOMINAL_NONE, PG_NOMINAL_NONE};
+    if (q->row == PG_NIL) {
+        c->state = CALENDAR_ANSWERED;
+        c->status = status;
+        c->count = count < q->count ? count : q->count;
+        memcpy(c->times, times, c->count * sizeof *times);
+        return;
+    }
+    if (a->state.schedules_asked != q->row || schedule_at(a, q->row)->version != q->version ||
+        wal_buffer_full(a))
+        return;
+    schedule_ask_take(a);
+    memcpy(known, times, (count < 3 ? count : 3) * sizeof *times);
+    if (status == PG_ST_DONE)
+        row_answer(a, q->row, known);
+    wal_buffer_settle(a);
+}
+
+/* The wall clock was set back to before the put: the schedule counts from the current time on. */
+static void row_restart(struct pg_arena *a, uint32_t row, int64_t wall_ns)
+{
+    struct pg_schedule_fields f = *schedule_fields(a, row);
+    fields_unarm(a, row, &f);
+    f.base_ns = f.nominal_ns = f.put_ns = wall_ns;
+    f.after_ns = f.then_ns = PG_NOMINAL_UNKNOWN;
+    fields_store(a, row, &f, false);
+    slot_drop(a, row);
+}
+
+void pg_schedules_recheck(struct pg_arena *a)
+{
+    const int64_t wall_ns = schedule_wall_ns(a);
+    for (uint32_t row = 0; row < a->schedule_rows && !wal_buffer_full(a); row++) {
+        struct pg_schedule_fields *f = schedule_fields(a, row);
+        if (f->state != PG_SCHEDULE_ACTIVE || f->every_ns != 0)
+            continue;
+        if (wall_ns < f->put_ns)
+            row_restart(a, row, wall_ns);
+        else if (schedule_at(a, row)->slot == PG_NIL)
+            f->after_ns = PG_NOMINAL_UNKNOWN;
+        schedule_at(a, row)->rechecks = 1;
+        schedule_queue(a, row);
+        schedule_ask(a, row);
+    }
+    wal_buffer_settle(a);
+}
+
+/* ---- rebuild ------------------------------------------------------------------------------- */
+
+void schedules_init(struct pg_arena *a)
+{
+    a->state.schedules_due = a->state.schedules_asked = a->state.stale_occurrence = PG_NIL;
+    a->state.calendar.state = CALENDAR_IDLE;
+    a->metrics->schedules = a->metrics->schedules_armed = 0;
+    for (uint32_t row = 0; row < a->schedule_rows; row++) {
+        struct pg_schedule *s = schedule_at(a, row);
+        s->slot = PG_NIL;
+        s->is_due = s->is_asked = s->rechecks = 0;
+    }
+}
+
+bool schedule_sound(const struct pg_arena *a, const struct pg_schedule_fields *f)
+{
+    return f->state <= PG_SCHEDULE_PAUSED && f->topic < a->topic_rows &&
+           topic_at(a, f->topic)->name_len != 0 && f->key_len != 0 &&
+           f->key_len <= PG_SCHEDULE_KEY_MAX && f->zone_len <= PG_ZONE_MAX &&
+           f->payload_len <= PG_PAYLOAD_MAX && f->every_ns >= 0 && f->jitter_ns >= 0 &&
+           (f->every_ns != 0 || f->spec_len != 0) &&
+           (uint64_t)f->blob + granules_of(f) <= a->blobs.granules;
+}
+
+bool schedules_rebuild(struct pg_arena *a, struct pg_fault *why)
+{
+    schedules_init(a);
+    for (uint32_t row = 0; row < a->schedule_rows; row++) {
+        const struct pg_schedule_fields *f = schedule_fields(a, row);
+        if (!schedule_used(a, row))
+            continue;
+        if (!schedule_sound(a, f))
+            return fault_set(why, "schedules", "fields of a schedule", row, PG_SCHEDULE_PAUSED,
+                             f->state);
+        if (!blobs_rebuild_mark(&a->blobs, f->blob, granules_of(f)))
+            return fault_set(why, "schedules", "a schedule's blob overlaps another", row, 0,
+                             f->blob);
+        schedule_at(a, row)->hash = hash_of(a, f);
+        a->metrics->schedules++;
+    }
+    return true;
+}
+
+static bool is_current(const struct pg_arena *a, uint32_t row, uint32_t slot)
+{
+    return row < a->schedule_rows && schedule_fields(a, row)->state == PG_SCHEDULE_ACTIVE &&
+           !ticket_older(ctl_ticket(slot_hot(a, slot)->ctl),
+                         schedule_fields(a, row)->since_ticket);
+}
+
+void schedule_note(struct pg_arena *a, uint32_t slot)
+{
+    const struct pg_ext *item = occurrence_item(a, slot);
+    if (item == NULL || item->extra == PG_NIL)
+        return;
+    if (is_current(a, item->extra, slot) && schedule_at(a, item->extra)->slot == PG_NIL)
+        slot_set(a, item->extra, slot);
+    else
+        a->state.stale_occurrence = slot;
+}
+
+/* A kill may have come after an occurrence was armed and before its row moved on to it. */
+static void row_settle(struct pg_arena *a, uint32_t row)
+{
+    const uint32_t slot = schedule_at(a, row)->slot;
+    const struct pg_ext *item = slot == PG_NIL ? NULL : occurrence_item(a, slot);
+    struct pg_schedule_fields *f = schedule_fields(a, row);
+    if (item != NULL && item->value != f->nominal_ns) {
+        f->after_ns = item->value;
+        row_advance(a, row);
+    }
+    schedule_queue(a, row);
+}
+
+void schedules_settle(struct pg_arena *a)
+{
+    const uint32_t stale = a->state.stale_occurrence;
+    for (uint32_t row = 0; row < a->schedule_rows; row++)
+        if (schedule_used(a, row))
+            row_settle(a, row);
+    if (stale != PG_NIL && ctl_live(slot_hot(a, stale)->ctl) && schedule_stale(a, stale))
+        timer_drop(a, stale);
+    a->state.stale_occurrence = PG_NIL;
+}
+
+/* ---- check --------------------------------------------------------------------------------- */
+
+static bool row_check(const struct pg_arena *a, uint32_t row, struct pg_fault *fault)
+{
+    const struct pg_schedule *s = schedule_at(a, row);
+    const struct pg_schedule_fields *f = schedule_fields(a, row);
+    if (!schedule_sound(a, f))
+        return fault_set(fault, "schedules", "fields of a schedule", row, PG_SCHEDULE_PAUSED,
+                         f->state);
+    if (a->secret == NULL)
+        return true;
+    if (s->hash != hash_of(a, f))
+        return fault_set(fault, "schedules", "hash of a schedule's key", row, hash_of(a, f),
+                         s->hash);
+    if (s->slot == PG_NIL)
+        return true;
+    if (s->slot >= a->slots.capacity || !ctl_live(slot_hot(a, s->slot)->ctl) ||
+        schedule_of_slot(a, s->slot) != row ||
+        occurrence_item(a, s->slot)->value != f->nominal_ns)
+        return fault_set(fault, "schedules", "the armed occurrence of a schedule", row, row,
+                         s->slot);
+    return true;
+}
+
+static bool counts_check(const struct pg_arena *a, uint64_t used, uint64_t armed,
+                         struct pg_fault *fault)
+{
+    if (used != a->metrics->schedules)
+        return fault_set(fault, "schedules", "count of schedules", 0, used,
+                         a->metrics->schedules);
+    return a->secret == NULL || armed == a->metrics->schedules_armed ||
+           fault_set(fault, "schedules", "count of armed schedules", 0, armed,
+                     a->metrics->schedules_armed);
+}
+
+bool schedules_check(const struct pg_arena *a, struct pg_fault *fault, uint64_t *granules)
+{
+    uint64_t used = 0, armed = 0;
+    for (uint32_t row = 0; row < a->schedule_rows; row++) {
+        if (!schedule_used(a, row))
+            continue;
+        if (!row_check(a, row, fault))
+            return false;
+        *granules += granules_of(schedule_fields(a, row));
+        armed += schedule_at(a, row)->slot != PG_NIL;
+        used++;
+    }
+    return counts_check(a, used, armed, fault);
+}

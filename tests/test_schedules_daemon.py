@@ -1,0 +1,663 @@
+"""Schedules with real daemons: counted over kills, recovered from the WAL, moved to other sizes."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import random
+import subprocess
+import sys
+import time
+from collections import Counter
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from other_user import run_as
+from partitioned import start_partitioned
+from real_daemon import (
+    PATIENCE_S,
+    Daemon,
+    StartDaemon,
+    eventually,
+    notices,
+    remove_arena_files,
+    stats,
+)
+
+from purgatoryd.cli.exits import Exit
+from purgatoryd.clients import (
+    Admin,
+    AsyncClient,
+    CancelResult,
+    Client,
+    Full,
+    InvalidArgument,
+    InvalidKey,
+    MessageRefused,
+    Notice,
+    Schedule,
+    ScheduleRefused,
+    Subscriber,
+    UidShareExceeded,
+)
+from purgatoryd.shm_layout import cron
+from purgatoryd.shm_layout.arena import Reader
+
+pytestmark = pytest.mark.tier("all")
+
+SECOND_NS = 10**9
+HOUR_NS = 3600 * SECOND_NS
+ORIGIN_NS = 1_800_000_000 * SECOND_NS  # 2027-01-15T08:00:00Z
+ORIGIN = datetime(2027, 1, 15, 8, tzinfo=UTC)
+VIRTUAL = ("--clock", "virtual", "--wall-origin", "2027-01-15T08:00:00Z")
+
+
+def client(**options: Any) -> Client:
+    return Client("demo", namespace="shop", timeout=PATIENCE_S, **options)
+
+
+def subscriber() -> Subscriber:
+    return Subscriber("demo", namespace="shop", topics=["ticks"])
+
+
+def taken(source: Subscriber, count: int) -> list[Notice]:
+    found = [source.get(timeout=PATIENCE_S) for _ in range(count)]
+    return [notice for notice in found if notice is not None]
+
+
+def nominal(found: list[Notice]) -> list[datetime]:
+    return [notice.occurrence.nominal for notice in found if notice.occurrence is not None]
+
+
+def advance(hours: float, more_ns: int = 1_000_000) -> None:
+    """Move the virtual clock to so many hours, and a bit more, because timers fire at a tick's
+    end."""
+    with Admin("demo", timeout=PATIENCE_S) as admin:
+        admin.advance(round(hours * HOUR_NS) + more_ns)
+
+
+def command(daemon: Daemon, *args: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "purgatoryd.cli", "schedules", *args, "--name", "demo",
+         "--namespace", "shop"],
+        env=daemon.env, capture_output=True, text=True, timeout=PATIENCE_S,
+    )  # fmt: skip
+
+
+def fired(one: Daemon) -> list[tuple[str, int]]:
+    """Schedule and nominal time of each notice in the replay buffer, in order."""
+    reader = Reader.attach(one.paths)
+    try:
+        keys = (str(raw.key).rpartition("@") for raw in notices(reader, "shop", "ticks"))
+        return [(schedule, int(at)) for schedule, _, at in keys]
+    finally:
+        reader.close()
+
+
+# ---- occurrences ---------------------------------------------------------------------------
+
+
+@pytest.mark.tier("test")
+def test_an_occurrence_has_the_nominal_time_the_topic_and_the_payload(daemon: StartDaemon) -> None:
+    daemon("demo", *VIRTUAL)
+    with client() as one, subscriber() as source:
+        put = one.put_schedule("tide", every=3600, topic="ticks", payload=b"hi", count=2)
+        assert put.next == ORIGIN + timedelta(hours=1)
+        assert put.previous == put.put_at == ORIGIN
+        advance(5)
+        found = taken(source, 2)
+        assert nominal(found) == [ORIGIN + timedelta(hours=1), ORIGIN + timedelta(hours=2)]
+        assert [notice.payload for notice in found] == [b"hi", b"hi"]
+        assert [notice.key for notice in found] == [
+            f"tide@{ORIGIN_NS + HOUR_NS}",
+            f"tide@{ORIGIN_NS + 2 * HOUR_NS}",
+        ]
+        assert {notice.occurrence.schedule for notice in found if notice.occurrence} == {"tide"}
+        assert source.get(timeout=0) is None
+        ended = one.get_schedule("tide")
+        assert ended is not None
+        assert (ended.occurrences, ended.next, ended.deadline) == (2, None, None)
+
+
+@pytest.mark.tier("test")
+def test_cron_fires_at_each_local_time_of_a_month_however_far_the_clock_moves(
+    daemon: StartDaemon,
+) -> None:
+    daemon("demo", *VIRTUAL)
+    with client() as one, subscriber() as source:
+        one.put_schedule("night", cron="30 2 * * *", tz="Europe/Berlin", topic="ticks")
+        advance(24 * 90)
+        end_ns = ORIGIN_NS + 24 * 90 * HOUR_NS
+        expected = cron.times("30 2 * * *", "Europe/Berlin", ORIGIN_NS, end_ns, 200)
+        found = taken(source, len(expected))
+        assert [n.occurrence.nominal_ns for n in found if n.occurrence] == expected
+        assert all(n.fired_boot_ns - n.deadline_boot_ns < SECOND_NS for n in found)
+        assert source.get(timeout=0) is None
+
+
+def test_schedules_of_many_kinds_fire_exactly_under_the_virtual_clock(
+    daemon: StartDaemon,
+) -> None:
+    daemon("demo", *VIRTUAL)
+    specs = {f"cron {n}": f"{n} */{1 + n % 5} * * *" for n in range(20)}
+    with client() as one, subscriber() as source:
+        for key, spec in specs.items():
+            one.put_schedule(key, cron=spec, topic="ticks")
+        for n in range(20):
+            one.put_schedule(f"every {n}", every=600 + 60 * n, topic="ticks")
+        end_ns = 0
+        expected: Counter[str] = Counter()
+        for hours in (0.5, 7, 7.25, 30):
+            advance(hours)
+            end_ns = round(hours * HOUR_NS)
+        for key, spec in specs.items():
+            for at in cron.times(spec, "", ORIGIN_NS, ORIGIN_NS + end_ns, 10_000):
+                expected[f"{key}@{at}"] += 1
+        for n in range(20):
+            step = (600 + 60 * n) * SECOND_NS
+            for at in range(ORIGIN_NS + step, ORIGIN_NS + end_ns + 1, step):
+                expected[f"every {n}@{at}"] += 1
+        assert Counter(str(n.key) for n in taken(source, expected.total())) == expected
+        assert source.get(timeout=0) is None
+
+
+@pytest.mark.tier("test")
+def test_jitter_delays_an_occurrence_and_never_past_the_next_one(daemon: StartDaemon) -> None:
+    daemon("demo", *VIRTUAL)
+    with client() as one, subscriber() as source:
+        one.put_schedule("cron", cron="0 * * * *", topic="ticks", jitter=86_400)
+        one.put_schedule("every", every=3600, topic="ticks", jitter=86_400)
+        advance(101)
+        found = taken(source, 200)
+        late = [
+            n.deadline_boot_ns + n.wall_offset_ns - n.occurrence.nominal_ns
+            for n in found if n.occurrence
+        ]  # fmt: skip
+        assert all(0 <= ns < HOUR_NS for ns in late)
+        assert len(set(late)) > 150
+        assert max(late) > HOUR_NS // 2 > min(late)
+
+
+@pytest.mark.tier("test")
+def test_an_occurrence_that_is_cancelled_is_skipped(daemon: StartDaemon) -> None:
+    daemon("demo", *VIRTUAL)
+    with client() as one, subscriber() as source:
+        one.put_schedule("tide", every=3600, topic="ticks", count=3)
+        assert one.cancel(f"tide@{ORIGIN_NS + HOUR_NS}") is CancelResult.CANCELLED
+        advance(9)
+        assert nominal(taken(source, 2)) == [ORIGIN + timedelta(hours=n) for n in (2, 3)]
+        assert source.get(timeout=0) is None
+
+
+def test_a_timer_with_the_key_of_an_occurrence_stands_for_it(daemon: StartDaemon) -> None:
+    daemon("demo", *VIRTUAL)
+    with client() as one, subscriber() as source:
+        key = f"tide@{ORIGIN_NS + 2 * HOUR_NS}"
+        one.add(key, 3 * 3600, topic="ticks", payload=b"own")
+        one.put_schedule("tide", every=3600, topic="ticks", count=3)
+        advance(9)
+        assert [n.payload for n in taken(source, 3) if n.key == key] == [b"own"]
+        assert source.get(timeout=0) is None
+
+
+@pytest.mark.tier("test")
+def test_a_schedule_needs_no_client(daemon: StartDaemon) -> None:
+    served = daemon("demo")
+    with client() as one:
+        put = one.put_schedule("tide", every=0.02, topic="ticks", count=20)
+        one.put_schedule("cron", cron="* * * * *", topic="ticks")
+    eventually(lambda: stats(served)["expiries"] >= 20)
+    found = [at for key, at in fired(served) if key == "tide"]
+    first_ns = found[0] - 20_000_000
+    assert found == [first_ns + n * 20_000_000 for n in range(1, 21)]
+    assert abs(first_ns - put.put_at.timestamp() * 1e9) < 10**6
+    assert stats(served)["schedules_armed"] == 1
+
+
+# ---- put -------------------------------------------------------------------------------------
+
+
+@pytest.mark.tier("test")
+def test_a_put_with_the_same_settings_changes_nothing_and_another_one_is_a_revision(
+    daemon: StartDaemon,
+) -> None:
+    daemon("demo", *VIRTUAL)
+    with client() as one, subscriber() as source:
+        first = one.put_schedule("report", cron="0 9 * * *", topic="ticks", payload=b"1")
+        advance(24)
+        same = one.put_schedule("report", cron="0 9 * * *", topic="ticks", payload=b"1")
+        assert (same.revision, same.put_at) == (1, first.put_at)
+        other = one.put_schedule("report", cron="0 10 * * *", topic="ticks", payload=b"2")
+        assert other.revision == 2
+        assert other.next == datetime(2027, 1, 16, 10, tzinfo=UTC)
+        advance(49)
+        found = taken(source, 2)
+        assert [n.payload for n in found] == [b"1", b"2"]
+        assert source.get(timeout=0) is None
+        for change in (
+            {"cron": "0 11 * * *"}, {"tz": "Asia/Tokyo"}, {"topic": "other"}, {"payload": b"3"},
+            {"count": 7}, {"until": ORIGIN + timedelta(days=99)}, {"jitter": 1},
+        ):  # fmt: skip
+            settings: dict[str, Any] = {"cron": "0 10 * * *", "topic": "ticks", "payload": b"2"}
+            before = one.put_schedule("report", **settings)
+            after = one.put_schedule("report", **settings | change)
+            assert after.revision == before.revision + 1, change
+
+
+def test_until_and_count_end_a_schedule(daemon: StartDaemon) -> None:
+    served = daemon("demo", *VIRTUAL)
+    with client() as one, subscriber() as source:
+        until = ORIGIN + timedelta(hours=3)
+        one.put_schedule("a", cron="0 * * * *", topic="ticks", until=until)
+        one.put_schedule("b", every=3600, topic="ticks", until=until)
+        one.put_schedule("c", cron="0 * * * *", topic="ticks", count=2)
+        advance(50)
+        found = Counter(n.occurrence.schedule for n in taken(source, 8) if n.occurrence)
+        assert found == {"a": 3, "b": 3, "c": 2}
+        assert source.get(timeout=0) is None
+        assert [s.next for s in one.schedules()] == [None, None, None]
+        assert stats(served)["schedules_armed"] == 0
+
+
+@pytest.mark.tier("test")
+def test_a_schedule_without_an_occurrence_is_refused(daemon: StartDaemon) -> None:
+    daemon("demo", *VIRTUAL)
+    with client() as one:
+        refusals: dict[str, dict[str, Any]] = {
+            "NO_OCCURRENCE": {"cron": "0 0 29 2 *", "until": ORIGIN + timedelta(days=30)},
+            "BAD_SPEC": {"cron": "@daily", "tz": "Europe/Nowhere"},
+        }
+        for reason, settings in refusals.items():
+            with pytest.raises(ScheduleRefused) as caught:
+                one.put_schedule("bad", **settings)
+            assert caught.value.reason == reason
+        with pytest.raises(ScheduleRefused, match="no occurrence"):
+            one.put_schedule("bad", every=60, until=ORIGIN)
+        for settings in (
+            {"cron": "61 * * * *"}, {"cron": "* * * *"}, {"cron": "0 0 31 2 *"}, {}, {"every": 0},
+            {"every": 1, "cron": "@daily"}, {"every": 1, "tz": "UTC"}, {"every": -1},
+            {"every": 1, "count": 0}, {"every": 1, "jitter": -1}, {"every": "1"}, {"every": True},
+            {"cron": "@daily", "tz": 3}, {"cron": 5}, {"cron": "0 " * 200},
+        ):  # fmt: skip
+            with pytest.raises(InvalidArgument):
+                one.put_schedule("bad", **settings)
+        for key in ("", "k" * 235, b"bytes", 7):
+            with pytest.raises(InvalidKey):
+                one.put_schedule(key, every=1)  # type: ignore[arg-type]
+        assert one.schedules() == []
+
+
+def test_the_table_of_schedules_is_limited(daemon: StartDaemon) -> None:
+    served = daemon("demo", "--schedules", "3")
+    with client() as one:
+        for n in range(3):
+            one.put_schedule(f"s{n}", every=60)
+        with pytest.raises(ScheduleRefused, match="3 of 3 schedules exist"):
+            one.put_schedule("more", every=60)
+        assert one.delete_schedule("s1")
+        one.put_schedule("more", every=60)
+        assert [s.key for s in one.schedules()] == ["more", "s0", "s2"]
+        assert stats(served)["refused_schedules"] == 1
+
+
+def test_a_schedule_keeps_its_topic_while_it_is_paused(daemon: StartDaemon) -> None:
+    daemon("demo", "--topics", "2")
+    with client() as one:
+        one.put_schedule("a", every=3600, topic="mine")
+        one.pause_schedule("a")
+        one.add("x", 3600, topic="second")
+        with pytest.raises(Exception, match="topic"):
+            one.add("y", 3600, topic="third")
+        assert one.delete_schedule("a")
+        one.add("y", 3600, topic="third")
+
+
+# ---- pause, trigger, backfill, preview -------------------------------------------------------
+
+
+@pytest.mark.tier("test")
+def test_occurrences_during_a_pause_do_not_happen(daemon: StartDaemon) -> None:
+    daemon("demo", *VIRTUAL)
+    with client() as one, subscriber() as source:
+        one.put_schedule("cron", cron="0 * * * *", topic="ticks", count=4)
+        one.put_schedule("every", every=3600, topic="ticks", count=4)
+        advance(1.5)
+        assert one.pause_schedule("cron").paused
+        assert one.pause_schedule("every").paused
+        assert one.pause_schedule("every").next is None
+        advance(5.5)
+        for key in ("cron", "every"):
+            resumed = one.resume_schedule(key)
+            assert resumed.next == ORIGIN + timedelta(hours=6)
+            assert resumed.occurrences == 2, "the occurrence that was taken back is not counted"
+            assert one.resume_schedule(key) == resumed
+        advance(30)
+        found = nominal(taken(source, 8))
+        assert Counter(found) == {ORIGIN + timedelta(hours=n): 2 for n in (1, 6, 7, 8)}
+        assert source.get(timeout=0) is None
+
+
+@pytest.mark.tier("test")
+def test_a_trigger_fires_at_once_and_is_not_repeated(daemon: StartDaemon) -> None:
+    daemon("demo")
+    with client() as one, subscriber() as source:
+        one.put_schedule("yearly", cron="@yearly", topic="ticks", payload=b"p", count=5)
+        moment = datetime(2026, 5, 1, tzinfo=UTC)
+        ticket = one.trigger_schedule("yearly", moment)
+        notice = taken(source, 1)[0]
+        assert (notice.ticket, notice.payload) == (ticket, b"p")
+        assert nominal([notice]) == [moment]
+        assert one.trigger_schedule("yearly", moment) == ticket, "its notice is there"
+        assert one.trigger_schedule("yearly") != ticket
+        taken(source, 1)
+        found = one.get_schedule("yearly")
+        assert found is not None
+        assert found.occurrences == 1, "only the armed one is counted"
+        for call in (one.trigger_schedule, one.pause_schedule, one.resume_schedule):
+            with pytest.raises(ScheduleRefused, match="no schedule"):
+                call("unknown")
+
+
+@pytest.mark.tier("test")
+def test_a_backfill_fires_each_missed_occurrence_once(daemon: StartDaemon) -> None:
+    daemon("demo", *VIRTUAL)
+    advance(24 * 40, 0)
+    now = ORIGIN + timedelta(days=40)
+    with client() as one, subscriber() as source:
+        one.put_schedule("cron", cron="0 * * * *", topic="ticks")
+        one.put_schedule("every", every=3600, topic="ticks")
+        for key in ("cron", "every"):
+            filled = one.backfill_schedule(key, now - timedelta(days=20), now)
+            assert filled.armed == len(filled.nominal) == 24 * 20 + 1
+            with Admin("demo", timeout=PATIENCE_S) as admin:
+                admin.advance(24 * 40 * HOUR_NS)
+            assert sorted(nominal(taken(source, filled.armed))) == filled.nominal
+            again = one.backfill_schedule(key, now - timedelta(days=21), now)
+            assert again.armed == 24
+            assert set(filled.nominal) < set(again.nominal)
+            taken(source, 24)
+        with pytest.raises(MessageRefused):
+            one.backfill_schedule("cron", now, now + timedelta(hours=1))
+        with pytest.raises(InvalidArgument):
+            one.backfill_schedule("cron", now, now - timedelta(hours=1))
+
+
+def test_a_preview_agrees_with_the_occurrences(daemon: StartDaemon) -> None:
+    daemon("demo", *VIRTUAL)
+    with client() as one, subscriber() as source:
+        one.put_schedule("cron", cron="*/20 * * * *", topic="ticks", count=6)
+        one.put_schedule("every", every=1200, topic="ticks", count=6)
+        for key in ("cron", "every"):
+            preview = one.preview_schedule(key, 10)
+            assert len(preview) == 6
+            assert preview == [ORIGIN + timedelta(minutes=20 * n) for n in range(1, 7)]
+        free = one.preview_schedule(n=2, cron="0 9 * * *", tz="Asia/Kolkata", start=ORIGIN)
+        assert free == [
+            datetime(2027, 1, 16, 3, 30, tzinfo=UTC) + timedelta(days=n) for n in (0, 1)
+        ]
+        assert len(one.preview_schedule(n=3, every=60, until=ORIGIN + timedelta(seconds=130))) == 2
+        advance(2)
+        assert Counter(nominal(taken(source, 12))) == dict.fromkeys(preview, 2)
+        assert one.preview_schedule("cron") == []
+        with pytest.raises(InvalidArgument):
+            one.preview_schedule("cron", 3, cron="@daily")
+
+
+@pytest.mark.tier("test")
+def test_the_asyncio_client_has_the_same_calls(daemon: StartDaemon) -> None:
+    daemon("demo")
+
+    async def use() -> None:
+        async with AsyncClient("demo", namespace="shop", timeout=PATIENCE_S) as one:
+            put: Schedule = await one.put_schedule("a", every=3600, topic="ticks")
+            assert await one.get_schedule("a") == put
+            assert [s.key for s in await one.schedules()] == ["a"]
+            assert (await one.pause_schedule("a")).paused
+            assert not (await one.resume_schedule("a")).paused
+            assert await one.trigger_schedule("a") > 0
+            now = datetime.now(UTC)
+            filled = await one.backfill_schedule("a", now - timedelta(hours=2), now)
+            assert filled.armed == 2
+            assert len(await one.preview_schedule("a", 3)) == 3
+            assert await one.delete_schedule("a")
+            assert not await one.delete_schedule("a")
+            assert await one.get_schedule("a") is None
+
+    asyncio.run(use())
+
+
+@pytest.mark.tier("test")
+def test_the_commands_put_show_and_run_schedules(daemon: StartDaemon) -> None:
+    one = daemon("demo")
+    put = command(one, "put", "a", "--cron", "0 9 * * 1-5", "--tz", "Europe/Berlin", "--topic", "t",
+                  "--payload", "p", "--count", "3", "--jitter", "5s", "--json")  # fmt: skip
+    record = json.loads(put.stdout)
+    assert (record["revision"], record["cron"], record["jitter_ns"]) == (
+        1,
+        "0 9 * * 1-5",
+        5 * 10**9,
+    )
+    assert "revision 1" in command(one, "put", "b", "--every", "1h").stdout
+    listed = command(one, "ls", "--json").stdout.splitlines()
+    assert [json.loads(line)["key"] for line in listed] == ["a", "b"]
+    assert "0 9 * * 1-5 Europe/Berlin" in command(one, "ls").stdout
+    assert "Europe/Berlin" in command(one, "show", "a").stdout
+    assert "paused" in command(one, "pause", "a").stdout
+    assert "resumed a, revision 1" in command(one, "resume", "a").stdout
+    assert "triggered a" in command(one, "trigger", "a").stdout
+    filled = command(one, "backfill", "a", "2026-01-05T00:00Z", "2026-01-07T00:00Z")
+    assert "armed 2 of 2" in filled.stdout
+    assert len(command(one, "next", "a", "--count", "2").stdout.split()) == 2
+    assert len(command(one, "next", "--every", "10s").stdout.split()) == 5
+    assert command(one, "rm", "a").returncode == Exit.DONE
+    assert command(one, "rm", "a").returncode == Exit.NEGATIVE
+    assert command(one, "show", "a").returncode == Exit.NEGATIVE
+    assert command(one, "put", "c").returncode == Exit.USAGE
+    assert command(one, "next").returncode == Exit.USAGE
+
+
+# ---- kills and restarts ----------------------------------------------------------------------
+
+
+@pytest.mark.costly("a daemon is killed forty times")
+@pytest.mark.parametrize("durable", [False, True], ids=["arena", "wal"])
+def test_many_kills_lose_and_double_no_occurrence(
+    daemon: StartDaemon, tmp_path: Path, durable: bool
+) -> None:
+    args = ("--wal-dir", str(tmp_path / "wal")) if durable else ()
+    one = daemon("demo", "--replay-buffer", "65536", *args)
+    step_ns, schedules, kills = 20_000_000, 8, 40
+    chance = random.Random(11)
+    with client() as caller:
+        for n in range(schedules):
+            caller.put_schedule(f"s{n}", every=step_ns / 1e9, topic="ticks", jitter=0.01 * (n % 2))
+        caller.put_schedule("cron", cron="* * * * *", topic="ticks")
+        firsts = {s.key: s.put_at for s in caller.schedules()}
+    started = time.monotonic()
+    for _ in range(kills):
+        time.sleep(chance.random() * 0.05)
+        one.kill()
+        one.start()
+    with client() as caller:
+        for schedule in caller.schedules():
+            caller.pause_schedule(schedule.key)
+        ended = {s.key: s for s in caller.schedules()}
+    took = time.monotonic() - started
+    found = fired(one)
+    total = 0
+    for n in range(schedules):
+        schedule = ended[f"s{n}"]
+        times = sorted(at for key, at in found if key == schedule.key)
+        assert len(times) == len(set(times)) == schedule.occurrences
+        assert all(b - a == step_ns for a, b in itertools.pairwise(times))
+        assert abs(times[0] - step_ns - firsts[schedule.key].timestamp() * 1e9) < 10**6
+        total += len(times)
+    minutes = sorted(at for key, at in found if key == "cron")
+    assert len(minutes) == len(set(minutes)) == ended["cron"].occurrences
+    assert total > schedules * 20
+    print(f"{total} occurrences over {kills} kills in {took:.1f} s")
+
+
+@pytest.mark.tier("test")
+def test_a_kill_between_occurrences_changes_nothing_under_the_virtual_clock(
+    daemon: StartDaemon,
+) -> None:
+    one = daemon("demo", *VIRTUAL)
+    with client() as caller:
+        caller.put_schedule("cron", cron="*/10 * * * *", topic="ticks", jitter=60)
+        caller.put_schedule("every", every=600, topic="ticks")
+    for hours in range(1, 9):
+        advance(hours)
+        one.kill()
+        one.start()
+    found = fired(one)
+    assert len(found) == len(set(found))
+    assert len(found) in (2 * 6 * 8 - 1, 2 * 6 * 8), "the last occurrence may have a jitter"
+    for key in ("cron", "every"):
+        times = sorted(at for schedule, at in found if schedule == key)
+        assert times == list(range(ORIGIN_NS + 600 * SECOND_NS, times[-1] + 1, 600 * SECOND_NS))
+
+
+@pytest.mark.tier("test")
+def test_schedules_come_back_from_the_wal_after_a_reboot(
+    daemon: StartDaemon, tmp_path: Path
+) -> None:
+    one = daemon("demo", "--wal-dir", str(tmp_path / "wal"), *VIRTUAL)
+    with client(durable=True) as caller:
+        caller.put_schedule("cron", cron="0 * * * *", topic="ticks", payload=b"c", jitter=1)
+        caller.put_schedule("every", every=3600, topic="ticks", payload=b"e", count=9)
+        caller.put_schedule("paused", every=60, topic="ticks")
+        caller.pause_schedule("paused")
+        caller.put_schedule("gone", every=60, topic="ticks")
+        caller.delete_schedule("gone")
+    advance(3.5)
+    with client(durable=True) as caller:
+        before = {s.key: s for s in caller.schedules()}
+    one.kill()
+    remove_arena_files(one.paths)
+    one.start()
+    with client() as caller, subscriber() as source:
+        after = {s.key: s for s in caller.schedules()}
+        assert after.keys() == before.keys() == {"cron", "every", "paused"}
+        for key, schedule in after.items():
+            old = before[key]
+            assert (schedule.occurrences, schedule.paused) == (old.occurrences, old.paused)
+            assert (schedule.next, schedule.revision) == (old.next, old.revision)
+        advance(5.5)
+        found = Counter(n.payload for n in taken(source, 4))
+        assert found == {b"c": 2, b"e": 2}
+        assert source.get(timeout=0) is None
+
+
+@pytest.mark.tier("test")
+def test_schedules_stay_when_the_sizes_change_and_when_the_arena_is_copied(
+    daemon: StartDaemon,
+) -> None:
+    one = daemon("demo", "--schedules", "4", *VIRTUAL)
+    with client() as caller:
+        for n in range(3):
+            caller.put_schedule(f"s{n}", cron="0 * * * *", topic="ticks", payload=bytes([n]))
+        before = caller.schedules()
+    one.stop()
+    one.restart("--schedules", "8", "--capacity", "1000", *VIRTUAL)
+    with client() as caller, subscriber() as source:
+        assert caller.schedules() == before
+        advance(2.5)
+        assert len(set(nominal(taken(source, 6)))) == 2
+        assert source.get(timeout=0) is None
+    one.stop()
+    with pytest.raises(Exception, match="schedules"):
+        one.restart("--schedules", "2", *VIRTUAL)
+
+
+def test_a_drain_does_not_wait_for_schedules(daemon: StartDaemon) -> None:
+    one = daemon("demo")
+    with client() as caller:
+        caller.put_schedule("a", every=3600, topic="ticks")
+        caller.add("b", 0.3, topic="ticks")
+        with Admin("demo", timeout=PATIENCE_S) as admin:
+            admin.stop(drain=True)
+    eventually(lambda: not one.running)
+    one.start()
+    with client() as caller:
+        assert [s.key for s in caller.schedules()] == ["a"]
+
+
+def test_a_schedule_in_a_full_arena_goes_on(daemon: StartDaemon) -> None:
+    daemon("demo", "--capacity", "4")
+    with client() as caller, subscriber() as source:
+        caller.put_schedule("a", every=0.02, topic="ticks")
+        for n in range(3):
+            caller.add(f"k{n}", 3600)
+        with pytest.raises(Full):
+            caller.add("more", 3600)
+        found = nominal(taken(source, 20))
+        assert all(b - a == timedelta(seconds=0.02) for a, b in itertools.pairwise(found))
+
+
+def test_an_occurrence_waits_while_the_payload_memory_is_full(daemon: StartDaemon) -> None:
+    daemon("demo", "--payload-memory", "256K", "--replay-buffer", "16")
+    step = timedelta(seconds=0.05)
+    with client() as caller:
+        caller.put_schedule("a", every=step, topic="ticks", payload=bytes(20_000))
+        caller.add_many([(f"k{n}", 3600, "default", bytes(9_000)) for n in range(100)])
+
+        def seen() -> Schedule:
+            found = caller.get_schedule("a")
+            assert found is not None
+            return found
+
+        waiting = eventually(lambda: seen() if seen().deadline is None else None)
+        assert waiting is not None
+        caller.cancel_many([f"k{n}" for n in range(100)])
+        after = eventually(lambda: seen() if seen().occurrences > waiting.occurrences + 5 else None)
+        assert after is not None
+        assert after.previous == after.put_at + (after.occurrences - 1) * step
+
+
+def test_the_share_of_a_uid_limits_its_schedules(daemon: StartDaemon, daemon_dir: Path) -> None:
+    daemon_dir.chmod(0o711)
+    served = daemon("demo", "--schedules", "4", "--uid-share", "50")
+    group = served.paths.cmd.stat().st_gid
+
+    def puts() -> tuple[int, str, int, int]:
+        with client() as one:
+            try:
+                for n in range(4):
+                    one.put_schedule(f"s{n}", every=60)
+            except UidShareExceeded as error:
+                return n, error.resource, error.used, error.limit
+            return 4, "", 0, 0
+
+    assert run_as(12_345, puts, groups=[group]) == (2, "schedules", 2, 2)
+
+
+@pytest.mark.tier("test")
+def test_schedules_follow_their_keys_to_other_shards(daemon: StartDaemon) -> None:
+    one = start_partitioned(daemon, 4)
+    start = datetime.now(UTC)
+    with Client("demo", timeout=PATIENCE_S) as caller:
+        for n in range(12):
+            spec: dict[str, Any] = {"cron": "0 0 1 * *"} if n % 2 else {"every": 86_400}
+            caller.put_schedule(f"s{n}", topic="ticks", payload=bytes([n]), jitter=60, **spec)
+        caller.pause_schedule("s3")
+        before = caller.schedules()
+        assert len(before) == 12
+        for moved in ("3", "1", "2"):
+            one.restart("--shards", moved)
+            after = caller.schedules()
+            # the offset of the wall clock, hence the deadline of an `every`, differs a little
+            assert [replace(s, deadline=None) for s in after] == [
+                replace(s, deadline=None) for s in before
+            ]
+            assert [s.deadline is None for s in after] == [s.key == "s3" for s in before]
+    with Client("demo", timeout=PATIENCE_S) as caller:
+        assert caller.delete_schedule("s0")
+        assert caller.resume_schedule("s3").next is not None
+        filled = caller.backfill_schedule("s1", start - timedelta(days=70), start)
+        assert filled.armed == len(filled.nominal) in (2, 3)
+        assert len(caller.schedules()) == 11
