@@ -1236,7 +1236,7 @@ enum pg_wal_type {
                                      payload: a parked timer was armed */
     PG_WAL_METRICS,               /* pg_wal_metrics, its pg_wal_histogram, then all pg_wal_bucket:
                                      written once a minute */
-    PG_WAL_GROUP,                 /* pg_wal_consumer_group, a u32 topic row per topic, name: a consumer
+    PG_WAL_CONSUMER_GROUP,                 /* pg_wal_consumer_group, a u32 topic row per topic, name: a consumer
                                      group was created, changed or deleted */
     PG_WAL_JOB,                   /* pg_wal_job, error text, key and payload if key_len is not 0: a
                                      job was leased, acknowledged or retried, or is dead; in

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from core_driver import Fault
@@ -417,7 +418,7 @@ def test_a_group_with_other_settings_or_without_space_is_refused(core: JobsCore)
 
 
 def refusal(
-    core: JobsCore, group: bytes, topics: tuple[bytes, ...] = (b"t",), **settings: int
+    core: JobsCore, group: bytes, topics: tuple[bytes, ...] = (b"t",), **settings: Any
 ) -> int:
     from jobs_driver import SETTINGS
 
@@ -520,7 +521,7 @@ def test_resharding_keeps_groups_and_jobs(core: JobsCore, shards: int) -> None:
     )
 
 
-def timer(key: str, delay_ns: int = MS, **fields: int) -> tuple[bytes, bytes]:
+def timer(key: str, delay_ns: int = MS, **fields: Any) -> tuple[bytes, bytes]:
     return record(Op.PUT, key.encode(), time_kind=1, time_ns=delay_ns, **fields)
 
 

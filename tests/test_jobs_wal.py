@@ -244,7 +244,7 @@ def test_a_damaged_record_of_jobs_is_refused(
     session.join()
     fire(core, "a")
     wal.take()
-    kind = lib.PG_WAL_JOB if struct == "pg_wal_job" else lib.PG_WAL_GROUP
+    kind = lib.PG_WAL_JOB if struct == "pg_wal_job" else lib.PG_WAL_CONSUMER_GROUP
     redo = Redo(snapshot.data)
     redo.frames(snapshot.data)
     refused = []
