@@ -2010,6 +2010,7 @@ enum pg_status {
                                      deadline_ns are those of the key's current timer, if any */
     PG_ST_PARKED = 13,            /* PUT: accepted and parked; GET: the timer is parked */
     PG_ST_UNPARKED = 14,          /* UNPARK: armed, with its old ticket and deadline */
+    PG_ST_LEASED = 15,            /* CANCEL: too late; a member of a consumer group holds the job */
     PG_ST_FULL = 16,              /* no free timer slot */
     PG_ST_FULL_PAYLOAD = 17,      /* no space for key and payload */
     PG_ST_FULL_NAMESPACES = 18,   /* no free row for a new namespace */
@@ -2045,8 +2046,7 @@ enum pg_status {
     PG_ST_LEASE_LOST = 38,        /* JOB_*: the lease has ended, or another session has it; nothing
                                      was changed */
     PG_ST_NO_GROUP = 39,          /* JOIN: there is no such consumer group */
-    PG_ST_FULL_MEMBERS = 40,      /* JOIN: no free row for a member */
-    PG_ST_LEASED = 41             /* CANCEL: too late; a member of a consumer group holds the job */
+    PG_ST_FULL_MEMBERS = 40       /* JOIN: no free row for a member */
 };
 
 /* The quota that is used up. UID_TOPICS and the constants after it are the uid's shares of

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import pytest
 from core_driver import Fault
 from jobs_driver import JobsCore, Session
-from test_jobs_core import MS, World, fire, step
+from jobs_world import MS, World, fire, step
 from wal_driver import Redo, Snapshot, Wal, frames_of
 
 from purgatoryd.shm_layout._core import ffi, lib
