@@ -136,7 +136,7 @@ class LeasedJob:
 
     __slots__ = (
         "__weakref__", "_lease", "_received_ns", "attempt", "deadline_boot_ns", "fired_boot_ns",
-        "group", "key", "payload", "priority", "ticket", "topic", "wall_offset_ns",
+        "group", "key", "missed", "payload", "priority", "ticket", "topic", "wall_offset_ns",
     )  # fmt: skip
 
     def __init__(self, raw: RawJob, lease: Lease, group: str, received_ns: int | None) -> None:
@@ -149,6 +149,7 @@ class LeasedJob:
         self.attempt = raw.attempt
         """Number of this attempt; the first one has 1."""
         self.priority = raw.priority
+        self.missed = raw.missed
         self.group = group
         self.deadline_boot_ns = raw.deadline_ns
         self.fired_boot_ns = raw.fired_ns

@@ -130,6 +130,8 @@ class RawJob(NamedTuple):
     topic: str
     key: Key
     payload: bytes
+    missed: int = 0
+    """Number of timers of the topic that this one stands for, by a late policy."""
 
     @property
     def lease_id(self) -> bytes:
@@ -245,7 +247,7 @@ def decode_jobs(body: bytes, count: int) -> Iterator[RawJob]:
     at, end = size, len(body)
     for head in JOB_INFO.iter_unpack(body[:size]):
         word, deadline_ns, fired_ns, ends_ns, now_ns, offset_ns, row, lease, attempt = head[:9]
-        group, payload_len, key_len, key_type, flags, topic_len, priority = head[9:]
+        group, payload_len, key_len, key_type, flags, topic_len, priority, missed = head[9:]
         key_at = at + topic_len
         payload_at = key_at + key_len
         if payload_at + payload_len > end:
@@ -255,7 +257,7 @@ def decode_jobs(body: bytes, count: int) -> Iterator[RawJob]:
         at = payload_at + payload_len
         yield RawJob(
             word >> 8, word & 0xFF, deadline_ns, fired_ns, ends_ns, now_ns, offset_ns, row,
-            lease, attempt, group, flags, priority, topic, key, body[payload_at:at],
+            lease, attempt, group, flags, priority, topic, key, body[payload_at:at], missed,
         )  # fmt: skip
 
 

@@ -1304,7 +1304,7 @@ enum pg_wal_type {
                                      payload: a parked timer was armed */
     PG_WAL_METRICS,               /* pg_wal_metrics, its pg_wal_histogram, then all pg_wal_bucket:
                                      written once a minute */
-    PG_WAL_GROUP,                 /* pg_wal_consumer_group, a u32 topic row per topic, name: a consumer
+    PG_WAL_CONSUMER_GROUP,                 /* pg_wal_consumer_group, a u32 topic row per topic, name: a consumer
                                      group was created, changed or deleted */
     PG_WAL_JOB,                   /* pg_wal_job, error text, key and payload if key_len is not 0: a
                                      job was leased, acknowledged or retried, or is dead; in
@@ -2089,6 +2089,7 @@ enum pg_status {
                                      deadline_ns are those of the key's current timer, if any */
     PG_ST_PARKED = 13,            /* PUT: accepted and parked; GET: the timer is parked */
     PG_ST_UNPARKED = 14,          /* UNPARK: armed, with its old ticket and deadline */
+    PG_ST_LEASED = 15,            /* CANCEL: too late; a member of a consumer group holds the job */
     PG_ST_FULL = 16,              /* no free timer slot */
     PG_ST_FULL_PAYLOAD = 17,      /* no space for key and payload */
     PG_ST_FULL_NAMESPACES = 18,   /* no free row for a new namespace */
@@ -2125,7 +2126,6 @@ enum pg_status {
                                      was changed */
     PG_ST_NO_GROUP = 39,          /* JOIN: there is no such consumer group */
     PG_ST_FULL_MEMBERS = 40,      /* JOIN: no free row for a member */
-    PG_ST_LEASED = 41,            /* CANCEL: too late; a member of a consumer group holds the job */
     PG_ST_FULL_SCHEDULES = 45,    /* no free row for a schedule */
     PG_ST_BAD_SPEC = 46,          /* a cron expression or a time zone that the daemon cannot read */
     PG_ST_NO_OCCURRENCE = 47      /* no occurrence within the limits of the schedule */

@@ -229,8 +229,11 @@ def contents(frame: Frame) -> Contents:
     start = fields.get("keys", 0) * size_of("pg_wal_watch_key")
     start += size_of("pg_wal_row") if fields.get("in_bulk_load") else 0
     start += fields.get("ext_len", 0)
+    if frame.kind == "entry":
+        start += fields["jobs"] * size_of("pg_wal_born")
+    start += fields["error_len"] if frame.kind == "job" else 0
     end = start + fields["key_len"]
-    kind = fields["key_type"] if "key_type" in fields else fields["meta"] & 15
+    kind = fields["key_type"] if "key_type" in fields else fields["meta"] & 7
     key = decode_key(kind, rest[start:end])
     size = fields.get("payload_len")
     return Contents(key=key, payload=None if size is None else rest[end : end + size])

@@ -58,7 +58,7 @@ def tags(core: Purgatory) -> dict[object, str | None]:
 MALFORMED = {
     "an unknown kind": item(99),
     "kind 0": item(0),
-    "a kind that is reserved": item(lib.PG_EXT_ORDER),
+    "a kind that is reserved": item(lib.PG_EXT_UNIQUE),
     "a wall deadline": item(ExtKind.WALL),
     "half an item": TAG[:8],
     "an empty tag": item(ExtKind.TAG),

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import pytest
 from core_driver import Fault
 from jobs_driver import JobsCore, Session
-from test_jobs_core import MS, World, fire, step
+from jobs_world import MS, World, fire, step
 from wal_driver import Redo, Snapshot, Wal, frames_of
 
 from purgatoryd.shm_layout._core import ffi, lib
@@ -244,7 +244,7 @@ def test_a_damaged_record_of_jobs_is_refused(
     session.join()
     fire(core, "a")
     wal.take()
-    kind = lib.PG_WAL_JOB if struct == "pg_wal_job" else lib.PG_WAL_GROUP
+    kind = lib.PG_WAL_JOB if struct == "pg_wal_job" else lib.PG_WAL_CONSUMER_GROUP
     redo = Redo(snapshot.data)
     redo.frames(snapshot.data)
     refused = []

@@ -349,7 +349,7 @@ def message(first: int, count: int, stream_id: int = 7, incarnation: int = 1) ->
         "<IHHQQQQqqII", 0x4E434750, 1, 0, stream_id, incarnation, first, first + count - 1, 0, 0,
         count, 0,
     )  # fmt: skip
-    records = struct.pack("<QqqIBBBB", 1, 0, 0, 0, 1, 0, 1, 0) * count
+    records = struct.pack("<QqqIBBBB8x", 1, 0, 0, 0, 1, 0, 1, 0) * count
     return [b"n\0t\0", head + records + b"k" * count]
 
 

@@ -58,7 +58,6 @@ class Table:
 
     def __init__(self, file: str) -> None:
         self._base = sqlite3.connect(file, timeout=30)
-        self._base.execute("PRAGMA journal_mode = WAL")
         self._base.execute(
             "CREATE TABLE IF NOT EXISTS reminders "
             "(id TEXT PRIMARY KEY, text TEXT, due TEXT, state TEXT DEFAULT 'pending')"

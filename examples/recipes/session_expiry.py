@@ -45,7 +45,6 @@ class Session(NamedTuple):
 def open_table(file: str) -> sqlite3.Connection:
     """Open the table of sessions, and create it if it does not exist."""
     table = sqlite3.connect(file, timeout=30)
-    table.execute("PRAGMA journal_mode = WAL")
     table.execute(
         "CREATE TABLE IF NOT EXISTS sessions "
         "(name TEXT, ticket INTEGER, ended_ns INTEGER, PRIMARY KEY (name, ticket))"

@@ -381,7 +381,7 @@ class GroupDaemon:
             job.ticket << 8, job.deadline_ns, job.deadline_ns, job.ends_ns, now_ns,
             time.time_ns() - now_ns, job.row, job.leases, job.failed + 1,
             list(self.groups).index(group.name),
-            len(job.payload), len(job.key), KeyType.STR, 0, len(job.topic), job.priority,
+            len(job.payload), len(job.key), KeyType.STR, 0, len(job.topic), job.priority, 0,
         )  # fmt: skip
         head = wire.encode_frame(Message.JOBS, session.id, count=1)
         for _ in range(1 + self.doubled):

@@ -117,7 +117,7 @@ def answers(reply: bytes) -> list[Answer]:
     ]
 
 
-def record(op: int, key: bytes, area: bytes = b"", **fields: int) -> tuple[bytes, bytes]:
+def record(op: int, key: bytes, area: bytes = b"", **fields: Any) -> tuple[bytes, bytes]:
     """Return (record, its part of the byte area)."""
     struct = ffi.new("struct pg_record *", {"op": op, "key_len": len(key), **fields})
     return bytes(ffi.buffer(struct)), key + area
@@ -135,10 +135,11 @@ class JobsCore(Core):
         super().__init__(**{**sizes, **config})
         self.nonces = 1
         self._jobs_out = bytearray(MESSAGE_MAX)
+        self._asker: Session | None = None
 
     def ask_group(
         self, action: int, group: bytes, topics: Iterable[bytes] = (), *, namespace: bytes = b"n",
-        earliest: bool = False, uid: int = 1000, **settings: int,
+        earliest: bool = False, uid: int = 1000, **settings: Any,
     ) -> wire.Reply:  # fmt: skip
         """Send a GROUP message. Return its reply."""
         topics = list(topics)
@@ -153,7 +154,7 @@ class JobsCore(Core):
         return reply
 
     def _ask(self, message: int, body: bytes, uid: int) -> wire.Reply | None:
-        if not hasattr(self, "_asker") or lib.pg_session_grace_ns(self.a, self._asker.id) < 0:
+        if self._asker is None or lib.pg_session_grace_ns(self.a, self._asker.id) < 0:
             self._asker = Session(self, uid)
         frame = ffi.new("struct pg_frame *", {
             "magic": 0x51434750, "version": 1, "message": message, "session": self._asker.id,
@@ -171,7 +172,7 @@ class JobsCore(Core):
 
     def create_group(
         self, group: bytes = b"g", topics: Iterable[bytes] = (b"t",), *, earliest: bool = False,
-        **settings: int,
+        **settings: Any,
     ) -> None:  # fmt: skip
         reply = self.ask_group(
             lib.PG_GA_CREATE, group, topics, earliest=earliest, **{**SETTINGS, **settings}

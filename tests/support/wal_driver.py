@@ -7,7 +7,7 @@ import random
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from core_driver import Fault
+from core_driver import Core, Fault
 from purgatory_driver import Purgatory
 
 from purgatoryd.shm_layout._core import ffi, lib
@@ -42,7 +42,7 @@ def frames_of(data: bytes) -> Iterator[Frame]:
 class Wal:
     """A WAL in memory. It takes a core's frames, and frees their space in the WAL buffer."""
 
-    def __init__(self, core: Purgatory) -> None:
+    def __init__(self, core: Core) -> None:
         self.core = core
         self.data = b""
         self.position = 0
@@ -75,7 +75,7 @@ class Wal:
 class Snapshot:
     """A snapshot that a reader takes in parts while the core continues to work."""
 
-    def __init__(self, core: Purgatory, *, quiet: bool = False) -> None:
+    def __init__(self, core: Core, *, quiet: bool = False) -> None:
         self.core = core
         self.data = b""
         self.cursor = ffi.new("struct pg_snapshot *", {"quiet": quiet})

@@ -62,12 +62,12 @@ def _key(key: str | bytes | UUID) -> tuple[int, bytes]:
 
 
 def namespace(row: int, name: str) -> Record:
-    head = struct.pack("<IIIIQQQ8xII", row, 0, NIL, 0, 0, 0, 0, 0, len(name))
+    head = struct.pack("<IIIIQQQ24xII", row, 0, NIL, 0, 0, 0, 0, 0, len(name))
     return Record("namespace", head + name.encode())
 
 
 def topic(row: int, namespace_row: int, name: str, sequence: int = 0) -> Record:
-    head = struct.pack("<QQQ8xIIII", row + 1, sequence, 0, row, namespace_row, 0, len(name))
+    head = struct.pack("<QQQ32xIIII", row + 1, sequence, 0, row, namespace_row, 0, len(name))
     return Record("topic", head + name.encode())
 
 
@@ -110,7 +110,7 @@ def end(
     ticket: int, *, at_ns: int = 0, acknowledged: bool = False, dropped: bool = False
 ) -> Record:
     cause = 3 if dropped else 2 if acknowledged else 1
-    return Record("end", struct.pack("<QqIIIIQ", ticket, at_ns, ticket, cause, 1000, 0, 0))
+    return Record("end", struct.pack("<QqIIIIQ8x", ticket, at_ns, ticket, cause, 1000, 0, 0))
 
 
 def timestamps(add_lsn: int, armed_ns: int) -> bytes:
@@ -124,7 +124,7 @@ def fire(
     slack_log2: int = 0,
 ) -> Record:  # fmt: skip
     return Record("fire", struct.pack(
-        "<QqqQQQIIHHI8x", ticket, deadline_ns, fired_ns, position, sequence, 0, ticket, topic, 0,
+        "<QqqQQQIIHHI16x", ticket, deadline_ns, fired_ns, position, sequence, 0, ticket, topic, 0,
         slack_log2, 0,
     ))  # fmt: skip
 
@@ -173,7 +173,7 @@ def outcome(
     sequence: int = 0, topic: int = 0, error: int = 0,
 ) -> Record:  # fmt: skip
     head = struct.pack(
-        "<QqqQQQIIIHBB8x", ticket, deadline_ns, ended_ns,
+        "<QqqQQQIIIHBB16x", ticket, deadline_ns, ended_ns,
         0 if position is None else position + 1, sequence, 0, ticket, topic, error, keys, cause,
         OPERATION,
     )  # fmt: skip
@@ -182,7 +182,7 @@ def outcome(
 
 def head(wal: Wal, start_lsn: int, *, next_ticket: int, now_ns: int, published: int = 0) -> Record:
     return Record("head", struct.pack(
-        "<16s16sQQQQQQQqqqqqQQQQQ12I8x", wal.uuid, wal.boot_id, 1, wal.epoch, 1 << 20,
+        "<16s16sQQQQQQQqqqqqQQQQQ12I24x", wal.uuid, wal.boot_id, 1, wal.epoch, 1 << 20,
         1 << 20, 1 << 22, 600 * S, 100, 65536, now_ns, wal.wall_offset_ns, 0, 0, next_ticket, 1,
         published, published, start_lsn, 1000, 1024, 256, 16, 16, 64, 64, wal.clock, 0, 1, 16,
         0,

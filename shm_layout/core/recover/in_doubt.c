@@ -206,7 +206,7 @@ static const visible_fn visible[PG_WAL_TYPES] = {
     [PG_WAL_OPENED] = opened_visible, [PG_WAL_REPLIED] = always_visible,
     [PG_WAL_BULK_LOAD] = bulk_load_visible, [PG_WAL_DONE] = done_visible,
     [PG_WAL_UNPARK] = unpark_visible, [PG_WAL_METRICS] = always_visible,
-    [PG_WAL_GROUP] = group_visible, [PG_WAL_JOB] = job_visible,
+    [PG_WAL_CONSUMER_GROUP] = group_visible, [PG_WAL_JOB] = job_visible,
     [PG_WAL_SCHEDULE] = schedule_visible,
 };
 

@@ -890,7 +890,7 @@ static const struct rule {
     [PG_WAL_UNPARK] = {redo_unpark, IN_WAL},
     [PG_WAL_BLOCK] = {redo_block, IN_SNAPSHOT},
     [PG_WAL_METRICS] = {redo_nothing, IN_WAL},
-    [PG_WAL_GROUP] = {redo_group, IN_SNAPSHOT | IN_WAL},
+    [PG_WAL_CONSUMER_GROUP] = {redo_group, IN_SNAPSHOT | IN_WAL},
     [PG_WAL_JOB] = {redo_job, IN_SNAPSHOT | IN_WAL},
     [PG_WAL_SCHEDULE] = {redo_schedule, IN_SNAPSHOT | IN_WAL},
 };

@@ -378,7 +378,7 @@ static bool group_frame_write(const struct pg_arena *a, struct pg_snapshot *s, s
     if (len == 0 || len > PG_GROUP_NAME_MAX || count == 0)
         return true;
     struct pg_wal_consumer_group *j =
-        frame_begin(s, out, PG_WAL_GROUP, count * sizeof *topics + len);
+        frame_begin(s, out, PG_WAL_CONSUMER_GROUP, count * sizeof *topics + len);
     if (j == NULL)
         return false;
     *j = wal_group_of(row, g);

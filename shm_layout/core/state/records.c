@@ -471,7 +471,7 @@ void wal_append_group(struct pg_arena *a, uint32_t row, const struct pg_consumer
                       struct name name, const uint32_t *topics, uint32_t count)
 {
     const uint64_t extra = count * sizeof *topics + name.len;
-    struct pg_wal_consumer_group *body = wal_frame_begin(a, PG_WAL_GROUP, extra);
+    struct pg_wal_consumer_group *body = wal_frame_begin(a, PG_WAL_CONSUMER_GROUP, extra);
     *body = wal_group_of(row, fields);
     body->topics = count;
     body->name_len = name.len;

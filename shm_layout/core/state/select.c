@@ -54,7 +54,7 @@ static bool reads_blob(const struct pg_arena *a, const struct selection *s, uint
 uint32_t select_some(const struct pg_arena *a, const struct selection *s, uint32_t *slot,
                      uint32_t *work, uint32_t found[PG_PREFETCH_MAX])
 {
-    uint32_t likely[PG_PREFETCH_MAX], count = 0, kept = 0, cost = 0;
+    uint32_t likely[PG_PREFETCH_MAX], count = 0, taken = 0, cost = 0;
     while (count < PG_PREFETCH_MAX && *slot < a->slots.capacity && *work != 0) {
         --*work;
         if (hot_matches(a, s, *slot)) {
@@ -67,7 +67,7 @@ uint32_t select_some(const struct pg_arena *a, const struct selection *s, uint32
         prefetch_blobs(a, likely, count);
     for (uint32_t i = 0; i < count; i++)
         if (!reads_blob(a, s, likely[i]) || blob_matches(a, s, likely[i]))
-            found[kept++] = likely[i];
+            found[taken++] = likely[i];
     *work -= cost < *work ? cost : *work;
-    return kept;
+    return taken;
 }

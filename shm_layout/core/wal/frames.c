@@ -27,7 +27,7 @@ static const uint16_t body_bytes[PG_WAL_TYPES] = {
     [PG_WAL_BLOCK] = sizeof(struct pg_wal_block),
     [PG_WAL_UNPARK] = sizeof(struct pg_wal_unpark),
     [PG_WAL_METRICS] = sizeof(struct pg_wal_metrics),
-    [PG_WAL_GROUP] = sizeof(struct pg_wal_consumer_group),
+    [PG_WAL_CONSUMER_GROUP] = sizeof(struct pg_wal_consumer_group),
     [PG_WAL_JOB] = sizeof(struct pg_wal_job),
     [PG_WAL_SCHEDULE] = sizeof(struct pg_wal_schedule),
 };
@@ -92,7 +92,7 @@ static uint64_t extra_bytes(const struct pg_frame_head *f)
     case PG_WAL_OUTCOME: return outcome_extra(body);
     case PG_WAL_ENTRY:
         return births_bytes(entry->jobs) + entry->key_len + entry->payload_len;
-    case PG_WAL_GROUP: return group_extra(body);
+    case PG_WAL_CONSUMER_GROUP: return group_extra(body);
     case PG_WAL_JOB: return job_extra(body);
     case PG_WAL_OPENED: return ((const struct pg_wal_opened *)body)->name_len;
     case PG_WAL_METRICS: return metrics_extra(body);
