@@ -84,12 +84,26 @@ def times(spec: str, zone: str, after_ns: int, until_ns: int, count: int) -> lis
     return found
 
 
+class _Search(CronSim):
+    """A search that finds the begin of an hour after a change of the offset by half an hour."""
+
+    def advance_hour(self) -> bool:
+        """Go to the begin of the next hour that matches. Return False if this hour matches."""
+        if self.dt.hour in self.hours:
+            return False
+        while self.dt.hour not in self.hours:
+            self.tick(seconds=3600 - 60 * self.dt.minute - self.dt.second)
+            if self.dt.hour == 0:
+                break  # the day may not match
+        return True
+
+
 def _search(spec: str, zone: str, after_ns: int) -> Iterator[int]:
     """Return the ascending nominal times after `after_ns`. Raises BadSpec at once."""
     start = (_EPOCH + timedelta(seconds=after_ns // SECOND_NS)).astimezone(zone_of(zone))
     fields = fields_of(spec)
     try:
-        search = CronSim(fields, start)
+        search = _Search(fields, start)
     except (CronSimError, AssertionError, ValueError) as error:
         raise BadSpec(f"not a cron expression: {spec!r} ({error})") from error
     return _ascending(search, after_ns)
