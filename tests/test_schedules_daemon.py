@@ -415,7 +415,8 @@ def test_the_asyncio_client_has_the_same_calls(daemon: StartDaemon) -> None:
         async with AsyncClient("demo", namespace="shop", timeout=PATIENCE_S) as one:
             put: Schedule = await one.put_schedule("a", every=3600, topic="ticks")
             got = await one.get_schedule("a")
-            assert got is not None and replace(got, deadline=put.deadline) == put
+            assert got is not None
+            assert replace(got, deadline=put.deadline) == put  # the wall clock may have moved
             assert [s.key for s in await one.schedules()] == ["a"]
             assert (await one.pause_schedule("a")).paused
             assert not (await one.resume_schedule("a")).paused
