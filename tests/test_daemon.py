@@ -1151,7 +1151,7 @@ def test_a_resize_that_does_not_fit_says_so_and_changes_nothing(small_memory: Da
     needed, available = (
         int(n) for n in re.findall(r"needs (\d+) bytes in /dev/shm, available are (\d+)", said)[0]
     )
-    assert available < needed < 8 << 20
+    assert available < needed < 16 << 20
     small_memory.start(*SMALL, "--capacity", "1000")
     with shop() as client:
         assert client.get("k") is not None

@@ -322,7 +322,8 @@ def test_the_budget_of_iterations_with_work_is_counted() -> None:
 
 
 ANSWERS = {
-    Status.NONE, Status.ADDED, Status.REPLACED, Status.KEPT, Status.EXTENDED, Status.CANCELLED,
+    Status.NONE, Status.LEASED,
+    Status.ADDED, Status.REPLACED, Status.KEPT, Status.EXTENDED, Status.CANCELLED,
     Status.FIRED, Status.UNKNOWN, Status.FOUND, Status.DONE, Status.MORE, Status.BULK_LOADED,
     Status.PARKED, Status.UNPARKED,
 }  # fmt: skip
