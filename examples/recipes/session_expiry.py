@@ -10,8 +10,9 @@ Three rules keep the result right if a process or the daemon is killed at any po
 
 1. The ticket of a login identifies the session. A request whose answer has another ticket came too
    late: the timer had fired, and the request has only armed a new timer, which nobody waits for.
-2. The web process arms the timer before it stores the session, so a stored session has a timer
-   until the timer fires. A kill in between leaves a timer without a session, which is harmless.
+2. The web process arms the timer first, and has the table's write lock before the deadline. So a
+   worker that gets the notice finds the session. If the lock came too late, the web process arms
+   the timer again. A kill in between leaves a timer without a session, which is harmless.
 3. A worker that starts, or that has lost notices, first subscribes and then looks at all open
    sessions: one without its timer ended while no worker ran.
 
@@ -55,10 +56,14 @@ def open_table(file: str) -> sqlite3.Connection:
 
 def login(timers: Client, table: sqlite3.Connection, name: str, idle: timedelta) -> Session:
     """Begin a session. Another login under the same name shares its timer."""
-    session = Session(name, timers.add(name, idle, topic=TOPIC, mode="extend").ticket)
-    with table:
-        table.execute("INSERT OR IGNORE INTO sessions VALUES (?, ?, NULL)", session)
-    return session
+    while True:
+        timer = timers.add(name, idle, topic=TOPIC, mode="extend")
+        session = Session(name, timer.ticket)
+        with table:
+            table.execute("INSERT OR IGNORE INTO sessions VALUES (?, ?, NULL)", session)
+            if time.clock_gettime_ns(time.CLOCK_BOOTTIME) < timer.deadline_boot_ns:
+                return session  # no worker can have looked for the row before it is committed
+            table.rollback()
 
 
 def touch(timers: Client, session: Session, idle: timedelta) -> int | None:

@@ -21,22 +21,35 @@ static uint64_t lengths_set(struct rng *r, unsigned type, void *body)
 {
     const uint8_t key_len = (uint8_t)rng_next(r);
     const uint32_t len = (uint32_t)rng_below(r, 400), keys = (uint32_t)rng_below(r, 9);
+    const uint32_t items = 16 * (uint32_t)rng_below(r, 4), jobs = (uint32_t)rng_below(r, 3);
     switch (type) {
     case PG_WAL_NAMESPACE: return ((struct pg_wal_namespace *)body)->name_len = len;
     case PG_WAL_TOPIC: return ((struct pg_wal_topic *)body)->name_len = len;
     case PG_WAL_OPENED: return ((struct pg_wal_opened *)body)->name_len = len;
     case PG_WAL_OUTCOME:
-        return (((struct pg_wal_outcome *)body)->keys = (uint16_t)len) / 8 + (len % 8 != 0);
+        ((struct pg_wal_outcome *)body)->keys = (uint16_t)len;
+        return wal_outcome_extra(len, ((struct pg_wal_outcome *)body)->jobs = jobs);
+    case PG_WAL_FIRE:
+        return (((struct pg_wal_fire *)body)->jobs = jobs) * sizeof(struct pg_wal_born);
     case PG_WAL_MOVE: return wal_row_bytes(((struct pg_wal_move *)body)->in_bulk_load = keys & 1);
     case PG_WAL_ARM:
         ((struct pg_wal_arm *)body)->key_len = key_len;
         ((struct pg_wal_arm *)body)->in_bulk_load = keys & 1;
         ((struct pg_wal_arm *)body)->payload_len = len;
         ((struct pg_wal_arm *)body)->replaced &= keys & 2;
-        return wal_row_bytes(keys & 1) + len + key_len;
+        ((struct pg_wal_arm *)body)->ext_len = items;
+        return wal_row_bytes(keys & 1) + items + len + key_len;
+    case PG_WAL_UNPARK:
+        ((struct pg_wal_unpark *)body)->key_len = key_len;
+        ((struct pg_wal_unpark *)body)->in_bulk_load = keys & 1;
+        ((struct pg_wal_unpark *)body)->payload_len = len;
+        ((struct pg_wal_unpark *)body)->ext_len = items;
+        return wal_row_bytes(keys & 1) + items + len + key_len;
     case PG_WAL_ENTRY:
         ((struct pg_wal_entry *)body)->key_len = key_len;
-        return (((struct pg_wal_entry *)body)->payload_len = len) + key_len;
+        ((struct pg_wal_entry *)body)->payload_len = len;
+        ((struct pg_wal_entry *)body)->jobs = jobs;
+        return jobs * sizeof(struct pg_wal_born) + len + key_len;
     case PG_WAL_WATCH:
         ((struct pg_wal_watch *)body)->key_len = key_len;
         ((struct pg_wal_watch *)body)->keys = (uint16_t)keys;

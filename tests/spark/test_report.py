@@ -134,8 +134,8 @@ def test_the_key_tables(capsys: pytest.CaptureFixture[str]) -> None:
     assert lines(capsys, found, part(), part("bulk_load")) == [
         ["the", "audit", "found", "nothing"],
         ["daemon", "carried_over", "added", "cancelled", "replaced", "expired", "satisfied",
-         "failed", "open"],
-        ["abababab", "1", "609", "302", "1", "182", "2", "2", "121"],
+         "failed", "open", "skipped", "coalesced"],
+        ["abababab", "1", "609", "302", "1", "182", "2", "2", "121", "0", "0"],
         ["daemon,", "clock", "late", "p50", "p99", "max"],
         ["eagle", "abababab", "live", "100", "µs", "198", "µs", "200", "µs"],
         ["eagle", "abababab", "bulk_load", "100", "µs", "198", "µs", "200", "µs"],
@@ -157,8 +157,8 @@ def test_the_key_tables_cut_no_figure_of_a_narrow_terminal(
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     found = verdict()
-    found.balance = [Balance("ab" * 16, "shop", *[123_456_789_012] * 8)]
-    assert lines(capsys, found)[2][1:] == ["123,456,789,012"] * 8
+    found.balance = [Balance("ab" * 16, "shop", *[123_456_789_012] * 10)]
+    assert lines(capsys, found)[2][1:] == ["123,456,789,012"] * 10
 
 
 @pytest.mark.parametrize(
