@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,6 +14,7 @@ from machine import needs
 from real_daemon import PATIENCE_S, Daemon, StartDaemon, eventually, stats
 
 from purgatoryd.clients import Client
+from purgatoryd.shm_layout.layout import size_of
 
 pytestmark = pytest.mark.tier("all")
 
@@ -71,6 +73,14 @@ def canaries(log: Path, name: str) -> list[str]:
 
     eventually(seen)
     return sent
+
+
+@pytest.mark.tier("check")
+def test_its_structs_have_the_sizes_of_the_protocol() -> None:
+    sources = "".join(one.read_text() for one in sorted(SOURCES.glob("*.c")))
+    found = re.findall(r'sizeof\(struct \w+\) == (\d+), "(\w+)"', sources)
+    assert {name: int(size) for size, name in found} == {name: size_of(name) for _, name in found}
+    assert len(found) >= 7
 
 
 @pytest.mark.costly("runs two programs under sanitizers and kills a daemon six times")

@@ -21,10 +21,11 @@ struct entry {
     int64_t deadline_ns, fired_ns;
     uint32_t payload_len;
     uint8_t key_len, key_type, cause, flags;
+    uint32_t missed, pad;
 };
 
 _Static_assert(sizeof(struct head) == 64, "pg_notices");
-_Static_assert(sizeof(struct entry) == 32, "pg_notice");
+_Static_assert(sizeof(struct entry) == 40, "pg_notice");
 
 struct pg_listener {
     void *context, *socket;
@@ -128,6 +129,7 @@ static bool step(struct pg_listener *l, struct pg_notice *notice)
         .payload = key + entry.key_len,
         .payload_len = entry.payload_len,
         .cause = entry.cause,
+        .missed = entry.missed,
     };
     return true;
 }

@@ -76,6 +76,7 @@ struct pg_notice {
     const void *payload;
     size_t payload_len;
     int cause; /* 1 = a deadline passed */
+    uint32_t missed; /* timers that ended without a notice before this one */
 };
 
 struct pg_listener;
