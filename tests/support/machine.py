@@ -208,13 +208,12 @@ def private_memory(size: str, reason: str) -> Iterator[str]:
     before a command, run it there. `reason`: as in needs()."""
     needs("mountns", reason)
     mount = f"mount -t tmpfs -o size={size},mode=1777 tmpfs /dev/shm && echo mounted && exec cat"
-    holder = subprocess.Popen(
+    with subprocess.Popen(
         ["unshare", "-m", "sh", "-c", mount], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    )
-    assert holder.stdout is not None
-    assert holder.stdout.readline() == b"mounted\n"
-    yield f"nsenter --mount=/proc/{holder.pid}/ns/mnt --wdns=."
-    holder.communicate()
+    ) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == b"mounted\n"
+        yield f"nsenter --mount=/proc/{holder.pid}/ns/mnt --wdns=."
 
 
 def python_in(enter: str, script: Path) -> str:
