@@ -175,12 +175,16 @@ SECTIONS = {
         "cancelled", "advances", "visits", "checks", "outcomes_repeated",
         "outcomes_dropped",
     ),
+    "consumer groups": (
+        "jobs", "jobs_born", "jobs_leased", "jobs_acked", "jobs_retried", "jobs_expired",
+        "jobs_dead", "jobs_dropped",
+    ),
     "notices": ("replay_entries", "replay_bytes", "notices_withdrawn", "messages_sent"),
     "commands": ("batches", "batches_repeated", "records"),
     "refused": (
         "batches_refused", "refused_full", "refused_payload", "refused_names", "refused_busy",
-        "refused_keys", "refused_denied", "refused_quota", "refused_exists", "refused_stopping",
-        "refused_other",
+        "refused_keys", "refused_denied", "refused_quota", "refused_exists", "refused_group",
+        "refused_stopping", "refused_other",
     ),
     "schedules": ("schedules", "schedules_armed", "occurrences", "refused_schedules"),
     "bulk_loads": (

@@ -335,11 +335,12 @@ class Worker:
 
     def __init__(self, directory: Path, lease_s: float) -> None:
         environment = os.environ | {"PYTHONPATH": str(Path(job_worker.__file__).parent)}
-        self.out = (directory / f"worker{time.monotonic_ns()}").open("w+b")
-        self.process = subprocess.Popen(
-            [sys.executable, job_worker.__file__, "demo", "mailers", str(lease_s)],
-            stdin=subprocess.DEVNULL, stdout=self.out, env=environment,
-        )  # fmt: skip
+        self.path = directory / f"worker{time.monotonic_ns()}"
+        with self.path.open("wb") as out:
+            self.process = subprocess.Popen(
+                [sys.executable, job_worker.__file__, "demo", "mailers", str(lease_s)],
+                stdin=subprocess.DEVNULL, stdout=out, env=environment,
+            )  # fmt: skip
         self.killed_ns = 2**63
 
     def ready(self) -> bool:
@@ -347,8 +348,7 @@ class Worker:
 
     def lines(self) -> list[str]:
         """Return the lines that the process has written completely."""
-        self.out.seek(0)
-        return [line.decode() for line in self.out.read().split(b"\n")[:-1]]
+        return self.path.read_text().split("\n")[:-1]
 
     def kill(self) -> None:
         self.killed_ns = boot_ns()
@@ -362,7 +362,6 @@ class Worker:
     def close(self) -> None:
         if self.process.poll() is None:
             self.kill()
-        self.out.close()
 
 
 @pytest.fixture

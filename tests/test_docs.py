@@ -41,7 +41,7 @@ PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").r
 _BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"\]\((?!https?:)([^)#\s]+)")
 _NAME = re.compile(
-    r"(?:Client|Subscriber|Consumer|\bPurgatory|arena_paths)\([\"']([a-z0-9-]+)"
+    r"(?:Client|Subscriber|Consumer|Admin|\bPurgatory|arena_paths)\([\"']([a-z0-9-]+)"
     r"|--name[ =]([a-z0-9-]+)"
 )
 _NAMESPACE = re.compile(r"(?:namespace=|--namespace[ =]|-n )[\"']?([a-z0-9-]+)")
@@ -170,7 +170,8 @@ def test_commands_run(block: Block, daemon: StartDaemon, daemon_dir: Path, tmp_p
     for name in block.names if "purgatoryd run" not in block.text else ():
         daemon(name, "--capacity", "1000")
     script = shell_script(block.text).replace(_HOST_DIRECTORY, str(daemon_dir))
-    endless = "purgatoryd listen" in script and "--count" not in script
+    waits = "purgatoryd listen" in script or "purgatoryd consume" in script
+    endless = waits and "--count" not in script
     command = ["bash", "-euc", script]
     run_block(block, command, tmp_path, fed=endless, endless=endless)
 

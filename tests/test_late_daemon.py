@@ -123,7 +123,7 @@ def test_a_drain_says_that_it_waits_for_paused_topics(daemon: StartDaemon) -> No
 
 def test_a_drain_that_ends_unfinished_names_paused_topics(daemon: StartDaemon) -> None:
     with paused_topic(daemon, count=3) as (running, _):
-        stopped = cli(running, "stop", "--drain", "--timeout", "3")
+        stopped = cli(running, "stop", "--drain", "--timeout", "3s")
         assert "3 armed; the drain waited for due timers of paused topics" in stopped.stdout
         assert stopped.returncode == 1
 
