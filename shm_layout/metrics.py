@@ -14,7 +14,7 @@ from itertools import accumulate
 from typing import Any
 
 from purgatoryd.shm_layout._core import ffi, lib
-from purgatoryd.shm_layout.arena import COUNTED, Handle, Namespace
+from purgatoryd.shm_layout.arena import COUNTED, ConsumerGroup, Handle, Namespace
 from purgatoryd.shm_layout.health import is_alive, overdue_ns, still_ns
 from purgatoryd.shm_layout.layout import (
     DaemonState,
@@ -275,6 +275,8 @@ class Metrics:
     """Histograms by their names in Measured, in lower case."""
     namespaces: Sequence[Namespace]
     """Namespaces of users, in descending order of their numbers of timers."""
+    groups: Sequence[ConsumerGroup] = ()
+    """Consumer groups, in descending order of the age of their oldest jobs."""
 
 
 def read_metrics(arena: Handle) -> Metrics:
@@ -288,6 +290,7 @@ def read_metrics(arena: Handle) -> Metrics:
         _gauges(arena),
         {name: _histogram(name, found) for name, found in histograms.items()},
         sorted(arena.namespaces_of_users(), key=lambda n: (-n.live, n.name)),
+        sorted(arena.consumer_groups(), key=lambda g: (-g.oldest_ns, g.namespace, g.name)),
     )
 
 
