@@ -103,8 +103,8 @@ static void job_place_again(struct pg_arena *a, uint32_t row)
 
 void jobs_place_again(struct pg_arena *a, uint32_t group)
 {
-    for (uint32_t row = 0; row < a->job_slots.capacity; row++)
-        if (job_state(job_at(a, row)) == PG_JOB_WAITING && job_at(a, row)->group == group)
+    for (uint32_t row = group_at(a, group)->oldest; row != PG_NIL; row = job_at(a, row)->newer)
+        if (job_state(job_at(a, row)) == PG_JOB_WAITING)
             job_place_again(a, row);
 }
 
