@@ -269,22 +269,11 @@ static bool same_reply(const struct trial *t, const struct reply *found)
     return f->error == expected->error && same_results(t, found, f->count);
 }
 
-/* Let all timers of an arena with schedules fire: which timers coalesce depends on the time at which
- * occurrences are armed, and a recovery changes this time. */
-static void coalescing_end(struct fixture *fx)
-{
-    const struct pg_topic_set s = {.fields = PG_TF_LATE, .policy = PG_LATE_FIRE};
-    for (uint32_t i = 0; i < fx->a->topic_rows && fx->a->metrics->schedules != 0; i++)
-        if (topic_at(fx->a, i)->name_len != 0)
-            topic_configure(fx->a, i, &s);
-}
-
 /* Fire all armed timers and operations. Return the sum of the hashes of all notices. */
 static uint64_t drain(struct fixture *fx, uint64_t fresh)
 {
     uint64_t fired = 0;
     int more = 1;
-    coalescing_end(fx);
     for (uint32_t tries = 0; tries < 100 && more; tries++) {
         const uint64_t tail = fx->a->header->replay_tail;
         pg_advance(fx->a, INT64_MAX / 4, fx->offset_ns, fx->real_ns, 4, &more);
@@ -312,8 +301,11 @@ static void wal_check(struct trial *t)
     struct pg_fault fault = {0};
     if (pg_wal_buffer_of(t->twin.a) == NULL)
         return;
+    frames_appended(&t->appended, &t->fx);
+    const uint64_t daemon_lsn = t->call.kind == BY_MESSAGE ? frames_next_lsn(&t->appended, &t->fx)
+                                                           : 0;
     frames_appended(&t->appended, &t->twin);
-    if (!frames_tell(&t->appended, &t->twin, t->call.uid, &fault))
+    if (!frames_tell(&t->appended, &t->twin, t->call.uid, daemon_lsn, &fault))
         violated(t, "a record disagrees with the arena", &fault);
     if (!frames_redo(&t->snapshot, &t->appended, &t->twin, &t->redo, &fault)) {
         violated(t, "the WAL cannot be redone", &fault);
