@@ -73,6 +73,18 @@ def test_kills_of_consumers_and_daemon_lose_no_job(
     example_clients.check_jobs(demo_command, daemon("demo"), tmp_path, 12)
 
 
+def test_a_consumer_ends_after_sigterm_without_failed_attempts(
+    demo_command: list[str], daemon: StartDaemon, tmp_path: Path
+) -> None:
+    example_clients.check_stop(demo_command, daemon("demo"), tmp_path)
+
+
+def test_a_consumer_whose_session_ended_joins_again(
+    demo_command: list[str], daemon: StartDaemon, tmp_path: Path
+) -> None:
+    example_clients.check_lost_session(demo_command, daemon("demo"), tmp_path)
+
+
 def test_jobs_are_answered(demo_command: list[str], daemon: StartDaemon) -> None:
     """A failed job waits for its backoff, a released job comes again, a rejected one is dead. The
     client creates the consumer group."""

@@ -351,6 +351,18 @@ def test_kills_of_consumers_and_daemon_lose_no_job(
     example_clients.check_jobs(demo_command, daemon("demo"), tmp_path, 12)
 
 
+def test_a_consumer_ends_after_sigterm_without_failed_attempts(
+    demo_command: list[str], daemon: StartDaemon, tmp_path: Path
+) -> None:
+    example_clients.check_stop(demo_command, daemon("demo"), tmp_path)
+
+
+def test_a_consumer_whose_session_ended_joins_again(
+    demo_command: list[str], daemon: StartDaemon, tmp_path: Path
+) -> None:
+    example_clients.check_lost_session(demo_command, daemon("demo"), tmp_path)
+
+
 def test_a_session_survives_a_restart_of_the_daemon(node: Path, daemon: StartDaemon) -> None:
     """A lease outlasts a kill of the daemon: the job is answered in the same session."""
     demo = daemon("demo")

@@ -176,7 +176,7 @@ export class Consumer {
     this.#leaseMs = leaseMs;
     this.#credits = maxInFlight;
     client.session.on("jobs", (body, count) => this.#take(body, count));
-    client.session.on("open", () => this.#join().catch((error) => this.#fail(error)));
+    client.session.on("open", () => this.#joinAgain());
     client.session.on("expired", () => this.#loseAll());
     client.session.on("failed", (error) => this.#fail(error));
     this.#timers = [
@@ -264,10 +264,14 @@ export class Consumer {
     if (answer?.status === ST.NO_GROUP) {
       throw new GroupMissing(this.#group, [BigInt(pg.GR.MISSING), 0n]);
     }
-    if (answer?.status === ST.STOPPING) setTimeout(() => this.#join(), JOIN_AGAIN_MS);
+    if (answer?.status === ST.STOPPING) setTimeout(() => this.#joinAgain(), JOIN_AGAIN_MS);
     else if (answer !== null && answer.status !== ST.DONE) {
       throw refusal(this.#group, answer.status, answer.ticket, answer.deadlineNs);
     }
+  }
+
+  #joinAgain() {
+    this.#join().catch((error) => this.#fail(error));
   }
 
   /** Extend the leases that end in less than two thirds of their length. Give back jobs that have

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from real_daemon import PATIENCE_S, Daemon, eventually, stats
 
-from purgatoryd.clients import Client
+from purgatoryd.clients import Admin, Client
 
 ADDED, CANCELLED, FIRED, UNKNOWN = 1, 6, 7, 8
 NEVER_NS = 2**63
@@ -224,6 +224,52 @@ def check_jobs(command: Sequence[str], demo: Daemon, folder: Path, kills: int) -
     _check_runs(consumers.all, tickets)
 
 
+def check_stop(command: Sequence[str], demo: Daemon, folder: Path) -> None:
+    """Send SIGTERM to a consumer that holds jobs. It must leave without failed attempts."""
+    consumers = Consumers(command, demo, folder)
+    try:
+        with Client("demo", namespace="shop", timeout=PATIENCE_S) as client:
+            client.create_group("mailers", ["orders"])
+            program = consumers.begin()
+            client.add_many([(f"k{n}", 0.0, "orders", b"pay up") for n in range(4000)])
+            eventually(lambda: client.group("mailers").acked > 50)
+            program.terminate()
+            info = client.group("mailers")
+        assert (info.leased, info.retried, info.delayed, info.members) == (0, 0, 0, 0)
+        assert info.acked + info.waiting == 4000
+        assert info.waiting > 0
+    finally:
+        consumers.end()
+
+
+def check_lost_session(command: Sequence[str], demo: Daemon, folder: Path) -> None:
+    """End the session of a consumer that holds jobs. The consumer must join in another session, and
+    take all jobs."""
+    consumers = Consumers(command, demo, folder)
+    try:
+        with (
+            Client("demo", namespace="shop", timeout=PATIENCE_S) as client,
+            Admin("demo") as admin,
+        ):
+            client.create_group("mailers", ["orders"], backoff=0)
+            program = consumers.begin()
+            client.add_many([(f"k{n}", 0.0, "orders", b"pay up") for n in range(1000)])
+            eventually(lambda: client.group("mailers").acked > 50)
+            [session] = [one for one in admin.sessions() if one.pid == program.process.pid]
+            admin.drop_session(session.session)
+            eventually(lambda: client.group("mailers").acked == 1000)
+            info = client.group("mailers")
+            program.terminate()
+        assert (info.dead, info.waiting, info.leased, info.delayed) == (0, 0, 0, 0)
+        assert info.retried > 0
+    finally:
+        consumers.end()
+    started = [words[1] for words in program.lines()[1:] if words[0] == "start"]
+    assert len(set(started)) == 1000
+    acked = [words[1] for words in program.lines()[1:] if words[0] == "acked"]
+    assert len(acked) == len(set(acked))
+
+
 def _check_runs(programs: list[Running], tickets: set[int]) -> None:
     """Check that each job ran, that an acknowledged job did not run again, and that only the end of
     a process is followed by another attempt."""
@@ -239,11 +285,11 @@ def _check_runs(programs: list[Running], tickets: set[int]) -> None:
                 assert int(ticket) not in acked, f"job {ticket} was acknowledged twice"
                 acked[int(ticket)] = int(attempt)
     assert runs.keys() == tickets
-    for ticket, found in runs.items():
+    for job, found in runs.items():
         found.sort(key=lambda one: one[1])
-        assert acked.get(ticket, found[-1][0]) == found[-1][0], f"job {ticket} ran after its ack"
-        for (first, _, program), (later, at_ns, _) in itertools.pairwise(found):
-            assert later > first, f"job {ticket} ran twice in attempt {first}"
-            assert program.killed_ns < at_ns, f"job {ticket} ran in two live processes"
-        if ticket not in acked:  # the kill came before the line
+        assert acked.get(job, found[-1][0]) == found[-1][0], f"job {job} ran after its ack"
+        for (first, _, program), (later, at, _) in itertools.pairwise(found):
+            assert later > first, f"job {job} ran twice in attempt {first}"
+            assert program.killed_ns < at, f"job {job} ran in two live processes"
+        if job not in acked:  # the kill came before the line
             assert found[-1][2].killed_ns < NEVER_NS
