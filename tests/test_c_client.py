@@ -10,7 +10,7 @@ from pathlib import Path
 import example_clients
 import pytest
 from machine import needs
-from real_daemon import PATIENCE_S, StartDaemon
+from real_daemon import PATIENCE_S, StartDaemon, eventually
 
 from purgatoryd.clients import Client, JobReason
 from purgatoryd.clients.groups import DEFAULTS
@@ -110,9 +110,9 @@ def test_it_creates_a_missing_group(
     command = [*demo_command, "consume", str(demo.dir / "demo")]
     with Client("demo", namespace="shop", timeout=PATIENCE_S) as client:
         with example_clients.running(command, tmp_path / "out.txt") as program:
-            example_clients.eventually(lambda: program.lines() == [["ready"]])
+            eventually(lambda: program.lines() == [["ready"]])
             client.add("k", 0, topic="orders", payload=b"pay up")
-            example_clients.eventually(lambda: client.group("mailers").acked == 1)
+            eventually(lambda: client.group("mailers").acked == 1)
             program.terminate()
         info = client.group("mailers")
     assert (info.topics, info.members) == (("orders",), 0)
