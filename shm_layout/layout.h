@@ -1032,12 +1032,13 @@ enum pg_group_flag {
     PG_G_FLAGS = 16
 };
 
-/* Settings of a consumer group, in its row, on the wire and in the WAL. 80 bytes. */
+/* Settings of a consumer group, in its row, on the wire and in the WAL. 72 bytes. */
 struct pg_group_settings {
     uint64_t max_jobs;            /* budget: pending timers of the topics, plus jobs and dead
-                                     letters; all groups together get at most the rows of
-                                     PG_R_JOBS */
-    uint64_t max_bytes;           /* budget: blob bytes of what max_jobs counts; 0 = no limit */
+                                     letters; the sum of all groups is at most the daemon's
+                                     setting `jobs` */
+    uint64_t max_bytes;           /* budget: bytes of what max_jobs counts; key and payload of each
+                                     count together, rounded up to 16 bytes; 0 = no limit */
     int64_t  retention_ns;        /* time from firing after which a waiting job becomes a dead
                                      letter; 0 = never */
     int64_t  max_lease_ns;        /* longest time from the start of a lease to its end, however often
@@ -1119,7 +1120,7 @@ enum pg_job_state {
     PG_JOB_STATES
 };
 enum pg_job_reason {              /* the reason why a job became a dead letter */
-    PG_JR_NONE,
+    PG_JR_NONE,                   /* the job is no dead letter */
     PG_JR_MAX_ATTEMPTS,           /* all attempts of the job failed */
     PG_JR_REJECTED,               /* a member rejected the job */
     PG_JR_TOO_OLD                 /* the job waited longer than the retention of its group */
@@ -2358,16 +2359,17 @@ enum pg_group_action {
     PG_GA_CHANGE,                 /* change the settings */
     PG_GA_DELETE,                 /* delete the group and its jobs */
     PG_GA_PAUSE,                  /* lease no jobs until RESUME */
-    PG_GA_RESUME,
+    PG_GA_RESUME,                 /* lease jobs again */
     PG_GROUP_ACTIONS
 };
-struct pg_group_ask {             /* 96 bytes */
+struct pg_group_ask {             /* 88 bytes */
     struct pg_group_settings settings; /* CREATE, CHANGE; else 0 */
     uint32_t action;              /* enum pg_group_action */
     uint32_t topics;              /* CREATE: number of topics; else 0 */
     uint8_t  earliest;            /* CREATE: 1 = begin with the notices of the replay buffer */
-    uint8_t  namespace_len;
-    uint8_t  name_len;
+    uint8_t  namespace_len;       /* length of the namespace's name in bytes; 0 = DESCRIBE of all
+                                     namespaces */
+    uint8_t  name_len;            /* length of the group's name in bytes; 0 = DESCRIBE of all groups */
     uint8_t  pad[5];
 };
 /* Reason for PG_ERR_GROUP. */
@@ -2381,19 +2383,26 @@ enum pg_group_refusal {
                                      pending timers */
     PG_GR_SETTINGS                /* a setting is out of bounds. detail: offset of its field */
 };
-struct pg_group_info {
-    struct pg_group_settings settings;
+struct pg_group_info {            /* 176 bytes */
+    struct pg_group_settings settings; /* current settings */
     uint64_t pending;             /* pending timers and operations of the topics */
-    uint64_t waiting, leased, delayed, dead; /* as in pg_consumer_group */
-    uint64_t bytes, acked, retried, dropped; /* as in pg_consumer_group */
+    uint64_t waiting;             /* jobs that could be leased, or wait behind a job with their order
+                                     key */
+    uint64_t leased;              /* jobs that members hold */
+    uint64_t delayed;             /* jobs that wait for their next attempt */
+    uint64_t dead;                /* dead letters */
+    uint64_t bytes;               /* bytes of keys and payloads of all jobs, as in max_bytes */
+    uint64_t acked;               /* number of acknowledged jobs; a counter */
+    uint64_t retried;             /* number of failed attempts that another one follows; a counter */
+    uint64_t dropped;             /* number of jobs and dead letters removed unfinished; a counter */
     int64_t  oldest_ns;           /* time of firing of the oldest job that is not dead; INT64_MAX =
                                      there is none */
-    int64_t  created_ns;          /* as in pg_consumer_group */
+    int64_t  created_ns;          /* time of creation, on the arena's clock */
     uint32_t row;                 /* row of the group, as in pg_job_info */
     uint32_t members;             /* number of members */
     uint32_t topics;              /* number of topics that follow */
-    uint8_t  namespace_len;
-    uint8_t  name_len;
+    uint8_t  namespace_len;       /* length of the namespace's name in bytes */
+    uint8_t  name_len;            /* length of the group's name in bytes */
     uint8_t  pad[2];
 };
 
@@ -2410,46 +2419,52 @@ struct pg_job_info {              /* 80 bytes */
     uint32_t lease;               /* number of this lease, for struct pg_lease */
     uint32_t attempt;             /* 1 + number of failed attempts */
     uint32_t group;               /* row of the group, as in the answer to JOIN */
-    uint32_t payload_len;
-    uint8_t  key_len;
+    uint32_t payload_len;         /* length of the payload in bytes */
+    uint8_t  key_len;             /* length of the key in bytes */
     uint8_t  key_type;            /* enum pg_key_type */
     uint8_t  flags;               /* enum pg_entry_flag */
-    uint8_t  topic_len;
-    uint8_t  priority;
+    uint8_t  topic_len;           /* length of the topic's name in bytes */
+    uint8_t  priority;            /* 0 to PG_PRIORITY_MAX, the most urgent one */
     uint8_t  pad[3];
-    uint32_t missed;              /* as in pg_notice */
+    uint32_t missed;              /* timers of the topic that ended without a notice before this one,
+                                     by the late policy COALESCE */
 };
 
 /* DEAD request: frame, struct pg_dead_ask, the bytes of the names of namespace and group. Reply:
  * frame (detail[0] = number of dead letters that were requeued or dropped, detail[1] = value of
  * `after` for the next page, 0 = there is none), `count` structs pg_dead_info, then for each: topic,
  * key, payload, error text. */
-enum pg_dead_action { PG_DA_LIST, PG_DA_REQUEUE, PG_DA_DROP, PG_DEAD_ACTIONS };
+enum pg_dead_action {
+    PG_DA_LIST,                   /* list dead letters, the oldest first */
+    PG_DA_REQUEUE,                /* let dead letters wait again, with all their attempts */
+    PG_DA_DROP,                   /* remove dead letters */
+    PG_DEAD_ACTIONS
+};
 struct pg_dead_ask {              /* 32 bytes */
     uint64_t ticket;              /* REQUEUE, DROP: ticket of the dead letter; 0 = all of the group */
     uint64_t after;               /* LIST: begin after this page, 0 = at the oldest */
     uint32_t action;              /* enum pg_dead_action */
     uint32_t most;                /* LIST: maximum number of dead letters in the reply */
-    uint8_t  namespace_len;
-    uint8_t  name_len;
+    uint8_t  namespace_len;       /* length of the namespace's name in bytes, 1..63 */
+    uint8_t  name_len;            /* length of the group's name in bytes, 1..63 */
     uint8_t  pad[6];
 };
 struct pg_dead_info {             /* 80 bytes */
     uint64_t ticket;              /* ticket << 8 | enum pg_cause */
-    int64_t  deadline_ns;
-    int64_t  fired_ns;
-    int64_t  first_failed_ns;     /* 0 = no attempt failed */
-    int64_t  last_failed_ns;
+    int64_t  deadline_ns;         /* deadline on the arena's clock */
+    int64_t  fired_ns;            /* time of firing, on the arena's clock */
+    int64_t  first_failed_ns;     /* time of the first failed attempt; 0 = no attempt failed */
+    int64_t  last_failed_ns;      /* time of the newest failed attempt; 0 = no attempt failed */
     int64_t  wall_offset_ns;      /* wall time = the arena's clock + this offset */
-    uint32_t attempts;
+    uint32_t attempts;            /* number of failed attempts */
     uint32_t reason;              /* enum pg_job_reason */
-    uint32_t payload_len;
-    uint32_t error_len;
-    uint8_t  key_len;
-    uint8_t  key_type;
+    uint32_t payload_len;         /* length of the payload in bytes */
+    uint32_t error_len;           /* length of the error text in bytes */
+    uint8_t  key_len;             /* length of the key in bytes */
+    uint8_t  key_type;            /* enum pg_key_type */
     uint8_t  flags;               /* enum pg_entry_flag */
-    uint8_t  topic_len;
-    uint8_t  priority;
+    uint8_t  topic_len;           /* length of the topic's name in bytes */
+    uint8_t  priority;            /* 0 to PG_PRIORITY_MAX, the most urgent one */
     uint8_t  pad[11];
 };
 

@@ -165,6 +165,21 @@ def test_python_runs(block: Block, daemon: StartDaemon, daemon_dir: Path, tmp_pa
 
 
 @pytest.mark.tier("all")
+def test_the_client_of_the_protocol_prints_its_comments(
+    daemon: StartDaemon, daemon_dir: Path
+) -> None:
+    [block] = [block for block in blocks("python") if "def request(" in block.text]
+    daemon("demo")
+    script = block.text.replace(_HOST_DIRECTORY, str(daemon_dir))
+    run = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=PATIENCE_S
+    )
+    assert run.returncode == 0, run.stderr
+    printed = re.sub(r"\(\d+, ", "(ticket, ", run.stdout).splitlines()
+    assert printed == re.findall(r"^print\(.*?\)  # (.*)$", block.text, re.MULTILINE)
+
+
+@pytest.mark.tier("all")
 @pytest.mark.parametrize("block", commands(), ids=str)
 def test_commands_run(block: Block, daemon: StartDaemon, daemon_dir: Path, tmp_path: Path) -> None:
     for name in block.names if "purgatoryd run" not in block.text else ():

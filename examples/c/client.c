@@ -1,6 +1,6 @@
 /* Sessions and batches; see purgatoryd.h. The numbers in brackets are the rules of "Sessions" in
  * docs/protocol.md. */
-#include "purgatoryd.h"
+#include "session.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -8,7 +8,7 @@
 #include <time.h>
 #include <zmq.h>
 
-enum { HELLO = 1, BATCH = 2, BYE = 4 };
+enum { HELLO = 1, BATCH = 2, BYE = 4, PING = 5, JOBS = 13 };
 enum { PUT = 1, CANCEL = 2 };
 enum {
     ERR_SESSION_EXPIRED = 5,
@@ -16,6 +16,7 @@ enum {
     ERR_SESSIONS_FULL = 9,
     ERR_STOPPING = 11,
     ERR_BUSY = 17,
+    ERR_GROUP = 23,
 };
 #define MAGIC 0x51434750u
 #define RECORDS_MAX 1024u
@@ -56,15 +57,6 @@ struct welcome {
     uint64_t first_id;
     uint32_t wal, pad;
     uint64_t term;
-};
-
-struct record {
-    uint8_t op, mode, key_type, key_len;
-    uint16_t name;
-    uint8_t time_kind, flags;
-    uint32_t payload_len, ext_len;
-    int64_t time_ns;
-    uint64_t value;
 };
 
 struct result {
@@ -116,9 +108,13 @@ struct pg_client {
     struct items waiting;           /* not in a batch yet */
     struct items busy;              /* answered BUSY; they go before those that wait */
     int64_t resend_ns, resend_wait_ns, busy_wait_ns;
+    char *question; /* the message of pg_ask(); NULL = it has its reply */
+    size_t question_len;
+    struct pg_reply *reply;
+    struct pg_hooks hooks;
 };
 
-static int64_t boot_ns(void)
+int64_t pg_boot_ns(void)
 {
     struct timespec now;
     clock_gettime(CLOCK_BOOTTIME, &now);
@@ -184,10 +180,18 @@ static void send_hello(struct pg_client *c)
     put_message(c, &m, sizeof m.frame + sizeof m.hello + length);
 }
 
+static void send_question(struct pg_client *c)
+{
+    if (c->question == NULL)
+        return;
+    memcpy(c->question + offsetof(struct frame, session), &c->session, sizeof c->session);
+    put_message(c, c->question, c->question_len);
+}
+
 /* [3] Send everything that has no answer, in order. Without a session, that is the HELLO. */
 static void send_again(struct pg_client *c)
 {
-    c->resend_ns = boot_ns() + c->resend_wait_ns;
+    c->resend_ns = pg_boot_ns() + c->resend_wait_ns;
     if (!c->connected)
         return;
     if (c->session == 0) {
@@ -198,6 +202,7 @@ static void send_again(struct pg_client *c)
         batch->sends++;
         put_message(c, batch->bytes, batch->length);
     }
+    send_question(c);
 }
 
 /* Give a batch the next number of the session. */
@@ -261,6 +266,8 @@ static void renew(struct pg_client *c)
     }
     c->session = 0;
     c->nonces++;
+    if (c->hooks.on_expired != NULL)
+        c->hooks.on_expired(c->hooks.context);
     if (getrandom(c->nonce, sizeof c->nonce, 0) != (ssize_t)sizeof c->nonce)
         c->error = "no random bytes for the nonce";
     send_again(c);
@@ -283,6 +290,29 @@ static void on_welcome(struct pg_client *c, const char *body)
         oldest = oldest == 0 ? frame_of(batch)->sequence : oldest;
     }
     send_again(c);
+    if (c->hooks.on_open != NULL)
+        c->hooks.on_open(c->hooks.context);
+}
+
+/* Take the reply to pg_ask(). */
+static void on_reply(struct pg_client *c, const struct frame *frame, struct bytes body)
+{
+    struct frame asked;
+    if (c->question == NULL)
+        return;
+    memcpy(&asked, c->question, sizeof asked);
+    if (frame->message != asked.message || frame->sequence != asked.sequence)
+        return;
+    *c->reply = (struct pg_reply){.error = frame->error, .count = frame->count};
+    memcpy(c->reply->detail, frame->detail, sizeof frame->detail);
+    c->reply->body = malloc(body.length + 1);
+    if (c->reply->body == NULL)
+        c->error = "out of memory";
+    else
+        memcpy(c->reply->body, body.at, body.length);
+    c->reply->length = body.length;
+    free(c->question);
+    c->question = NULL;
 }
 
 static void on_error(struct pg_client *c, const struct frame *frame)
@@ -292,14 +322,33 @@ static void on_error(struct pg_client *c, const struct frame *frame)
         renew(c);
         break;
     case ERR_OUT_OF_ORDER: /* [4] an earlier message was lost */
-        c->resend_ns = boot_ns();
+        c->resend_ns = pg_boot_ns();
         break;
     case ERR_SESSIONS_FULL:
     case ERR_STOPPING:
     case ERR_BUSY: /* [6] */
         break;
+    case ERR_GROUP:
+        on_reply(c, frame, (struct bytes){"", 0});
+        break;
     default: /* [7] */
         c->error = "the daemon refused a message";
+    }
+}
+
+static void on_results(struct pg_client *c, const struct frame *frame, struct bytes body)
+{
+    for (struct batch **place = &c->sent; *place != NULL; place = &(*place)->next) {
+        struct batch *batch = *place;
+        if (frame_of(batch)->sequence != frame->sequence)
+            continue;
+        if (body.length < batch->items.count * sizeof(struct result)) {
+            c->error = "an answer is too short";
+            return;
+        }
+        unlink_batch(c, place);
+        settle(c, batch, body.at);
+        return;
     }
 }
 
@@ -309,31 +358,27 @@ static void on_message(struct pg_client *c, const char *bytes, size_t length)
     if (length < sizeof frame)
         return;
     memcpy(&frame, bytes, sizeof frame);
-    const char *body = bytes + sizeof frame;
+    const struct bytes body = {bytes + sizeof frame, length - sizeof frame};
     const bool mine = frame.message == HELLO ? c->session == 0 && frame.sequence == c->nonces
-                                             : frame.session == c->session;
+                                             : c->session != 0 && frame.session == c->session;
     if (frame.magic != MAGIC || !mine)
         return;
+    if (frame.message == JOBS) {
+        if (c->hooks.on_jobs != NULL)
+            c->hooks.on_jobs(c->hooks.context, body, frame.count);
+        return;
+    }
     if (frame.error != 0) {
         on_error(c, &frame);
         return;
     }
     c->resend_wait_ns = RESEND_FIRST_NS;
-    if (frame.message == HELLO && length >= sizeof frame + sizeof(struct welcome))
-        on_welcome(c, body);
-    for (struct batch **place = &c->sent; frame.message == BATCH && *place != NULL;
-         place = &(*place)->next) {
-        struct batch *batch = *place;
-        if (frame_of(batch)->sequence != frame.sequence)
-            continue;
-        if (length < sizeof frame + batch->items.count * sizeof(struct result)) {
-            c->error = "an answer is too short";
-            return;
-        }
-        unlink_batch(c, place);
-        settle(c, batch, body);
-        return;
-    }
+    if (frame.message == HELLO && body.length >= sizeof(struct welcome))
+        on_welcome(c, body.at);
+    else if (frame.message == BATCH)
+        on_results(c, &frame, body);
+    else
+        on_reply(c, &frame, body);
 }
 
 static void receive(struct pg_client *c)
@@ -360,25 +405,32 @@ static void watch_connection(struct pg_client *c)
             c->connected = true;
             c->resend_wait_ns = RESEND_FIRST_NS;
             send_again(c);
+            if (c->session != 0 && c->hooks.on_open != NULL)
+                c->hooks.on_open(c->hooks.context);
         } else {
             c->connected = false;
         }
     }
 }
 
-/* Wait for a message or an event, at most until messages have to be sent again. */
-static void pump(struct pg_client *c)
+/* Wait for a message or an event, at most until `until_ns`, or messages have to be sent again. */
+static void pump_until(struct pg_client *c, int64_t until_ns)
 {
     zmq_pollitem_t items[] = {{c->socket, 0, ZMQ_POLLIN, 0}, {c->monitor, 0, ZMQ_POLLIN, 0}};
-    const int64_t left_ns = c->resend_ns - boot_ns();
+    const int64_t left_ns = (until_ns < c->resend_ns ? until_ns : c->resend_ns) - pg_boot_ns();
     zmq_poll(items, 2, left_ns > 0 ? (long)(left_ns / MS) + 1 : 0);
     watch_connection(c);
     receive(c);
-    if (boot_ns() >= c->resend_ns) {
+    if (pg_boot_ns() >= c->resend_ns) {
         const int64_t next_ns = 2 * c->resend_wait_ns;
         c->resend_wait_ns = next_ns < RESEND_MOST_NS ? next_ns : RESEND_MOST_NS;
         send_again(c);
     }
+}
+
+static void pump(struct pg_client *c)
+{
+    pump_until(c, INT64_MAX);
 }
 
 /* ---- batches ---- */
@@ -413,7 +465,7 @@ static void encode(struct batch *batch, const struct names *names, size_t table_
     frame->count = (uint32_t)batch->items.count;
     frame->names = (uint16_t)names->count;
     frame->names_bytes = (uint32_t)table_bytes;
-    frame->detail[0] = (uint64_t)boot_ns();
+    frame->detail[0] = (uint64_t)pg_boot_ns();
     char *at = batch->bytes + sizeof *frame;
     for (size_t n = 0; n < names->count; n++) {
         memcpy(at, names->entry[n], names->length[n]);
@@ -493,10 +545,10 @@ static bool send_waiting(struct pg_client *c)
 
 /* ---- calls ---- */
 
-static bool pack(struct pg_client *c, struct pg_topic topic, const char *key, const void *payload,
-                 struct record record, struct pg_answer *answer)
+bool pg_pack(struct pg_client *c, struct pg_topic topic, struct bytes key, const void *payload,
+             struct record record, struct pg_answer *answer)
 {
-    const size_t key_len = strlen(key), ns = strlen(topic.namespace), tp = strlen(topic.topic);
+    const size_t key_len = key.length, ns = strlen(topic.namespace), tp = strlen(topic.topic);
     answer->status = PG_NO_ANSWER;
     if (key_len == 0 || key_len > 255 || ns == 0 || ns > 63 || tp > 127 ||
         record.payload_len > 65536)
@@ -514,7 +566,7 @@ static bool pack(struct pg_client *c, struct pg_topic topic, const char *key, co
     item->names[1] = (char)tp;
     memcpy(item->names + 2, topic.namespace, ns);
     memcpy(item->names + 2 + ns, topic.topic, tp);
-    memcpy(item->bytes, key, key_len);
+    memcpy(item->bytes, key.at, key_len);
     if (record.payload_len > 0)
         memcpy(item->bytes + key_len, payload, record.payload_len);
     append(&c->waiting, item);
@@ -530,13 +582,14 @@ bool pg_put(struct pg_client *c, struct pg_topic topic, const char *key, const v
         .payload_len = payload_len > 65536 ? UINT32_MAX : (uint32_t)payload_len,
         .time_ns = deadline_ns,
     };
-    return pack(c, topic, key, payload, record, answer);
+    return pg_pack(c, topic, (struct bytes){key, strlen(key)}, payload, record, answer);
 }
 
 bool pg_cancel(struct pg_client *c, struct pg_topic topic, const char *key, uint64_t ticket,
                struct pg_answer *answer)
 {
-    return pack(c, topic, key, NULL, (struct record){.op = CANCEL, .value = ticket}, answer);
+    const struct record record = {.op = CANCEL, .value = ticket};
+    return pg_pack(c, topic, (struct bytes){key, strlen(key)}, NULL, record, answer);
 }
 
 bool pg_flush(struct pg_client *c)
@@ -550,6 +603,52 @@ bool pg_flush(struct pg_client *c)
             return c->error == NULL;
         retry_busy(c);
     }
+}
+
+void pg_hook(struct pg_client *c, struct pg_hooks hooks)
+{
+    c->hooks = hooks;
+}
+
+bool pg_step(struct pg_client *c, int64_t until_ns)
+{
+    if (c->busy.count > 0 && c->unanswered == 0)
+        retry_busy(c);
+    while (c->waiting.count > 0 && c->session != 0 && c->unanswered < c->window &&
+           c->busy.count == 0 && c->error == NULL)
+        send_batch(c);
+    if (c->error == NULL)
+        pump_until(c, until_ns);
+    return c->error == NULL;
+}
+
+bool pg_ask(struct pg_client *c, uint16_t message, struct bytes body, struct pg_reply *reply)
+{
+    static uint64_t questions;
+    const struct frame frame = {
+        .magic = MAGIC, .version = 1, .message = message, .sequence = ++questions};
+    c->question = malloc(sizeof frame + body.length);
+    if (c->question == NULL) {
+        c->error = "out of memory";
+        return false;
+    }
+    memcpy(c->question, &frame, sizeof frame);
+    memcpy(c->question + sizeof frame, body.at, body.length);
+    c->question_len = sizeof frame + body.length;
+    c->reply = reply;
+    c->resend_wait_ns = RESEND_FIRST_NS;
+    if (c->session != 0)
+        send_again(c);
+    while (c->question != NULL && c->error == NULL)
+        pump(c);
+    return c->error == NULL;
+}
+
+void pg_ping(struct pg_client *c)
+{
+    const struct frame ping = {.magic = MAGIC, .version = 1, .message = PING, .session = c->session};
+    if (c->session != 0 && c->connected)
+        put_message(c, &ping, sizeof ping);
 }
 
 const char *pg_error(const struct pg_client *c)
@@ -598,12 +697,13 @@ static void free_items(struct items *items)
 void pg_close(struct pg_client *c)
 {
     const struct frame bye = {.magic = MAGIC, .version = 1, .message = BYE, .session = c->session};
-    char reply[sizeof bye];
+    struct frame reply = {.message = 0};
     if (c->session != 0 && c->connected) {
         const int patience_ms = 1000; /* a lost BYE is harmless: this process ends the session */
         zmq_setsockopt(c->socket, ZMQ_RCVTIMEO, &patience_ms, sizeof patience_ms);
         put_message(c, &bye, sizeof bye);
-        zmq_recv(c->socket, reply, sizeof reply, 0);
+        while (reply.message != BYE && zmq_recv(c->socket, &reply, sizeof reply, 0) > 0)
+            ; /* answers and jobs that came before */
     }
     while (c->sent != NULL) {
         struct batch *batch = c->sent;
@@ -613,6 +713,7 @@ void pg_close(struct pg_client *c)
     }
     free_items(&c->waiting);
     free_items(&c->busy);
+    free(c->question);
     if (c->socket != NULL)
         zmq_socket_monitor(c->socket, NULL, 0);
     if (c->monitor != NULL)

@@ -3,8 +3,11 @@
  *     demo work DIR/NAME COUNT    arm COUNT timers, cancel every third, print each answer;
  *                                 SIGTERM ends it after the answers to what it has sent
  *     demo listen DIR/NAME        print the notices, and the ranges that were lost
+ *     demo consume DIR/NAME       take jobs, and print the begin and the ack of each, with the time
+ *                                 of CLOCK_MONOTONIC in ns; SIGTERM ends it
+ *     demo dead DIR/NAME          take three jobs: fail, reject and release them
  *
- *     cc -std=gnu11 -O2 demo.c client.c listener.c -lzmq -o demo */
+ *     cc -std=gnu11 -O2 demo.c client.c listener.c consumer.c -lzmq -o demo */
 #include "purgatoryd.h"
 
 #include <inttypes.h>
@@ -104,12 +107,98 @@ static int listen_forever(const char *daemon)
     }
 }
 
+static const char *const topics[] = {"orders", NULL};
+
+static struct pg_consumer *join(const char *daemon)
+{
+    const struct pg_group group = {.namespace = topic.namespace, .name = "mailers",
+                                   .topics = topics, .lease_ns = 30 * INT64_C(1000000000),
+                                   .max_in_flight = 8};
+    char endpoint[256];
+    snprintf(endpoint, sizeof endpoint, "ipc://%s.cmd", daemon);
+    struct pg_consumer *consumer = pg_consume(endpoint, "demo in C", &group);
+    signal(SIGTERM, stop);
+    return consumer;
+}
+
+static int end(struct pg_consumer *consumer)
+{
+    const char *error = pg_consumer_error(consumer);
+    const int code = error == NULL ? 0 : 1;
+    if (error != NULL)
+        fprintf(stderr, "demo: %s\n", error);
+    pg_leave(consumer);
+    return code;
+}
+
+static void print_job(const char *event, const struct pg_job *job)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    printf("%s %" PRIu64 " %" PRIu32 " %" PRId64, event, job->ticket, job->attempt,
+           now.tv_sec * INT64_C(1000000000) + now.tv_nsec);
+}
+
+static int consume(const char *daemon)
+{
+    const struct timespec pause = {.tv_nsec = 2000000};
+    struct pg_consumer *consumer = join(daemon);
+    if (consumer == NULL)
+        return 1;
+    if (pg_consumer_error(consumer) == NULL)
+        printf("ready\n");
+    fflush(stdout);
+    while (!stopped && pg_consumer_error(consumer) == NULL) {
+        const struct pg_job *job = pg_take(consumer, 100);
+        if (job == NULL)
+            continue;
+        print_job("start", job);
+        printf(" %.*s %.*s\n", (int)job->key_len, job->key, (int)job->payload_len,
+               (const char *)job->payload);
+        fflush(stdout);
+        nanosleep(&pause, NULL);
+        const struct pg_job done = *job; /* the answer frees the job */
+        if (pg_ack(consumer, job) == PG_DONE) {
+            print_job("acked", &done);
+            printf("\n");
+            fflush(stdout);
+        }
+    }
+    return end(consumer);
+}
+
+/* Answer jobs by all means except an ack, and print the answers and whether the lease was lost. */
+static int fail_some(const char *daemon)
+{
+    struct pg_consumer *consumer = join(daemon);
+    if (consumer == NULL)
+        return 1;
+    for (int n = 0; n < 3; n++) {
+        const struct pg_job *job = NULL;
+        while (job == NULL && pg_consumer_error(consumer) == NULL)
+            job = pg_take(consumer, 1000);
+        if (job == NULL)
+            break;
+        const int lost = pg_is_lost(job);
+        const uint32_t attempt = job->attempt;
+        const int status = n == 0   ? pg_nack(consumer, job, -1, "no stamps")
+                           : n == 1 ? pg_release(consumer, job)
+                                    : pg_reject(consumer, job, "no address");
+        printf("%" PRIu32 " %d %d\n", attempt, lost, status);
+    }
+    return end(consumer);
+}
+
 int main(int argc, char **argv)
 {
     if (argc == 4 && strcmp(argv[1], "work") == 0)
         return work(argv[2], atol(argv[3]));
     if (argc == 3 && strcmp(argv[1], "listen") == 0)
         return listen_forever(argv[2]);
-    fprintf(stderr, "usage: demo work DIR/NAME COUNT | demo listen DIR/NAME\n");
+    if (argc == 3 && strcmp(argv[1], "consume") == 0)
+        return consume(argv[2]);
+    if (argc == 3 && strcmp(argv[1], "dead") == 0)
+        return fail_some(argv[2]);
+    fprintf(stderr, "usage: demo work DIR/NAME COUNT | demo {listen|consume|dead} DIR/NAME\n");
     return 2;
 }

@@ -2,9 +2,10 @@
  *
  * A client packs records into batches, sends unanswered batches again after a reconnect and after
  * silence, and so applies each record once, while the daemon is killed and started again. A
- * listener receives the notices of one topic in order, and reports each range that it lost.
+ * listener receives the notices of one topic in order, and reports each range that it lost. A
+ * consumer takes the jobs of a consumer group.
  *
- * Neither is thread-safe. The daemon must have the real clock and no shards. Link with libzmq. */
+ * None of them is thread-safe. The daemon must have the real clock and no shards. Link with libzmq. */
 #ifndef PURGATORYD_H
 #define PURGATORYD_H
 
@@ -25,7 +26,12 @@ enum pg_status { /* those of docs/protocol.md; from 16 on refusals */
     PG_CANCELLED = 6,
     PG_FIRED = 7,
     PG_UNKNOWN = 8,
+    PG_DONE = 10,
+    PG_LEASED = 15,
     PG_BUSY = 26, /* the client sends such records again itself */
+    PG_STOPPING = 32,
+    PG_LEASE_LOST = 38,
+    PG_NO_GROUP = 39,
 };
 
 struct pg_answer {
@@ -90,5 +96,63 @@ struct pg_listener *pg_listen(const char *endpoint, struct pg_topic topic);
 enum pg_event pg_next(struct pg_listener *listener, struct pg_notice *notice, long timeout_ms);
 
 void pg_unlisten(struct pg_listener *listener);
+
+struct pg_group {
+    const char *namespace;
+    const char *name;
+    const char *const *topics; /* ended by NULL */
+    int64_t lease_ns;          /* length of a lease; the consumer extends it */
+    uint32_t max_in_flight;    /* number of jobs that the consumer may hold */
+};
+
+struct pg_job {
+    uint64_t ticket; /* the same in all attempts: make handlers idempotent by it */
+    uint32_t attempt;
+    uint32_t missed; /* timers that this one stands for, by a late policy */
+    int64_t deadline_ns;
+    int64_t fired_ns;
+    const char *topic; /* topic, key and payload are valid until the answer */
+    size_t topic_len;
+    const char *key;
+    size_t key_len;
+    const void *payload;
+    size_t payload_len;
+};
+
+struct pg_consumer;
+
+/* Join a consumer group, which is created if it is missing. One that exists stays as it is.
+ * `endpoint` is the command socket. Check pg_consumer_error(). Return NULL if memory or descriptors
+ * are exhausted. */
+struct pg_consumer *pg_consume(const char *endpoint, const char *worker,
+                               const struct pg_group *group);
+
+/* Wait up to `timeout_ms` for a job. Return NULL if none came, and after an error. */
+const struct pg_job *pg_take(struct pg_consumer *consumer, long timeout_ms);
+
+/* Answer a job, and wait for the daemon: PG_DONE; PG_LEASE_LOST, because the lease has ended and
+ * another member may have the job; PG_NO_ANSWER after an error. The job must not be used
+ * afterwards.
+ *
+ * ack: the job ends. nack: the attempt failed; the next one comes after `delay_ns`, -1 = the backoff
+ * of the group. reject: the job becomes a dead letter. release: the job goes to another member, and
+ * no attempt failed. */
+int pg_ack(struct pg_consumer *consumer, const struct pg_job *job);
+int pg_nack(struct pg_consumer *consumer, const struct pg_job *job, int64_t delay_ns,
+            const char *error);
+int pg_reject(struct pg_consumer *consumer, const struct pg_job *job, const char *error);
+int pg_release(struct pg_consumer *consumer, const struct pg_job *job);
+
+/* Extend the leases that end soon. pg_take() and the answers do so as well: a handler that runs
+ * longer than a third of a lease calls this in between. Return false after an error. */
+bool pg_keep(struct pg_consumer *consumer);
+
+/* Return true if the lease of the job has ended. */
+bool pg_is_lost(const struct pg_job *job);
+
+const char *pg_consumer_error(const struct pg_consumer *consumer);
+
+/* Give back the jobs without an answer, which counts as no failed attempt, and end the session. */
+void pg_leave(struct pg_consumer *consumer);
 
 #endif

