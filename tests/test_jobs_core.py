@@ -121,6 +121,19 @@ def test_an_extended_lease_lives_until_its_new_end_and_max_lease(core: JobsCore)
     assert session.ack(held) == Status.LEASE_LOST
 
 
+def test_an_extension_never_shortens_a_lease(core: JobsCore) -> None:
+    core.create_group()
+    session, other = Session(core), Session(core)
+    session.join(lease_ns=20 * MS)
+    fire(core, "a")
+    (held,) = core.jobs_of(session)
+    other.join()
+    assert session.extend(held, MS) == Status.DONE
+    step(core, 10 * MS)
+    assert core.jobs_of(other) == []
+    assert session.ack(held) == Status.DONE
+
+
 def test_a_failed_attempt_waits_for_its_delay_and_the_last_one_is_a_dead_letter(
     core: JobsCore,
 ) -> None:

@@ -21,7 +21,19 @@ from world.answers import ANSWERS, REFUSALS
 from world.deliveries import Deliveries
 from world.oracle import Oracle, Sent, Violation
 from world.runs import part, run, run_seed, smallest
-from world.script import FAULTS, HEAVY, KEYS, MS, SUBSCRIBERS, WORK, S, Script, Step, script
+from world.script import (
+    DELIVERY,
+    FAULTS,
+    HEAVY,
+    KEYS,
+    MS,
+    SUBSCRIBERS,
+    WORK,
+    S,
+    Script,
+    Step,
+    script,
+)
 from world.world import World, world_of
 
 from purgatoryd.shm_layout.layout import Cause, Status
@@ -82,7 +94,7 @@ def test_a_seed_leads_to_the_same_bytes_everywhere(seed: int, tmp_path: Path) ->
 
 def test_every_fault_and_every_call_occurs() -> None:
     steps = {step.kind for seed in range(1, 60) for step in script(seed).steps}
-    assert {*FAULTS, *WORK, *HEAVY, "add_at", "move_clock", "succeed"} == steps
+    assert {*FAULTS, *WORK, *HEAVY, *DELIVERY, "add_at", "move_clock", "succeed"} == steps
 
 
 def _functions(tree: ast.AST, above: str = "") -> Iterator[tuple[str, ast.AST]]:

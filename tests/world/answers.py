@@ -12,7 +12,7 @@ ANSWERS: dict[str, frozenset[Status]] = {
     "replace": frozenset({ADDED, Status.REPLACED, PARKED}),
     "keep": frozenset({ADDED, Status.KEPT, PARKED}),
     "extend": frozenset({ADDED, Status.KEPT, Status.EXTENDED, PARKED}),
-    "cancel": frozenset({Status.CANCELLED, Status.FIRED, UNKNOWN}),
+    "cancel": frozenset({Status.CANCELLED, Status.FIRED, Status.LEASED, UNKNOWN}),
     "get": frozenset({Status.FOUND, PARKED, UNKNOWN}),
     "row": frozenset({ADDED, EXISTS, PARKED, Status.BULK_LOADED}),
     "watch": frozenset({ADDED}),
@@ -26,7 +26,8 @@ ANSWERS: dict[str, frozenset[Status]] = {
 """For each kind of call, the statuses that are not refusals."""
 ANY_CHANGE = frozenset({Status.DENIED, Status.BUSY})
 KEEPS = ANY_CHANGE | {
-    Status.QUOTA, Status.WAL, Status.ARENA, Status.STOPPING, Status.FULL, Status.FULL_PAYLOAD
+    Status.QUOTA, Status.WAL, Status.ARENA, Status.STOPPING, Status.FULL, Status.FULL_PAYLOAD,
+    Status.FULL_GROUP,
 }  # fmt: skip
 """Refusals that a call may receive if it arms a timer or an operation."""
 REFUSALS: dict[str, frozenset[Status]] = {

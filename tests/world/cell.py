@@ -32,9 +32,11 @@ from purgatoryd.shm_layout.errors import (
 )
 from purgatoryd.shm_layout.layout import FLAG_RESUME, Cause, Message, Status
 from world.clients import LIMIT_S, QUEUE_LIMIT, SHORT_QUEUE, SimulatedClient
+from world.consumers import SimulatedConsumer, subject_of
 from world.daemons import EVERY_UID, SimulatedDaemon
 from world.deliveries import Deliveries
 from world.disk import File
+from world.jobs import Group, JobOracle
 from world.network import ADMIN, End, SimulatedChannel
 from world.oracle import (
     FOREVER_NS,
@@ -48,7 +50,7 @@ from world.oracle import (
     Sizes,
     Violation,
 )
-from world.script import CLIENTS, MS, RESUMER, SUBSCRIBERS, S
+from world.script import CLIENTS, CONSUMERS, GROUPS, MS, RESUMER, SUBSCRIBERS, S
 from world.subscribers import SimulatedSubscriber
 
 if TYPE_CHECKING:
@@ -133,9 +135,19 @@ class Cell:
             self.oracle.causes.add(Status.BUSY)
         if world.script.setting.uids:  # each uid has limits, and owns its bulk loads
             self.oracle.causes |= {Status.QUOTA, Status.DENIED}
+        if world.script.setting.groups:
+            self.oracle.causes.add(Status.FULL_GROUP)
         if not self.virtual:
             self.oracle.outages = self.daemon.outages
         self.operator = Operator(self)
+        self.jobs = JobOracle()
+        self.consumers: list[SimulatedConsumer | None] = [None] * CONSUMERS
+        self.manager: SimulatedClient | None = None
+        """Client that manages consumer groups; None: the world has no consumer groups."""
+        self.generations = [0] * GROUPS
+        """For each slot of a consumer group, how many groups were deleted there."""
+        self.group_options: dict[str, dict[str, Any]] = {}
+        """Arguments of the creation of each consumer group."""
         self.clients: list[SimulatedClient] = []
         self.guests: list[SimulatedClient] = []
         self.expected: tuple[type[PurgatorydError], ...] = ()
@@ -192,7 +204,8 @@ class Cell:
             payload_bytes=(8 if setting.heavy else 1) * MIB,
             replay_capacity=setting.replay_capacity,
             topics=8, namespaces=4, sessions=setting.sessions, watches=1024, watch_keys=64,
-            accounts=8, bulk_loads=4, bulk_load_rows=16_384, inbox=64, **more,
+            accounts=8, bulk_loads=4, bulk_load_rows=16_384, inbox=64, groups=4, jobs=256,
+            schedules=16, **more,
         )  # fmt: skip
 
     # ---- times ---------------------------------------------------------------------------------
@@ -226,6 +239,8 @@ class Cell:
         self.clients = [self.client(n) for n in range(CLIENTS)]
         for number in range(SUBSCRIBERS):
             self._subscribe(number)
+        if self.world.script.setting.groups:
+            self.begin_manager()
 
     def client(self, number: int) -> SimulatedClient:
         """Start a new process of a client."""
@@ -365,6 +380,97 @@ class Cell:
             guest.die()
             self._end_process(guest)
 
+    # ---- consumer groups -----------------------------------------------------------------------
+
+    def group_name(self, slot: int) -> str:
+        """Return the name of the consumer group in a slot."""
+        return f"g{slot}.{self.generations[slot]}"
+
+    def begin_manager(self) -> None:
+        """Start a new process of the client that manages consumer groups."""
+        if self.manager is not None and self.manager.alive:
+            self.manager.die()
+            self._end_process(self.manager)
+        partition = self.number if self._shards > 1 else None
+        self.manager = SimulatedClient(
+            self.world.machine, self.world.network, "w", NAMESPACE, durable=False,
+            partition=partition, owns=False,
+        )  # fmt: skip
+        self.daemon.pids.add(self.manager.host.pid)
+
+    def begin_consumer(self, number: int, group: Group, lease_ns: int, credits: int) -> None:
+        """Start a process of a consumer."""
+        setting = self.world.script.setting
+        self.consumers[number] = one = SimulatedConsumer(
+            self, NAMESPACE, group, lease_ns, credits,
+            durable=setting.wal and setting.durable[number],
+            partition=self.number if self._shards > 1 else None,
+        )  # fmt: skip
+        self.daemon.pids.add(one.host.pid)
+
+    def end_consumer(self, number: int) -> None:
+        """End the process of a consumer, if there is one, without BYE."""
+        one = self.consumers[number]
+        if one is not None and one.alive:
+            one.die()
+            self._end_process(one)
+
+    def close_consumers(self) -> None:
+        """End the sessions of all consumers and of the manager cleanly."""
+        ones: list[SimulatedClient] = [
+            one for one in self.consumers if one is not None and one.alive
+        ]
+        ones += [self.manager] if self.manager is not None else []
+        for one in ones:
+            one.close()
+        self.world.until(lambda: all(one.closed for one in ones), "all consumers have closed")
+        for one in ones:
+            one.die()
+            self._end_process(one)
+
+    def end_delivery(self) -> None:
+        """End the processes of the manager and of all consumers, because the power is cut."""
+        for number in range(CONSUMERS):
+            self.end_consumer(number)
+        if self.manager is not None:
+            self.manager.die()
+            self._end_process(self.manager)
+
+    def begin_delivery(self) -> None:
+        """Start the manager and the consumers again after a power cut."""
+        if self.manager is None or self.finishing:
+            return
+        self.begin_manager()
+        for number, one in enumerate(self.consumers):
+            if one is not None and not one.alive and not one.group.retired:
+                self.begin_consumer(number, one.group, one.lease_ns, one.credits)
+
+    def durably_answered(self) -> None:
+        """Cause the fault that a script has planned for the next durable answer."""
+        if self.at_durable_answer is not None:
+            self.world.schedule.after(0, self.at_durable_answer)
+            self.at_durable_answer = None
+
+    def violated(self, violation: Violation) -> None:
+        """Raise a violation in an event of its own, because a client catches exceptions of
+        callbacks."""
+
+        def again() -> None:
+            raise violation
+
+        self.world.schedule.after(0, again)
+
+    def judge_letter(self, group: Group, letter: Any) -> None:
+        """Judge a dead letter at the end of the world."""
+        payload = letter.payload
+        operation = str(letter.key).startswith("o")
+        if operation:
+            _, payload = wire.decode_verdict(payload)
+        subject = subject_of(letter.key, payload)
+        self.jobs.dead(
+            group.name, subject, letter.ticket, letter.attempts, letter.reason, letter.error
+        )
+
     def _end_process(self, client: SimulatedClient) -> None:
         self.daemon.pids.discard(client.host.pid)
         if self.daemon.processes is not None and self.daemon.alive:
@@ -390,6 +496,7 @@ class Cell:
         that there is a reason."""
         self._refused = 0
         self._arena = arena
+        self.jobs.starts_ns.append(self.world.schedule.now_ns)
         self._tap()
         sizes = [getattr(self.daemon.config, name) for name in Sizes._fields]
         self.oracle.served_with(Sizes(*sizes))
@@ -406,7 +513,7 @@ class Cell:
                 self.lose_arena(memory=False)
             self.oracle.recovered(self.world.wrong_ns(self))
             if self.rotten:  # damage at the end of the WAL looks like a torn write
-                self.oracle.forced()
+                self._forced()
         self._arena_lost = self.may_lose_arena = False
         self.check()
         if self._shards > 1:
@@ -451,7 +558,12 @@ class Cell:
             return
         # committed_lsn is 0 until the first snapshot is committed
         if reaper.wal.committed_lsn == int(buffer.next_lsn) - 1:
-            self.oracle.committed()
+            self._committed()
+
+    def _committed(self) -> None:
+        """Record that all changes up to this time are durable."""
+        self.oracle.committed()
+        self.jobs.committed()
 
     def ending(self, arena: Any) -> None:
         """Remember the virtual time that the arena of an ending process contains. At this time the
@@ -497,26 +609,32 @@ class Cell:
         elif not troubled:
             raise Violation(f"a start was refused without a reason: {text}")
 
+    def _forced(self) -> None:
+        """Expect that changes are missing that a damaged WAL lacks."""
+        self.oracle.forced()
+        self.jobs.forced()
+
     def _force(self) -> None:
         """Let an operator accept only those records of the WAL that precede its damage."""
         self.daemon.force = True
         self.may_lose_arena = True
-        self.oracle.forced()
+        self._forced()
 
     def _begin_anew(self) -> None:
         """Let an operator move the WAL away, because even a forced start finds no sound
         snapshot."""
         self.world.disk.empty(Path(self.daemon.config.wal_dir) / self.daemon.config.name)
         self.may_lose_arena = True
-        self.oracle.forced()
+        self._forced()
 
     def move(self) -> None:
         """Expect that the next start restores exactly what the export of the stopped daemon
         contains."""
-        self.oracle.committed()
+        self._committed()
         self._arena_lost = self.may_lose_arena = True
         self.daemon.lose_memory()
         self.oracle.arena_lost(wal=True)
+        self.jobs.arena_lost(self.world.schedule.now_ns, wal=True)
         self.inherited.clear()
 
     def lose_arena(self, *, memory: bool = True) -> None:
@@ -527,6 +645,7 @@ class Cell:
             self.daemon.lose_memory()
         carried = self.world.script.setting.wal or self.daemon.import_path is not None
         self.oracle.arena_lost(carried)
+        self.jobs.arena_lost(self.world.schedule.now_ns, wal=carried)
         self.inherited.clear()
 
     # ---- publications of the daemon ----------------------------------------------------------
@@ -592,6 +711,11 @@ class Cell:
             self.oracle.published(
                 head.stream_id, topic, head.first + index, sent, self.begun_ns, self.now_ns()
             )
+            place = (head.stream_id, topic, head.first + index)
+            self.jobs.published(
+                place, subject_of(key, sent.payload), str(key), deadline_ns + self.begun_ns,
+                fired_ns + self.begun_ns,
+            )  # fmt: skip
 
     # ---- answers -------------------------------------------------------------------------------
 
@@ -607,9 +731,10 @@ class Cell:
         self.world.note(call.kind, call.key, status, ticket)
         deadline_ns = deadline_boot_ns + self.begun_ns
         self.oracle.answer(call, status, ticket, deadline_ns, self.now_ns())
-        if call.durable and status != IN_DOUBT and self.at_durable_answer is not None:
-            self.world.schedule.after(0, self.at_durable_answer)
-            self.at_durable_answer = None
+        if call.durable and status != IN_DOUBT:
+            self.durably_answered()
+        if status == Status.FULL_GROUP:
+            self.jobs.full(deadline_boot_ns)
 
     def ask(self, client: int, name: str, *, healed: bool = False) -> None:
         """Query the timer of a key. `healed`: all disturbances are over, so an answer must
@@ -666,7 +791,10 @@ class Cell:
             client.limit_s = LIMIT_S
         for subscriber in self.subscribers:
             subscriber.thaw()
-        ends = [side.ends for side in self.clients] + [side.ends for side in self.subscribers]
+        consumers = [one for one in self.consumers if one is not None]
+        for one in consumers:
+            one.thaw()
+        ends = [side.ends for side in (*self.clients, *self.subscribers, *consumers)]
         for end in chain(self.operator.ends, *ends):
             end.disturbances.clear()
 
@@ -856,6 +984,7 @@ class Cell:
             "outcomes": int(metrics.outcomes),
             "sessions": len(arena.session_ids()),
             "watch records": arena.watch_fill()["watch_records"],
+            "jobs": int(metrics.jobs),
         }
         if any(left.values()):
             raise Violation(f"left over: {left}")
@@ -867,6 +996,9 @@ class Cell:
             client.die()
         for subscriber in self.subscribers:
             subscriber.die()
+        for one in (*self.consumers, self.manager):
+            if one is not None and one.alive:
+                one.die()
         if self.daemon.alive:
             self.daemon.kill()
         self.daemon.lose_memory()

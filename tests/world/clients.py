@@ -156,8 +156,8 @@ class SimulatedClient:
         self.owner = Owner(self.core, self.wake, resume) if owns else None
         self.core.on_connection = self._connected
         self._report_expired: Callable[[], None] = lambda: None
-        after = nothing if self.owner is None else self.owner.speak
-        self.jobs = Jobs(self.core, after, listens=owns)
+        after, listens = self._speaker()
+        self.jobs = Jobs(self.core, after, listens=listens)
         self.unsettled: list[tuple[Pending | BulkResult, Callable[[], None]]] = []
         """Calls without a result, each with the callback that will report the result."""
         self._unpacked: set[Pending | BulkResult] = set()
@@ -165,6 +165,11 @@ class SimulatedClient:
         self._iterations = 0
         self._iterates_at_ns: int | None = None
         self._begin(self.jobs.greeted(LIMIT_S))
+
+    def _speaker(self) -> tuple[Callable[[], float], bool]:
+        """Return the function that runs in each exchange, and whether this client listens while no
+        call waits."""
+        return (nothing, False) if self.owner is None else (self.owner.speak, True)
 
     @property
     def connection(self) -> Connection:
@@ -405,6 +410,19 @@ class SimulatedClient:
                 report(_UNASKED)
                 raise
             report(asked[0])
+
+        self._begin(work())
+
+    def ask(self, job: Job[Any], report: Callable[[Any, PurgatorydError | None], None]) -> None:
+        """Run a job. `report` receives (result, error), one of which is None."""
+
+        def work() -> Job[Any]:
+            try:
+                result = yield from job
+            except PurgatorydError as error:
+                report(None, error)
+                raise
+            report(result, None)
 
         self._begin(work())
 

@@ -63,7 +63,7 @@ NAMED_AGAIN_NS = 5 * S
 """Time without a pause after which a daemon has restored the names of its arena files."""
 SIZES = (
     "payload_bytes", "replay_capacity", "topics", "namespaces", "sessions", "watches", "watch_keys",
-    "inbox", "accounts", "bulk_loads", "bulk_load_rows",
+    "inbox", "accounts", "bulk_loads", "bulk_load_rows", "jobs",
 )  # fmt: skip
 LARGER = {64: 2, 512: 2}
 """For some capacities, the factor by which the other sizes exceed the sizes of the first start."""
@@ -760,6 +760,8 @@ def power_cut(cell: Cell, span_ns: int, answered: bool) -> None:
                 one.end_client(client)
                 world.schedule.after(span_ns + MS, partial(one.begin_client, client))
         one.end_guests(list(one.guests))
+        one.end_delivery()
+        world.schedule.after(span_ns + MS, one.begin_delivery)
         if one.daemon.alive:
             one.daemon.kill()
         one.daemon.fuse.left = None

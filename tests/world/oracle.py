@@ -424,7 +424,7 @@ class Oracle:
             self._same(call, key, ticket, deadline_ns)
         elif status == Status.CANCELLED:
             self._cancelled(call, key, ticket)
-        elif status in (Status.FIRED, Status.UNKNOWN):
+        elif status in (Status.FIRED, Status.LEASED, Status.UNKNOWN):
             self._gone(call, key, status, now_ns)
 
     # ---- statuses ------------------------------------------------------------------------------
@@ -563,8 +563,8 @@ class Oracle:
         key.become([None])
 
     def _gone(self, call: Call, key: Key, status: int, now_ns: int) -> None:
-        """Judge the answer FIRED or UNKNOWN. It means that no timer is armed, or that the armed
-        timer is not the timer that the call names."""
+        """Judge the answer FIRED, LEASED or UNKNOWN. It means that no timer is armed, or that the
+        armed timer is not the timer that the call names."""
         if call.ticket in (0, *(timer.ticket for timer in key.armed)):
             self._await(key)
         left: list[State] = []

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 MS = 1_000_000
 S = 1_000 * MS
 CLIENTS, SUBSCRIBERS, KEYS, WATCH_KEYS, BULK_LOADS = 3, 2, 12, 6, 2
+GROUPS, CONSUMERS = 3, 3
 TOPICS = ("a", "b")
 RESUMER = 0
 ACTIONS = ("open", "close", "status", "forget")
@@ -92,6 +93,8 @@ class Setting:
     """Groups of product limits that are small."""
     local_subscribers: int
     """Number of subscribers that read notices from the arena."""
+    groups: bool
+    """True if consumer groups handle the notices."""
     only_rings: bool
     """True if all clients on the daemon's host have rings; otherwise every second connection."""
 
@@ -277,6 +280,51 @@ def _span(rng: random.Random) -> Arguments:
     return {"span_ns": _span_ns(rng)}
 
 
+def _group(rng: random.Random) -> Arguments:
+    return {"slot": rng.randrange(GROUPS)}
+
+
+def _consumer(rng: random.Random) -> Arguments:
+    return {"consumer": rng.randrange(CONSUMERS)}
+
+
+def _new_group(rng: random.Random) -> Arguments:
+    return {
+        **_group(rng),
+        "topics": rng.choice([["a"], ["b"], ["a", "b"], ["a", "b"]]),
+        "start": rng.choice(["latest", "latest", "earliest"]),
+        "max_backlog": rng.choice([16, 64, 64, 80]),
+        "max_lease_ns": rng.choice([300 * MS, 2 * S, 3600 * S]),
+        "backoff_ns": rng.choice([0, MS, 20 * MS]),
+        "max_attempts": rng.choice([2, 4, 20, 20]),
+        "max_dead": rng.choice([0, 2, 1000, 1000]),
+        "retention_ns": rng.choice([0, 0, 0, 200 * MS]),
+        "ordered": rng.random() < 0.4,
+        "blocks": rng.random() < 0.3,
+        "drops": rng.random() < 0.3,
+        "rate": rng.choice([0, 0, 0, 50]),
+    }
+
+
+def _consume(rng: random.Random) -> Arguments:
+    return {
+        **_consumer(rng),
+        **_group(rng),
+        "lease_ns": rng.choice([20 * MS, 100 * MS, S, 30 * S]),
+        "credits": rng.choice([1, 2, 8]),
+    }
+
+
+def _stale(rng: random.Random) -> Arguments:
+    return {
+        **_consumer(rng),
+        "of": rng.randrange(CONSUMERS),
+        "number": rng.randrange(10_000),
+        "op": rng.choice(["ack", "ack", "nack", "extend", "release", "reject"]),
+        "span_ns": rng.randrange(1, S),
+    }
+
+
 # ---- kinds of steps: weight and arguments -----------------------------------------------------
 
 WORK: dict[str, tuple[int, Draw]] = {
@@ -414,6 +462,41 @@ HEAVY: dict[str, tuple[int, Draw]] = {
 }
 
 
+DELIVERY: dict[str, tuple[int, Draw]] = {
+    "create_group": (10, _new_group),
+    "delete_group": (1, _group),
+    "pause_group": (2, lambda rng: {**_group(rng), **_span(rng)}),
+    "change_group": (2, lambda rng: {**_group(rng), "backoff_ns": rng.choice([0, MS, 50 * MS])}),
+    "describe_group": (3, _group),
+    "dead_letters": (4, lambda rng: {**_group(rng), "requeue": rng.random() < 0.7}),
+    "consume": (20, _consume),
+    "stale_answer": (12, _stale),
+    "kill_consumer": (7, lambda rng: {**_consumer(rng), **_span(rng)}),
+    "freeze_consumer": (7, lambda rng: {**_consumer(rng), **_span(rng)}),
+    "close_consumer": (4, _consumer),
+    "break_consumer": (4, _consumer),
+    "disturb_consumer": (12, lambda rng: {**_consumer(rng), **_disturb(rng)}),
+}  # fmt: skip
+"""Steps of worlds with consumer groups."""
+DELIVERY_SHARE = 0.4
+"""Number of steps of consumer groups for each other step."""
+
+
+def _with_groups(seed: int, setting: Setting, steps: list[Step]) -> list[Step]:
+    """Insert steps of consumer groups. Their random numbers leave the other steps as they are."""
+    rng = random.Random(f"group steps {seed}")
+    found = [
+        Step(MS, kind, cell, DELIVERY[kind][1](rng))
+        for cell in range(setting.shards)
+        for kind in ["create_group"] * GROUPS + ["consume"] * CONSUMERS
+    ]
+    for step in steps:
+        if rng.random() < DELIVERY_SHARE:
+            found.append(_step(rng, setting, DELIVERY, {}, 0.0))
+        found.append(step)
+    return found
+
+
 def script(seed: int, steps: int = 400) -> Script:
     """Return the script of a seed."""
     rng = random.Random(seed)
@@ -448,16 +531,19 @@ def script(seed: int, steps: int = 400) -> Script:
     for kind in missing & set(faults):
         del faults[kind]
     share = rng.choice([0.1, 0.3, 0.4])
-    return Script(setting, [_step(rng, setting, work, faults, share) for _ in range(steps)])
+    chosen = [_step(rng, setting, work, faults, share) for _ in range(steps)]
+    return Script(setting, _with_groups(seed, setting, chosen) if setting.groups else chosen)
 
 
 def _setting(rng: random.Random, seed: int) -> Setting:
     wal = rng.random() < 0.7
     shards = 2 if rng.random() < 0.1 else 1
-    return Setting(
+    virtual = rng.random() < 0.1
+    groups = not virtual and random.Random(f"groups {seed}").random() < 0.3
+    setting = Setting(
         seed=seed,
         wal=wal,
-        virtual=rng.random() < 0.1,
+        virtual=virtual,
         shards=shards,
         durable=tuple(rng.choice([True, False, None]) for _ in range(CLIENTS)),
         durable_namespace=wal and shards == 1 and rng.random() < 0.2,
@@ -477,8 +563,10 @@ def _setting(rng: random.Random, seed: int) -> Setting:
         hidden=tuple(rng.random() < 0.1 for _ in range(CLIENTS)),
         small_limits=tuple(group for group in SMALL_LIMITS if rng.random() < 0.15),
         local_subscribers=random.Random(f"local {seed}").choice([0, 1, SUBSCRIBERS]),
+        groups=groups,
         only_rings=random.Random(f"rings {seed}").random() < 0.3,
     )
+    return replace(setting, sessions=16, parks=False) if groups else setting
 
 
 def _step(

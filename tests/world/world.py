@@ -161,16 +161,21 @@ class World:
 
     def finish(self) -> None:
         """Heal everything, and wait until all cells have finished."""
+        from world import delivery  # imported here because that module imports this one
+
         self.disk.heal()
         for cell in self.cells:
             cell.heal()
         for cell in self.cells:
             cell.finish()
+            delivery.heal(cell)
         self.schedule.skip(FAR_NS)
         if self.script.setting.virtual:
             for cell in self.cells:
                 cell.advance_far(10 * FAR_NS)
         self.pass_time(20 * S)
+        for cell in self.cells:
+            delivery.finish(cell)
         for cell in self.cells:
             cell.close()
         self._note_end()
@@ -230,9 +235,9 @@ class World:
 
 
 def _steps() -> dict[str, Callable[..., None]]:
-    from world import faults, work  # imported here because these modules import this one
+    from world import delivery, faults, work  # imported here because these modules import this one
 
-    return work.STEPS | faults.STEPS
+    return work.STEPS | faults.STEPS | delivery.STEPS
 
 
 @contextmanager

@@ -663,7 +663,9 @@ void job_extend(struct pg_arena *a, uint32_t row, int64_t until_ns)
 {
     struct pg_job to = *job_at(a, row);
     const int64_t last_ns = to.leased_ns + group_at(a, to.group)->settings.max_lease_ns;
-    to.due_ns = until_ns < last_ns ? until_ns : last_ns;
+    const int64_t ends_ns = until_ns < last_ns ? until_ns : last_ns;
+    if (ends_ns > to.due_ns)      /* an extension never shortens a lease */
+        to.due_ns = ends_ns;
     job_store(a, row, to);
     job_place_again(a, row);
 }

@@ -1,0 +1,275 @@
+"""The judge of consumer groups in simulated worlds (tests/world/jobs.py), and their seeds."""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import replace
+from enum import EnumType
+from pathlib import Path
+
+import pytest
+from world import jobs
+from world.jobs import Delivered, Group, Holder, JobOracle, Lease, Settings
+from world.oracle import Violation
+from world.runs import run
+from world.script import CONSUMERS, DELIVERY, GROUPS, MS, script
+
+from purgatoryd.shm_layout.layout import JobReason, Op
+
+pytestmark = pytest.mark.tier("check")
+
+SETTINGS = Settings(("a",), 64, 1000 * MS, 20, 1000, 0, ordered=False, blocks=False, drops=False)
+ME, OTHER = Holder(1, 11, 111), Holder(2, 22, 222)
+LENGTH_NS = 100 * MS
+
+
+def judge_of(**settings: object) -> tuple[JobOracle, Group]:
+    """Return a judge with a group that exists since time 0."""
+    judge = JobOracle()
+    group = judge.creating("g", SETTINGS._replace(**settings))
+    judge.created(group, 0, 0)
+    return judge, group
+
+
+def born(judge: JobOracle, number: int, key: str = "k") -> None:
+    """Let the timer `number` fire at time `number` ms."""
+    place, at_ns = (7, "a", number), number * MS
+    judge.published(place, b"%d" % number, key, at_ns, at_ns)
+
+
+def lease(
+    judge: JobOracle, number: int, at_ms: int, *, job: int = 1, attempt: int | None = None,
+    holder: Holder = ME, key: str = "k",
+) -> Lease:  # fmt: skip
+    """Let a member receive a lease of a job that begins at `at_ms`."""
+    begins_ns = at_ms * MS
+    return judge.received("g", b"%d" % job, holder, Delivered(
+        job, key, b"%d" % job, job * MS, 3, number, attempt or number, begins_ns,
+        begins_ns + LENGTH_NS, begins_ns,
+    ))  # fmt: skip
+
+
+def taken(judge: JobOracle, one: Lease, op: Op, at_ms: int, span_ms: int = 0) -> None:
+    """Let the daemon take an answer of the holder of a lease, that was sent at `at_ms`."""
+    judge.answering(one, op, mine=True)
+    judge.answered(one, op, at_ms * MS, span_ms * MS, "no", mine=True, durable=True)
+
+
+def test_two_leases_of_a_job_must_not_overlap() -> None:
+    judge, _ = judge_of()
+    lease(judge, 1, 10)
+    with pytest.raises(Violation, match="began during lease 1"):
+        lease(judge, 2, 109, holder=OTHER)
+    judge, _ = judge_of()
+    lease(judge, 1, 10)
+    lease(judge, 2, 110, holder=OTHER)
+
+
+@pytest.mark.parametrize("event", ["process", "connection", "answer"])
+def test_a_lease_may_follow_the_end_of_its_holder_at_once(event: str) -> None:
+    judge, _ = judge_of()
+    first = lease(judge, 1, 10)
+    if event == "process":
+        judge.process_ended(ME.process)
+    elif event == "connection":
+        judge.connection_ended(ME.process, ME.connection)
+    else:
+        judge.answering(first, Op.JOB_NACK, mine=True)
+    lease(judge, 2, 20, holder=OTHER)
+
+
+def test_an_extension_that_the_daemon_took_keeps_the_lease() -> None:
+    judge, _ = judge_of()
+    first = lease(judge, 1, 10)
+    taken(judge, first, Op.JOB_EXTEND, 50, 200)
+    with pytest.raises(Violation, match="began during lease 1"):
+        lease(judge, 2, 249)
+    judge, _ = judge_of()
+    first = lease(judge, 1, 10)
+    lease(judge, 2, 111)
+    judge.answering(first, Op.JOB_EXTEND, mine=True)
+    with pytest.raises(Violation, match="began during lease 1"):
+        judge.answered(first, Op.JOB_EXTEND, 50 * MS, 200 * MS, "", mine=True, durable=True)
+
+
+def test_attempts_count_each_failure_and_nothing_else() -> None:
+    judge, _ = judge_of()
+    first = lease(judge, 1, 10)
+    taken(judge, first, Op.JOB_RELEASE, 20)
+    with pytest.raises(Violation, match="expected an attempt from 1 to 1"):
+        lease(judge, 2, 30)
+    judge, _ = judge_of()
+    lease(judge, 1, 10)
+    judge.process_ended(ME.process)
+    with pytest.raises(Violation, match="expected an attempt from 2 to 2"):
+        lease(judge, 2, 30, attempt=1)
+    judge, _ = judge_of()
+    lease(judge, 1, 10)
+    judge.process_closes(ME.process)
+    lease(judge, 2, 30, attempt=1)
+
+
+def test_an_attempt_is_at_most_the_number_of_leases_and_of_attempts() -> None:
+    judge, _ = judge_of(max_attempts=2)
+    with pytest.raises(Violation, match="more attempts than leases"):
+        lease(judge, 1, 10, attempt=2)
+    with pytest.raises(Violation, match="more than 2 attempts"):
+        lease(judge, 3, 10)
+
+
+def test_a_requeue_may_reset_attempts() -> None:
+    judge, group = judge_of()
+    lease(judge, 4, 10)
+    judge.changing_dead(group, requeue=True)
+    lease(judge, 5, 200, attempt=1)
+
+
+def test_answers_of_old_leases_and_foreign_sessions_are_refused() -> None:
+    judge, _ = judge_of()
+    first = lease(judge, 1, 10)
+    lease(judge, 2, 120)
+    with pytest.raises(Violation, match="took JOB_ACK although lease 2"):
+        taken(judge, first, Op.JOB_ACK, 130)
+    judge, _ = judge_of()
+    first = lease(judge, 1, 10)
+    with pytest.raises(Violation, match="a foreign session answered it"):
+        judge.answered(first, Op.JOB_ACK, 20 * MS, 0, "", mine=False, durable=True)
+    taken(judge, first, Op.JOB_ACK, 30)
+    with pytest.raises(Violation, match="taken with another answer"):
+        taken(judge, first, Op.JOB_NACK, 40)
+
+
+def test_a_job_is_not_leased_after_its_ack_unless_a_power_cut_undid_the_ack() -> None:
+    judge, _ = judge_of()
+    taken(judge, lease(judge, 1, 10), Op.JOB_ACK, 20)
+    with pytest.raises(Violation, match="leased after its ack"):
+        lease(judge, 2, 200)
+    judge.arena_lost(300 * MS, wal=True)
+    with pytest.raises(Violation, match="leased after its ack"):
+        lease(judge, 2, 400)
+    judge, _ = judge_of()
+    first = lease(judge, 1, 10)
+    judge.answering(first, Op.JOB_ACK, mine=True)
+    judge.answered(first, Op.JOB_ACK, 20 * MS, 0, "", mine=True, durable=False)
+    judge.arena_lost(300 * MS, wal=True)
+    lease(judge, 2, 400)
+
+
+def test_a_nack_delays_the_next_lease() -> None:
+    judge, _ = judge_of()
+    taken(judge, lease(judge, 1, 10), Op.JOB_NACK, 20, 50)
+    with pytest.raises(Violation, match="began before 70000000"):
+        lease(judge, 2, 69)
+
+
+def test_an_ordered_group_leases_one_job_of_a_key_in_order() -> None:
+    judge, _ = judge_of(ordered=True)
+    lease(judge, 1, 10, job=1)
+    with pytest.raises(Violation, match="of the same key"):
+        lease(judge, 1, 20, job=2)
+    lease(judge, 1, 20, job=3, key="other")
+    judge, _ = judge_of(ordered=True)
+    born(judge, 1)
+    with pytest.raises(Violation, match="which is due earlier"):
+        lease(judge, 1, 20, job=2)
+
+
+def test_a_paused_group_leases_nothing() -> None:
+    judge, group = judge_of()
+    judge.paused(group, judge.pausing(group), 50 * MS)
+    lease(judge, 1, 50, job=1)
+    with pytest.raises(Violation, match="the group is paused"):
+        lease(judge, 1, 51, job=2)
+    judge.pausing(group)
+    lease(judge, 1, 60, job=3)
+
+
+def test_each_notice_after_the_creation_needs_a_job() -> None:
+    judge, _ = judge_of()
+    born(judge, 1)
+    with pytest.raises(Violation, match="1 jobs were lost"):
+        judge.finish("g", 0)
+    judge.dead("g", b"1", 1, 20, JobReason.MAX_ATTEMPTS, "no")
+    judge.finish("g", 0)
+
+
+def test_an_ack_that_was_refused_ends_no_job() -> None:
+    judge, _ = judge_of()
+    born(judge, 1)
+    one = lease(judge, 1, 10)
+    judge.answering(one, Op.JOB_ACK, mine=True)
+    judge.finish("g", 0)
+    judge.refused(one, Op.JOB_ACK, mine=True)
+    with pytest.raises(Violation, match="1 jobs were lost"):
+        judge.finish("g", 0)
+
+
+def test_dropped_jobs_are_counted() -> None:
+    judge, _ = judge_of(drops=True)
+    born(judge, 1)
+    born(judge, 2)
+    judge.finish("g", 2)
+    with pytest.raises(Violation, match="2 jobs were lost, 1 were dropped"):
+        judge.finish("g", 1)
+
+
+@pytest.mark.parametrize(
+    ("reason", "attempts", "match"),
+    [
+        (JobReason.REJECTED, 1, "nobody rejected it"),
+        (JobReason.TOO_OLD, 1, "no retention"),
+        (JobReason.MAX_ATTEMPTS, 19, "20 attempts are allowed"),
+    ],
+)
+def test_a_dead_letter_needs_a_reason(reason: JobReason, attempts: int, match: str) -> None:
+    judge, _ = judge_of()
+    with pytest.raises(Violation, match=match):
+        judge.dead("g", b"1", 1, attempts, reason, "no")
+
+
+def test_counts_stay_within_the_budget_and_agree_with_the_answers() -> None:
+    judge, _ = judge_of()
+    taken(judge, lease(judge, 1, 10), Op.JOB_ACK, 20)
+    judge.counts("g", 1, (60, 1, 1, 1, 1))
+    for acked, sizes, match in (
+        (1, (60, 2, 1, 1, 1), "exceed the budget 64"),
+        (0, (0,), "0 acks are counted, 1 were confirmed"),
+        (2, (0,), "2 acks are counted, 1 were sent"),
+    ):
+        with pytest.raises(Violation, match=match):
+            judge.counts("g", acked, sizes)
+    judge.full(64)
+    with pytest.raises(Violation, match="no budget is below 64"):
+        judge.full(63)
+
+
+def test_a_group_that_was_confirmed_must_not_be_missing() -> None:
+    judge, group = judge_of()
+    with pytest.raises(Violation, match="was lost"):
+        judge.exists(group, there=False)
+    judge.arena_lost(MS, wal=True)
+    judge.exists(group, there=False)
+
+
+def test_the_judge_imports_only_constants() -> None:
+    module = ast.parse(Path(jobs.__file__).read_text())
+    for node in ast.walk(module):
+        if isinstance(node, ast.ImportFrom) and str(node.module).startswith("purgatoryd"):
+            assert all(isinstance(vars(jobs)[name.name], EnumType) for name in node.names)
+
+
+def test_steps_of_groups_leave_the_other_steps_as_they_are() -> None:
+    seed = next(seed for seed in range(1, 60) if script(seed).setting.groups)
+    whole = script(seed)
+    assert {step.kind for step in whole.steps} > set(DELIVERY) - {"delete_group"}
+    first = whole.steps[: GROUPS + CONSUMERS]
+    assert {step.kind for step in first} == {"create_group", "consume"}
+    assert not replace(whole.setting).virtual
+
+
+@pytest.mark.tier("test")
+@pytest.mark.parametrize("seed", [8, 61])  # each of these worlds has consumer groups
+def test_no_job_is_lost_or_held_twice_in_a_world(seed: int) -> None:
+    chosen = script(seed)
+    assert chosen.setting.groups
+    assert run(chosen).failure is None
