@@ -302,6 +302,7 @@ def topic_records(reader: Reader) -> Iterator[dict[str, Any]]:
             "within_ns": topic.slack_ns,
             "late": topic.late_policy.name.lower(),
             "grace_ns": topic.grace_ns,
+            "priority": topic.priority,
             "paused": topic.paused,
             "backlog": topic.backlog,
         }

@@ -13,7 +13,7 @@ from purgatoryd.cli.options import read_key
 from purgatoryd.shm_layout.errors import InvalidRows
 
 _TEXTS = ("key", "key_type", "topic", "tag", "deadline_at", "payload", "payload_base64")
-_NUMBERS = ("within_ns", "deadline_boot_ns", "deadline_ns")
+_NUMBERS = ("within_ns", "deadline_boot_ns", "deadline_ns", "priority")
 
 
 def _parquet() -> ModuleType:
@@ -75,8 +75,7 @@ def _row(row: dict[str, Any], offset_ns: int | None) -> dict[str, Any]:
         "payload": _payload(row),
         "within": int(row["within_ns"]) / 1e9,
     }
-    if "tag" in row:
-        found["tag"] = row["tag"]
+    found |= {name: row[name] for name in ("tag", "priority") if name in row}
     if "deadline_at" in row:
         return found | {"deadline": datetime.fromisoformat(row["deadline_at"])}
     if offset_ns is None or "deadline_ns" not in row:

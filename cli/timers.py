@@ -43,6 +43,7 @@ def timer_record(timer: TimerInfo) -> dict[str, Any]:
         "status": timer.status.name,
         **({} if timer.within_ns is None else {"within_ns": timer.within_ns}),
         **({} if timer.tag is None else {"tag": timer.tag}),
+        **({} if timer.priority is None else {"priority": timer.priority}),
         **payload_record(timer.payload),
     }
     if timer.deadline_at:
@@ -74,6 +75,16 @@ def timer_record(timer: TimerInfo) -> dict[str, Any]:
     help="Topic of the notice.",
 )  # fmt: skip
 @click.option("--tag", help="Text by which `timers` commands select KEY: up to 63 bytes.")
+@click.option(
+    "--priority",
+    type=units.Whole(0, 9),
+    help="Priority of the jobs; 9 is the most urgent one.  [default: the topic's]",
+)
+@click.option(
+    "--order-key",
+    metavar="TEXT",
+    help="Ordered groups lease one job of this key at a time.  [default: KEY]",
+)
 @click.option("-p", "--payload", default="", help="Payload of the notice, as text.")
 @click.option("--payload-file", type=click.File("rb"), help="File with the payload; - is stdin.")
 @click.option(
@@ -95,6 +106,8 @@ def add_command(
     within: int | None,
     topic: str,
     tag: str | None,
+    priority: int | None,
+    order_key: str | None,
     payload: str,
     payload_file: BinaryIO | None,
     mode: Any,
@@ -125,6 +138,8 @@ def add_command(
             payload=content,
             mode=mode,
             tag=tag,
+            priority=priority,
+            order_key=order_key,
             within=None if within is None else within / 1e9,
         )
     text = f"{timer.status.name.lower()} {key_text(timer.key)}, ticket {timer.ticket}"

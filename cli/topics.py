@@ -27,7 +27,7 @@ LATE = ("fire", "skip", "coalesce")
 
 @click.group("topic", cls=Group)
 def topic_command() -> None:
-    """Set slack and late policy of the timers of a topic."""
+    """Set slack, late policy and priority of the timers of a topic."""
 
 
 @topic_command.command("set", cls=Command)
@@ -41,6 +41,11 @@ def topic_command() -> None:
 )
 @click.option("--late", type=click.Choice(LATE), help="End of a timer that is late beyond --grace.")
 @click.option("--grace", type=units.Duration(), help="Lateness from which --late applies.")
+@click.option(
+    "--priority",
+    type=units.Whole(0, 9),
+    help="Priority of jobs whose timers give none; 9 is the most urgent one.",
+)
 @timeout_option
 @json_option
 def set_command(
@@ -50,6 +55,7 @@ def set_command(
     within: int | None,
     late: str | None,
     grace: int | None,
+    priority: int | None,
     timeout: float,
     as_json: bool,
 ) -> None:
@@ -58,7 +64,8 @@ def set_command(
     With a slack, a timer may fire so long after it is due, to share a wake-up with others. Armed
     timers keep their slack. The late policy applies to armed timers as well. With --late skip, a
     timer that would fire more than --grace after its deadline ends without a notice. With
-    coalesce, only the last of successive such timers fires.
+    coalesce, only the last of successive such timers fires. The priority applies to the jobs of
+    consumer groups that begin from here on.
 
     Creates the topic if it does not exist. Only administrators may use this command: root, the
     daemon's own uid and the uids of --admin-uid.
@@ -72,11 +79,14 @@ def set_command(
             topic,
             within=None if within is None else within / 1e9,
             late=_late(late, grace),
+            priority=priority,
             namespace=namespace,
         )
-    given = {"within_ns": within, "late": late, "grace_ns": grace}
+    given = {"within_ns": within, "late": late, "grace_ns": grace, "priority": priority}
     changed = {field: value for field, value in given.items() if value is not None}
-    text = ", ".join(f"{field.removesuffix('_ns')} {_shown(v)}" for field, v in changed.items())
+    text = ", ".join(
+        f"{field.removesuffix('_ns')} {_shown(field, v)}" for field, v in changed.items()
+    )
     record = {"namespace": namespace, "topic": topic, **changed}
     emit(record, f"{visible(topic)}: {text or 'exists'}", as_json)
 
@@ -92,8 +102,8 @@ def _late(late: str | None, grace: int | None) -> Late | None:
     return cast("Late", (late, grace / 1e9))
 
 
-def _shown(value: Any) -> str:
-    return value if isinstance(value, str) else units.format_duration(value)
+def _shown(field: str, value: Any) -> str:
+    return units.format_duration(value) if field.endswith("_ns") else str(value)
 
 
 _topics = click.argument("topics", nargs=-1, metavar="TOPIC...")

@@ -19,6 +19,7 @@ from purgatoryd.clients.client import Handle
 from purgatoryd.clients.closing import Closing
 from purgatoryd.clients.engine import Call, Worker
 from purgatoryd.clients.fork_guard import ForkGuard
+from purgatoryd.clients.items import check_priority
 from purgatoryd.clients.jobs import Job
 from purgatoryd.clients.packing import Pending, is_refusal, refusal
 from purgatoryd.clients.poller import ChannelPoller
@@ -203,7 +204,7 @@ class Admin(Closing):
 
     def set_topic(
         self, topic: str, *, within: float | timedelta | None = None,
-        late: Late | None = None,
+        late: Late | None = None, priority: int | None = None,
         paused: bool | None = None, namespace: str = "default",
         timeout: float | timedelta | None = None,
     ) -> None:  # fmt: skip
@@ -218,6 +219,8 @@ class Admin(Closing):
         such timers of the topic only the last fires, and `missed` of its notice counts the others.
         The policy applies to armed timers as well, but not to those that have their own.
 
+        `priority`: 0 to 9, of the jobs of timers that fire from here on and give none.
+
         `paused`: while True, timers fall due without firing. They stay armed and count in quotas.
         Afterwards they fire as the late policy says, at the rate of the namespace (late_per_s).
 
@@ -231,7 +234,7 @@ class Admin(Closing):
             raise InvalidArgument(f"paused {paused!r} must be True or False")
         changes = wire.TopicChanges(
             None if within is None else times.within_ns(within), times.late_policy(late),
-            paused,
+            paused, check_priority(priority),
         )  # fmt: skip
         self._do(self._set_topics, namespace, names, changes, self._limit_s(timeout))
 

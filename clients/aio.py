@@ -39,6 +39,7 @@ from purgatoryd.clients.core import (
     check_spin,
 )
 from purgatoryd.clients.groups import AsyncGroupCalls, GroupJob, named
+from purgatoryd.clients.items import Common
 from purgatoryd.clients.jobs import Job, Jobs, Started, in_doubt
 from purgatoryd.clients.ledger import Ledger
 from purgatoryd.clients.local_channel import Transport
@@ -287,12 +288,14 @@ class AsyncClient(
     async def add_many(
         self, rows: Any, *, topic: str = "default", mode: Mode = "error",
         within: float | timedelta | None = None, tag: str | None = None,
-        late: Late | None = None, bulk_load: BulkLoad | None = None, wait: bool = True,
+        priority: int | None = None, order_key: Key | None = None, late: Late | None = None,
+        bulk_load: BulkLoad | None = None, wait: bool = True,
         timeout: float | timedelta | None = None,
     ) -> BulkResult:  # fmt: skip
         """Arm many timers, as Client.add_many does."""
         core, limit_s = await self._ready(), self._limit_s(timeout)
-        bulk = partitions.puts(core, rows, topic, mode, bulk_load, within, tag, late)
+        common = Common(within, tag, priority, order_key, late)
+        bulk = partitions.puts(core, rows, topic, mode, bulk_load, common)
         return await self._bulk(bulk, wait, limit_s)
 
     @overload

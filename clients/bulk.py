@@ -9,7 +9,6 @@ partitions.py divides the rows by partition if the namespace has several partiti
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from datetime import timedelta
 from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
@@ -19,6 +18,7 @@ from purgatoryd.clients.arguments import check_class, check_whole, each, unreada
 from purgatoryd.clients.batch import Batch, Outcome, Partial
 from purgatoryd.clients.connection import Connection
 from purgatoryd.clients.core import mode_number
+from purgatoryd.clients.items import Common
 from purgatoryd.clients.model import CancelResult, Codes
 from purgatoryd.clients.packing import (
     ACCEPTED,
@@ -30,7 +30,6 @@ from purgatoryd.clients.packing import (
     refusal,
 )
 from purgatoryd.clients.retries import all_busy
-from purgatoryd.clients.times import Late
 from purgatoryd.shm_layout import wire
 from purgatoryd.shm_layout.errors import (
     Busy,
@@ -48,7 +47,12 @@ if TYPE_CHECKING:
 
 _TIMES = ("delay", "delay_ns", "deadline", "deadline_boot_ns")
 AnyResult = TypeVar("AnyResult", bound="BulkResult")
-_FIELDS = frozenset(("key", "topic", "payload", "within", "tag", *_TIMES))
+OWN = ("tag", "priority", "order_key")
+"""Fields of a row that become its extension items."""
+FIELDS = frozenset(("key", "topic", "payload", "within", *OWN, *_TIMES))
+"""All fields of a row."""
+NO_OWN = [None] * len(OWN)
+NO_COMMON = Common()
 
 
 class BulkResult:
@@ -314,15 +318,10 @@ def are_columns(rows: Any) -> bool:
 
 def pack_puts(
     connection: Connection, rows: Any, topic: str, mode: str, bulk_load: BulkLoad | None = None,
-    within: float | timedelta | None = None, tag: str | None = None, late: Late | None = None,
+    common: Common = NO_COMMON,
 ) -> Packed:  # fmt: skip
     """Pack `rows` for add_many. If it raises InvalidArgument, nothing was packed."""
-    number, common = (
-        mode_number(mode),
-        Common(
-            times.slack(within), wire.encode_tag(tag), wire.encode_late(times.late_policy(late))
-        ),
-    )
+    number = mode_number(mode)
     check_class("bulk_load", bulk_load, "bulk_loads", "BulkLoad")
     entry = connection.names.of_topic(topic)
     if not are_columns(rows):
@@ -433,29 +432,17 @@ def _packed(
     return _checked(result, batches, bulk_load)
 
 
-class Common(NamedTuple):
-    """Slack and extension items of the rows that have none of their own."""
-
-    slack: int
-    """The slack as times.slack() returns it."""
-    tag: bytes
-    late: bytes
-
-    @property
-    def items(self) -> bytes:
-        """The items of a row without a tag of its own."""
-        return self.tag + self.late
-
-    def column(self, rows: int) -> Column:
-        """Return the items of `rows` rows as the C code takes them; None = no items."""
-        codes = memoryview(bytes(8 * rows)).cast("q")
-        return ("c", codes, [self.items], 0, 0) if self.items else None
+def same_items(items: bytes, rows: int) -> Column:
+    """Return equal items of `rows` rows as the C code takes them; None = no items."""
+    codes = memoryview(bytes(8 * rows)).cast("q")
+    return ("c", codes, [items], 0, 0) if items else None
 
 
 def _put_source(
     connection: Connection, rows: list[Any], entry: bytes, mode: int, common: Common
 ) -> Source:
     names, clock, now_ns = connection.names, connection.delay_clock, connection.host.boot_ns()
+    slack, items = common.slack, common.items()
 
     def slow(index: int) -> Converted:
         row = rows[index]
@@ -465,14 +452,14 @@ def _put_source(
         name = entry if topic is None else names.of_topic(topic)
         payload = b"" if payload is None else wire.encode_payload(payload)
         given = row if isinstance(row, Mapping) else {}
-        within, tag = given.get("within"), given.get("tag")
-        flags = common.slack if within is None else times.slack(within)
-        items = (common.tag if tag is None else wire.encode_tag(tag)) + common.late
-        return kind, time_ns, key_type, key_bytes, name, payload, flags, 0, items
+        within, own = given.get("within"), [given.get(name) for name in OWN]
+        flags = slack if within is None else times.slack(within)
+        extension = items if own == NO_OWN else common.items(*own)
+        return kind, time_ns, key_type, key_bytes, name, payload, flags, 0, extension
 
     return Source(
-        len(rows), Op.PUT, mode, common.slack, clock == ClockKind.VIRTUAL, now_ns, entry,
-        names.topics, slow, rows, None, None, None, None, None, common.column(len(rows)), None,
+        len(rows), Op.PUT, mode, slack, clock == ClockKind.VIRTUAL, now_ns, entry,
+        names.topics, slow, rows, None, None, None, None, None, same_items(items, len(rows)), None,
     )  # fmt: skip
 
 
@@ -501,10 +488,10 @@ def fields_of(row: Any, index: int) -> tuple[Any, dict[str, Any], Any, Any]:
 
 
 def _of_mapping(row: Mapping[str, Any], index: int) -> tuple[Any, dict[str, Any], Any, Any]:
-    if "key" not in row or not row.keys() <= _FIELDS:
+    if "key" not in row or not row.keys() <= FIELDS:
         raise InvalidRows(
             f"has the fields {sorted(map(str, row))}; expected key, a time, topic, payload, "
-            "within, tag",
+            "within, tag, priority, order_key",
             index,
         )
     time = {name: row[name] for name in _TIMES if name in row}

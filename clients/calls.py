@@ -51,6 +51,8 @@ class Options(TypedDict, total=False):
     mode: Mode
     within: float | timedelta | None
     tag: str | None
+    priority: int | None
+    order_key: Key | None
     late: Late | None
     timeout: float | timedelta | None
 
@@ -79,7 +81,8 @@ class TimerCalls(ABC, Generic[Added, AddedLater, Cancelled, CancelledLater]):
         delay_ns: int | None = None, deadline: datetime | None = None,
         deadline_boot_ns: int | None = None, topic: str = "default", payload: bytes = b"",
         mode: Mode = "error", within: float | timedelta | None = None, tag: str | None = None,
-        late: Late | None = None, wait: bool = True, timeout: float | timedelta | None = None,
+        priority: int | None = None, order_key: Key | None = None, late: Late | None = None,
+        wait: bool = True, timeout: float | timedelta | None = None,
     ) -> Added | AddedLater:  # fmt: skip
         """Arm a timer. Exactly one of the four times must be given.
 
@@ -91,9 +94,14 @@ class TimerCalls(ABC, Generic[Added, AddedLater, Cancelled, CancelledLater]):
         hours. The timer may fire up to this long after its deadline, to share a wake-up.
         Default: the topic's slack; 0 = none. `tag`: 1 to 63 bytes of UTF-8, by which timers can be
         selected later. `late`: its end if it is late, "fire", ("skip", grace) or ("coalesce",
-        grace), as in Admin.set_topic. Default: that of the topic. A kept or extended timer keeps
-        slack, tag and late policy. `timeout`: seconds or a timedelta to wait for the answer,
-        default the client's.
+        grace), as in Admin.set_topic. Default: that of the topic.
+
+        `priority`: 0 to 9; a consumer group leases the most urgent waiting job first, 9 before 0. A
+        waiting job gains one priority in 10 s. Default: that of the topic. `order_key`: groups with
+        ordered=True lease at most one job of this key at a time, in the order of deadlines.
+        Default: the key of the timer. A kept or extended timer keeps slack, tag, late policy,
+        priority and order key. `timeout`: seconds or a timedelta to wait for the answer, default
+        the client's.
 
         Returns the timer as TimerInfo. With wait=False it returns a handle at once, and the call is
         sent together with others. Raises InvalidArgument, Refused (Exists, Full, ...), DaemonError;
@@ -101,7 +109,7 @@ class TimerCalls(ABC, Generic[Added, AddedLater, Cancelled, CancelledLater]):
         """
 
         times = delay, delay_ns, deadline, deadline_boot_ns
-        arguments = key, *times, topic, payload, mode, within, tag, late
+        arguments = key, *times, topic, payload, mode, within, tag, priority, order_key, late
         # The call and the return share a line: an interrupt between them would lose the result.
         return self._made(ADD, arguments, wait, timeout)  # type: ignore[no-any-return]
 

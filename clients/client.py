@@ -42,6 +42,7 @@ from purgatoryd.clients.core import (
 )
 from purgatoryd.clients.engine import Call, Engine
 from purgatoryd.clients.groups import GroupCalls, GroupJob, named
+from purgatoryd.clients.items import Common
 from purgatoryd.clients.jobs import Job, in_doubt
 from purgatoryd.clients.local_channel import Transport
 from purgatoryd.clients.lots import Lot
@@ -222,7 +223,8 @@ class Client(
     def add_many(
         self, rows: Any, *, topic: str = "default", mode: Mode = "error",
         within: float | timedelta | None = None, tag: str | None = None,
-        late: Late | None = None, bulk_load: BulkLoad | None = None, wait: bool = True,
+        priority: int | None = None, order_key: Key | None = None, late: Late | None = None,
+        bulk_load: BulkLoad | None = None, wait: bool = True,
         timeout: float | timedelta | None = None,
     ) -> BulkResult:  # fmt: skip
         """Arm many timers. Each row succeeds or is refused independently of the others.
@@ -230,10 +232,10 @@ class Client(
         `rows`: dicts with the arguments of add(), tuples (key, delay[, topic[, payload]]), or
         columns: a dict of lists or numpy arrays, an Arrow table or record batch. The columns are
         key, one of delay / delay_ns / deadline / deadline_boot_ns, and optionally topic, payload,
-        within and tag. `topic`, `within`, `tag`: those of rows that have none. `late`: the late
-        policy of all rows, as in add(). `bulk_load`: the
-        bulk load that the rows belong to. Each row of a bulk load takes effect once: a row that is
-        already done gets the status BULK_LOADED.
+        within, tag, priority and order_key. `topic`, `within`, `tag`, `priority`, `order_key`:
+        those of rows that have none. `late`: the late policy of all rows, as in add().
+        `bulk_load`: the bulk load that the rows belong to. Each row of a bulk load takes effect
+        once: a row that is already done gets the status BULK_LOADED.
 
         Returns the results of all rows; with wait=False it returns as soon as all rows are packed.
         Rows that the daemon refuses as BUSY are sent again, in order, until `timeout`. Raises
@@ -241,7 +243,8 @@ class Client(
         DaemonError.
         """
         limit_s = self._limit_s(timeout)
-        bulk = partitions.puts(self._core, rows, topic, mode, bulk_load, within, tag, late)
+        common = Common(within, tag, priority, order_key, late)
+        bulk = partitions.puts(self._core, rows, topic, mode, bulk_load, common)
         return self._bulk(bulk, limit_s, checked if wait else unchecked, wait=wait)
 
     @overload

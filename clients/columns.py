@@ -14,8 +14,9 @@ import numpy as np
 
 from purgatoryd.clients import times
 from purgatoryd.clients.arguments import check_no_text
-from purgatoryd.clients.bulk import Common
+from purgatoryd.clients.bulk import FIELDS, OWN, same_items
 from purgatoryd.clients.connection import Connection
+from purgatoryd.clients.items import Common, check_priority
 from purgatoryd.clients.packing import Converted, Names, Source
 from purgatoryd.shm_layout import layout, wire
 from purgatoryd.shm_layout.errors import InvalidPayload, InvalidRows, InvalidTime
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
     Array = np.ndarray[Any, np.dtype[Any]]
 
 _TIMES = ("delay", "delay_ns", "deadline", "deadline_boot_ns")
-_COLUMNS = frozenset(("key", "topic", "payload", "within", "tag", *_TIMES))
 _STR, _BYTES = int(KeyType.STR), int(KeyType.BYTES)
 
 
@@ -36,7 +36,7 @@ def put_sources(
 ) -> list[Source]:
     """Return the sources for add_many: one for each record batch of an Arrow table, else a single
     one. `entry`: entry of the name table for a table without topics. `common`: for rows that have
-    no slack or tag."""
+    no values of their own."""
     now_ns = connection.host.boot_ns()
     return [_put_source(connection, part, entry, mode, common, now_ns) for part in _parts(table)]
 
@@ -87,10 +87,10 @@ def _put_source(
 ) -> Source:  # fmt: skip
     columns = {name: plain(column) for name, column in columns.items()}
     given = [name for name in _TIMES if name in columns]
-    if "key" not in columns or len(given) != 1 or not columns.keys() <= _COLUMNS:
+    if "key" not in columns or len(given) != 1 or not columns.keys() <= FIELDS:
         raise InvalidRows(
             f"has the columns {sorted(map(str, columns))}; expected key, one time, topic, payload, "
-            "within, tag",
+            "within, tag, priority, order_key",
             -1,
         )
     check_lengths(columns)
@@ -99,19 +99,19 @@ def _put_source(
     keys, payloads = text_buffers(columns["key"]), payload_buffers(columns.get("payload"))
     slack = common.slack
     slacks = slacks_of(columns["within"], slack) if "within" in columns else None
-    tags = Tags(columns.get("tag"), common, len(columns["key"]))
+    extensions = Extensions(columns, common)
 
     def slow(row: int) -> Converted:
         key_type, key = wire.encode_key(item_of(columns["key"], row))
         payload = None if payloads is None else item_of(columns["payload"], row)
         payload = b"" if payload is None else wire.encode_payload(payload)
         flags = slack if slacks is None else int(slacks[row])
-        return *due.of(row), key_type, key, topics.of(row), payload, flags, 0, tags.of(row)
+        return *due.of(row), key_type, key, topics.of(row), payload, flags, 0, extensions.of(row)
 
     return Source(
         len(columns["key"]), Op.PUT, mode, slack, due.virtual, now_ns, entry, topics.entries, slow,
         None, keys, due.column, topics.column, payloads,
-        None if slacks is None else ("B", slacks, None, 0, 0), tags.column, None,
+        None if slacks is None else ("B", slacks, None, 0, 0), extensions.column, None,
     )  # fmt: skip
 
 
@@ -233,17 +233,18 @@ class Topics:
         return entries[codes[row]]  # type: ignore[no-any-return]
 
 
-class Tags:
+class Extensions:
     """The extension items of all rows, checked: `column` for the C code."""
 
-    def __init__(self, column: Any, common: Common, rows: int) -> None:
-        self.column: Column = common.column(rows)
-        if column is not None:
-            listed = column.to_pylist() if hasattr(column, "to_pylist") else list(column)
-            codes = {tag: code for code, tag in enumerate(dict.fromkeys(listed))}
-            tags = [common.tag if tag is None else wire.encode_tag(tag) for tag in codes]
-            items = [one + common.late for one in tags]
-            self.column = "c", np.array([codes[tag] for tag in listed], "i8"), items, 0, 0
+    def __init__(self, columns: Mapping[str, Any], common: Common) -> None:
+        rows = len(columns["key"])
+        self.column: Column = same_items(common.items(), rows)
+        if not columns.keys().isdisjoint(OWN):
+            lists = [_listed(name, columns.get(name), rows) for name in OWN]
+            listed = list(zip(*lists, strict=True))
+            codes = {own: code for code, own in enumerate(dict.fromkeys(listed))}
+            items = [common.items(*own) for own in codes]
+            self.column = "c", np.array([codes[own] for own in listed], "i8"), items, 0, 0
 
     def of(self, row: int) -> bytes:
         """Return the items of a row."""
@@ -251,6 +252,15 @@ class Tags:
             return b""
         codes, items = self.column[1:3]
         return items[codes[row]]  # type: ignore[no-any-return]
+
+
+def _listed(name: str, column: Any, rows: int) -> list[Any]:
+    """Return the values of a column as a list; None for each row if there is no column. Equal
+    priorities have the same type, so that each of them is checked."""
+    if column is None:
+        return [None] * rows
+    values = column.to_pylist() if hasattr(column, "to_pylist") else list(column)
+    return [check_priority(value) for value in values] if name == "priority" else values
 
 
 def _codes(column: Any) -> tuple[Array, list[str]]:

@@ -17,6 +17,7 @@ from purgatoryd.clients._pack import Direct, Requests
 from purgatoryd.clients.arguments import check_class, check_type, check_whole
 from purgatoryd.clients.connection import Connection
 from purgatoryd.clients.fork_guard import ForkGuard
+from purgatoryd.clients.items import encode_items
 from purgatoryd.clients.local_channel import Transport, open_zmq, opener
 from purgatoryd.clients.model import TimerInfo
 from purgatoryd.clients.numa_local import refuse_remote
@@ -278,6 +279,15 @@ class Core:
                     raise Partitioned(self.namespace, len(self.connections), reason)
         return connection
 
+    def check_order(self, key: Key, order_key: Key | None) -> None:
+        """Raise Partitioned if a key and its order key are in different partitions, because a
+        consumer group orders the jobs of one partition only. Raises InvalidKey."""
+        if order_key is None or len(self.connections) < 2:
+            return
+        if self.of(key) is not self.of(order_key):
+            reason = f"timer {key!r} and its order key {order_key!r} are in different partitions"
+            raise Partitioned(self.namespace, len(self.connections), reason)
+
     def whole(self, reason: str) -> Connection:
         """Return the only connection. Raises Partitioned with `reason` if there are more."""
         if len(self.connections) > 1:
@@ -305,6 +315,8 @@ class Core:
         mode: str,
         within: float | timedelta | None,
         tag: str | None,
+        priority: int | None,
+        order_key: Key | None,
         late: Late | None,
         *,
         collect: bool,
@@ -316,6 +328,7 @@ class Core:
         self.check()
         key_type, key_bytes = wire.encode_key(key)
         connection = self.at(key_bytes)
+        self.check_order(key, order_key)
         kind, time_ns = connection.due(delay, delay_ns, deadline, deadline_boot_ns)
         name = self.names.of_topic(topic)
         payload = wire.encode_payload(payload)
@@ -323,7 +336,7 @@ class Core:
         note = self._note if collect else None
         pending = PendingAdd(key, note, self.namespace, topic, payload)
         slack = times.slack(within)
-        items = wire.encode_tag(tag) + wire.encode_late(times.late_policy(late))
+        items = encode_items(tag, priority, order_key, late)
         fields = (PUT, number, key_type, key_bytes, kind, slack, payload, items, time_ns, 0)
         return connection.entry(pending, name, Builder.record, fields)
 
@@ -490,5 +503,5 @@ def timer_info(info: wire.Info) -> TimerInfo:
     return TimerInfo(
         info.key, info.namespace, info.topic, info.ticket, info.deadline_ns, Status(info.status),
         info.payload, None if info.wall_ns is None else times.wall_time(info.wall_ns),
-        info.operation, info.within_ns, info.tag, times.late_named(info.late),
+        info.operation, info.within_ns, info.tag, times.late_named(info.late), info.priority,
     )  # fmt: skip

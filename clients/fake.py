@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from purgatoryd.clients.arguments import each
 from purgatoryd.clients.connection import NEVER_S
 from purgatoryd.clients.consumer import DRAIN_S, Job, JobSource
+from purgatoryd.clients.items import check_priority
 from purgatoryd.clients.leases import NO_DELAY, Lease
 from purgatoryd.shm_layout import wire
 from purgatoryd.shm_layout.errors import Closed, InvalidArgument
@@ -78,6 +79,7 @@ class FakeConsumer(JobSource):
     ) -> Job:  # fmt: skip
         """Add a job, and return it. The default ticket is the number of the job, from 1."""
         wire.encode_key(key)
+        priority = check_priority(priority) or 0
         self._tickets += 1
         now_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
         deadline_ns = now_ns if deadline_boot_ns is None else deadline_boot_ns

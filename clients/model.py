@@ -95,6 +95,8 @@ class TimerInfo:
     """Tag of the timer; None = it has none (get only)."""
     late: Late | None = None
     """Own late policy of the timer; None = that of its topic applies (get only)."""
+    priority: int | None = None
+    """Own priority of the timer's jobs; None = that of its topic applies (get only)."""
 
 
 class Occurrence(NamedTuple):

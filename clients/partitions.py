@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from datetime import timedelta
 from functools import partial
+from itertools import repeat
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from purgatoryd.clients.arguments import check_no_text, check_type, each, unreadable
 from purgatoryd.clients.bulk import (
+    NO_COMMON,
     Bulk,
     BulkResult,
     MergedResult,
@@ -23,7 +24,7 @@ from purgatoryd.clients.bulk import (
 )
 from purgatoryd.clients.connection import Connection
 from purgatoryd.clients.core import NO_BULK_LOADS, Core
-from purgatoryd.clients.times import Late
+from purgatoryd.clients.items import Common
 from purgatoryd.shm_layout.errors import DaemonError, InvalidArgument
 from purgatoryd.shm_layout.wire import Key
 
@@ -46,14 +47,14 @@ class Share(NamedTuple):
 
 def puts(
     core: Core, rows: Any, topic: str, mode: str, bulk_load: BulkLoad | None = None,
-    within: float | timedelta | None = None, tag: str | None = None, late: Late | None = None,
+    common: Common = NO_COMMON,
 ) -> Bulk:  # fmt: skip
     """Pack `rows` for add_many. If it raises InvalidArgument or Closed, nothing was packed."""
 
     def pack(connection: Connection, some: Any) -> Packed:
-        return pack_puts(connection, some, topic, mode, bulk_load, within, tag, late)
+        return pack_puts(connection, some, topic, mode, bulk_load, common)
 
-    return _packed(core, rows, bulk_load, pack, split_rows)
+    return _packed(core, rows, bulk_load, pack, partial(split_rows, order_key=common.order_key))
 
 
 def cancels(core: Core, keys: Any, bulk_load: BulkLoad | None = None) -> Bulk:
@@ -125,13 +126,23 @@ def _admitted(whole: MergedResult, part: Part) -> bool:
 # ---- dividing rows ---------------------------------------------------------------------------
 
 
-def split_rows(core: Core, rows: Any) -> Iterator[Share]:
-    """Divide the rows or columns of add_many by partition. Raises InvalidRows, InvalidKey."""
+def split_rows(core: Core, rows: Any, order_key: Key | None = None) -> Iterator[Share]:
+    """Divide the rows or columns of add_many by partition. `order_key`: that of rows that have
+    none. Raises InvalidRows, InvalidKey, Partitioned."""
     if are_columns(rows):
-        yield from _split_columns(core, rows)
+        yield from _split_columns(core, rows, order_key)
     else:
-        keys = (fields_of(row, index)[0] for index, row in enumerate(rows))
+        keys = [fields_of(row, index)[0] for index, row in enumerate(rows)]
+        given = (row.get("order_key") if isinstance(row, Mapping) else None for row in rows)
+        _check_orders(core, keys, given, order_key)
         yield from _split(core, keys, rows)
+
+
+def _check_orders(
+    core: Core, keys: Iterable[Key], order_keys: Iterable[Key | None], default: Key | None
+) -> None:
+    for key, order_key in zip(keys, order_keys, strict=False):
+        core.check_order(key, default if order_key is None else order_key)
 
 
 def split_keys(core: Core, keys: Any) -> Iterator[Share]:
@@ -150,11 +161,18 @@ def _split(core: Core, keys: Iterable[Key], rows: Any) -> Iterator[Share]:
         yield Share(connection, places, _taken(rows, places))
 
 
-def _split_columns(core: Core, table: Any) -> Iterator[Share]:
+def _split_columns(core: Core, table: Any, order_key: Key | None) -> Iterator[Share]:
     for column in table.values() if isinstance(table, Mapping) else ():
         check_no_text("a column", column)
-    keys = table["key"] if isinstance(table, Mapping) else table.column("key")
-    for connection, places in _places(core, _listed(keys)).items():
+    by_name = (
+        table
+        if isinstance(table, Mapping)
+        else dict(zip(table.schema.names, table.columns, strict=True))
+    )
+    keys = _listed(by_name["key"])
+    given = _listed(by_name["order_key"]) if "order_key" in by_name else repeat(None)
+    _check_orders(core, keys, given, order_key)
+    for connection, places in _places(core, keys).items():
         if not isinstance(table, Mapping):
             yield Share(connection, places, table.take(places))
         else:

@@ -107,6 +107,8 @@ class Topic:
     """End of timers that are later than `grace_ns`."""
     grace_ns: int
     """Grace of the late policy; 0 if it is FIRE."""
+    priority: int
+    """Priority of jobs whose timers give none."""
     paused: bool
     """True if the topic itself is paused; its namespace may be paused as well."""
     backlog: int
@@ -334,8 +336,8 @@ class Handle:
         birth, name = t.incarnation, bytes(ffi.buffer(t.name, length - 1))
         late = LatePolicy(t.late % (1 << lib.PG_LATE_SHIFT)), t.late >> lib.PG_LATE_SHIFT
         backlog = self.rows(lib.PG_R_BACKLOGS, "pg_backlog")[row].count
-        topic = (t.namespace_row, birth, t.sequence, t.live, t.slack_ns, *late, bool(t.paused),
-                 backlog)  # fmt: skip
+        topic = (t.namespace_row, birth, t.sequence, t.live, t.slack_ns, *late, t.priority,
+                 bool(t.paused), backlog)  # fmt: skip
         same = (t.name_len, t.incarnation) == (length, birth)
         return Topic(name.decode(), *topic) if same else None
 

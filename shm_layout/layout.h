@@ -481,7 +481,8 @@ enum pg_ext_kind {
                                      backfill armed it */
     PG_EXT_PRIORITY,              /* extra: priority of the timer's jobs, 0..PG_PRIORITY_MAX; value:
                                      0 */
-    PG_EXT_ORDER,                 /* value: hash of the order key of the timer's jobs; extra: 0 */
+    PG_EXT_ORDER,                 /* value: hash of the order key of the timer's jobs; clients use
+                                     the first 8 bytes of its SHA-256, little-endian; extra: 0 */
     PG_EXT_LATE,                  /* the timer's own late policy. extra: enum pg_late_policy; value:
                                      its grace in ns, as in struct pg_topic_set */
     PG_EXT_UNIQUE                 /* for consumer groups; how long the key stays unique */

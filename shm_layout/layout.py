@@ -28,6 +28,7 @@ NAMESPACE_MAX: int = lib.PG_NAMESPACE_MAX
 SLACK_MAX_NS: int = lib.PG_SLACK_MAX_NS
 TOPIC_MAX: int = lib.PG_TOPIC_MAX
 TAG_MAX: int = lib.PG_TAG_MAX
+PRIORITY_MAX: int = lib.PG_PRIORITY_MAX
 GRANULE: int = lib.PG_GRANULE
 BATCH_RECORDS: int = lib.PG_BATCH_RECORDS
 BATCH_NAMES: int = lib.PG_BATCH_NAMES
@@ -162,6 +163,8 @@ class ExtKind(enum.IntEnum):
 
     WALL = lib.PG_EXT_WALL
     TAG = lib.PG_EXT_TAG
+    PRIORITY = lib.PG_EXT_PRIORITY
+    ORDER = lib.PG_EXT_ORDER
     LATE = lib.PG_EXT_LATE
 
 

@@ -151,6 +151,16 @@ def encode_late(late: tuple[int, int] | None) -> bytes:
     return b"" if late is None else EXT.pack(ExtKind.LATE, *late)
 
 
+def encode_priority(priority: int | None) -> bytes:
+    """Return the extension item of a priority from 0 to PRIORITY_MAX; None = no item."""
+    return b"" if priority is None else EXT.pack(ExtKind.PRIORITY, priority, 0)
+
+
+def encode_order(order: int | None) -> bytes:
+    """Return the extension item of the hash of an order key; None = no item."""
+    return b"" if order is None else EXT.pack(ExtKind.ORDER, 0, order)
+
+
 def _items(items: bytes) -> Iterator[tuple[int, int, int, bytes]]:
     """Yield kind, extra, value and text of each extension item. Raises ProtocolError."""
     at = 0
@@ -175,6 +185,13 @@ def decode_late(items: bytes) -> tuple[int, int] | None:
     """Return the late policy in the extension items of a timer, as encode_late() takes it; None =
     it has none. Raises ProtocolError."""
     return next(((extra, ns) for kind, extra, ns, _ in _items(items) if kind == ExtKind.LATE), None)
+
+
+def decode_priority(items: bytes) -> int | None:
+    """Return the priority in the extension items of a timer; None = it has none. Raises
+    ProtocolError."""
+    found = (extra for kind, extra, _, _ in _items(items) if kind == ExtKind.PRIORITY)
+    return next(found, None)
 
 
 def encode_name(kind: str, name: str, least: int, most: int) -> bytes:
@@ -624,6 +641,8 @@ class Info(NamedTuple):
     """Tag of a timer; None = it has none."""
     late: tuple[int, int] | None = None
     """Own late policy of a timer, and its grace in ns; None = it has none."""
+    priority: int | None = None
+    """Own priority of a timer's jobs; None = it has none."""
 
 
 class BulkLoadInfo(NamedTuple):
@@ -694,6 +713,7 @@ def decode_infos(body: bytes, count: int) -> list[Info]:
                 decode_key(head[5], key), payload, operation, 1 << head[13] & ~1,
                 decode_tag(ext) if operation is None else None,
                 decode_late(ext) if operation is None else None,
+                decode_priority(ext) if operation is None else None,
             )
         )  # fmt: skip
         at = ends[-1]

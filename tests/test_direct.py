@@ -38,7 +38,9 @@ pytestmark = pytest.mark.tier("check")
 RING_BYTES = 16_384
 SESSION, SEQUENCE = 77, 5
 LONG_S = 60.0
-ADD = (b"key", None, None, None, 10**15, "default", b"payload", "error", None, None, None)
+ADD = (
+    b"key", None, None, None, 10**15, "default", b"payload", "error", None, None, None, None, None,
+)  # fmt: skip
 """Arguments of Core.put."""
 Reply = Callable[[bytes], bytes]
 
@@ -634,50 +636,66 @@ def test_a_forked_child_makes_no_direct_call(sides: Sides) -> None:
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 PLAIN: list[tuple[Any, ...]] = [
-    ("key", 5, None, None, None, "default", b"", "error", None, None, None),
-    (b"key", 5.5, None, None, None, "default", b"payload", "replace", None, None, None),
-    (b"key", -1, None, None, None, "default", b"payload", "keep", None, None, None),
-    ("ключ", None, 17, None, None, "default", b"p" * 300, "extend", None, None, None),
-    (b"k" * 255, None, -17, None, None, "default", b"", "error", None, None, None),
-    (b"k", None, None, None, 10**15, "default", b"", "error", None, None, None),
-    (b"k", None, None, None, -1, "default", b"", "error", None, None, None),
-    (b"k", 0.1 + 0.2, None, None, None, "default", b"", "error", None, None, None),
-    (b"k", 5, None, None, None, "default", b"payload", "error", None, "tag", None),
-    (b"k", 5, None, None, None, "default", b"", "error", None, "\u00fc" * 8, None),
-    (b"k", 5, None, None, None, "default", b"", "error", None, "t" * 63, None),
+    ("key", 5, None, None, None, "default", b"", "error", None, None, None, None, None),
+    (b"key", 5.5, None, None, None, "default", b"payload", "replace", None, None, None, None, None),
+    (b"key", -1, None, None, None, "default", b"payload", "keep", None, None, None, None, None),
+    ("ключ", None, 17, None, None, "default", b"p" * 300, "extend", None, None, None, None, None),
+    (b"k" * 255, None, -17, None, None, "default", b"", "error", None, None, None, None, None),
+    (b"k", None, None, None, 10**15, "default", b"", "error", None, None, None, None, None),
+    (b"k", None, None, None, -1, "default", b"", "error", None, None, None, None, None),
+    (b"k", 0.1 + 0.2, None, None, None, "default", b"", "error", None, None, None, None, None),
+    (b"k", 5, None, None, None, "default", b"payload", "error", None, "tag", None, None, None),
+    (b"k", 5, None, None, None, "default", b"", "error", None, "\u00fc" * 8, None, None, None),
+    (b"k", 5, None, None, None, "default", b"", "error", None, "t" * 63, None, None, None),
 ]
 ODD: list[tuple[Any, ...]] = [
-    (UUID(int=5), 5, None, None, None, "default", b"", "error", None, None, None),
-    (b"", 5, None, None, None, "default", b"", "error", None, None, None),
-    (b"k" * 256, 5, None, None, None, "default", b"", "error", None, None, None),
-    ("\ud800", 5, None, None, None, "default", b"", "error", None, None, None),
-    (b"k", True, None, None, None, "default", b"", "error", None, None, None),
-    (b"k", float("nan"), None, None, None, "default", b"", "error", None, None, None),
-    (b"k", 1e30, None, None, None, "default", b"", "error", None, None, None),
-    (b"k", 2**70, None, None, None, "default", b"", "error", None, None, None),
-    (b"k", timedelta(seconds=5), None, None, None, "default", b"", "error", None, None, None),
-    (b"k", None, 2**70, None, None, "default", b"", "error", None, None, None),
-    (b"k", None, None, NOW, None, "default", b"", "error", None, None, None),
-    (b"k", None, None, None, None, "default", b"", "error", None, None, None),
-    (b"k", 5, 5, None, None, "default", b"", "error", None, None, None),
-    (b"k", 5, None, NOW, None, "default", b"", "error", None, None, None),
-    (b"k", 5, None, None, None, "unused", b"", "error", None, None, None),
-    (b"k", 5, None, None, None, 7, b"", "error", None, None, None),
-    (b"k", 5, None, None, None, [], b"", "error", None, None, None),
-    (b"k", 5, None, None, None, "default", "text", "error", None, None, None),
-    (b"k", 5, None, None, None, "default", None, "error", None, None, None),
-    (b"k", 5, None, None, None, "default", bytearray(3), "error", None, None, None),
-    (b"k", 5, None, None, None, "default", bytes(65_537), "error", None, None, None),
-    (b"k", 5, None, None, None, "default", b"", "never", None, None, None),
-    (b"k", 5, None, None, None, "default", b"", [], None, None, None),
-    (b"k", 5, None, None, None, "default", b"", "error", 0.5, None, None),
-    (b"k", 5, None, None, None, "default", b"", "error", None, "", None),
-    (b"k", 5, None, None, None, "default", b"", "error", None, "t" * 64, None),
-    (b"k", 5, None, None, None, "default", b"", "error", None, "a\0b", None),
-    (b"k", 5, None, None, None, "default", b"", "error", None, "\ud800", None),
-    (b"k", 5, None, None, None, "default", b"", "error", None, b"tag", None),
-    (b"k", 5, None, None, None, "default", b"", "error", None, None, "fire"),
-    (b"k", 5, None, None, None, "default", b"", "error", None, "tag", ("skip", 60)),
+    (UUID(int=5), 5, None, None, None, "default", b"", "error", None, None, None, None, None),
+    (b"", 5, None, None, None, "default", b"", "error", None, None, None, None, None),
+    (b"k" * 256, 5, None, None, None, "default", b"", "error", None, None, None, None, None),
+    ("\ud800", 5, None, None, None, "default", b"", "error", None, None, None, None, None),
+    (b"k", True, None, None, None, "default", b"", "error", None, None, None, None, None),
+    (b"k", float("nan"), None, None, None, "default", b"", "error", None, None, None, None, None),
+    (b"k", 1e30, None, None, None, "default", b"", "error", None, None, None, None, None),
+    (b"k", 2**70, None, None, None, "default", b"", "error", None, None, None, None, None),
+    (
+        b"k",
+        timedelta(seconds=5),
+        None,
+        None,
+        None,
+        "default",
+        b"",
+        "error",
+        None,
+        None,
+        None,
+        None,
+        None,
+    ),
+    (b"k", None, 2**70, None, None, "default", b"", "error", None, None, None, None, None),
+    (b"k", None, None, NOW, None, "default", b"", "error", None, None, None, None, None),
+    (b"k", None, None, None, None, "default", b"", "error", None, None, None, None, None),
+    (b"k", 5, 5, None, None, "default", b"", "error", None, None, None, None, None),
+    (b"k", 5, None, NOW, None, "default", b"", "error", None, None, None, None, None),
+    (b"k", 5, None, None, None, "unused", b"", "error", None, None, None, None, None),
+    (b"k", 5, None, None, None, 7, b"", "error", None, None, None, None, None),
+    (b"k", 5, None, None, None, [], b"", "error", None, None, None, None, None),
+    (b"k", 5, None, None, None, "default", "text", "error", None, None, None, None, None),
+    (b"k", 5, None, None, None, "default", None, "error", None, None, None, None, None),
+    (b"k", 5, None, None, None, "default", bytearray(3), "error", None, None, None, None, None),
+    (b"k", 5, None, None, None, "default", bytes(65_537), "error", None, None, None, None, None),
+    (b"k", 5, None, None, None, "default", b"", "never", None, None, None, None, None),
+    (b"k", 5, None, None, None, "default", b"", [], None, None, None, None, None),
+    (b"k", 5, None, None, None, "default", b"", "error", 0.5, None, None, None, None),
+    (b"k", 5, None, None, None, "default", b"", "error", None, "", None, None, None),
+    (b"k", 5, None, None, None, "default", b"", "error", None, "t" * 64, None, None, None),
+    (b"k", 5, None, None, None, "default", b"", "error", None, "a\0b", None, None, None),
+    (b"k", 5, None, None, None, "default", b"", "error", None, "\ud800", None, None, None),
+    (b"k", 5, None, None, None, "default", b"", "error", None, b"tag", None, None, None),
+    (b"k", 5, None, None, None, "default", b"", "error", None, None, 0, None, None),
+    (b"k", 5, None, None, None, "default", b"", "error", None, None, None, "order", None),
+    (b"k", 5, None, None, None, "default", b"", "error", None, None, None, None, "fire"),
+    (b"k", 5, None, None, None, "default", b"", "error", None, "tag", None, None, ("skip", 60)),
 ]
 
 
@@ -715,7 +733,7 @@ def test_other_arguments_are_left_to_python(arguments: tuple[Any, ...]) -> None:
 
 def test_a_record_of_any_kind_has_the_bytes_of_the_engine(sides: Sides) -> None:
     entry = sides.core.put(UUID(int=5), timedelta(5), None, None, None, "t", b"p", "keep", 2.0,
-                           "tag", ("skip", 60), collect=False)  # fmt: skip
+                           "tag", 9, "order", ("skip", 60), collect=False)  # fmt: skip
     with answering(sides, answer) as messages:
         assert sides.direct.record(entry.pending, LONG_S, entry.name, *entry.fields) is True
     assert messages[0] == packed(sides.core, entry)

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from unconnected import connection_of
 
 from purgatoryd.clients import times
-from purgatoryd.clients.bulk import pack_cancels, pack_puts
+from purgatoryd.clients.bulk import OWN, pack_cancels, pack_puts
+from purgatoryd.clients.items import Common, order_hash
 from purgatoryd.clients.model import CancelResult, Codes
 from purgatoryd.shm_layout import layout, wire
 from purgatoryd.shm_layout.errors import InvalidTime
@@ -80,7 +81,8 @@ def by_hand(
 def packed(
     rows: Any, mode: str = "error", topic: str = "default", within: float | None = None
 ) -> list[bytes]:
-    return [batch.body for batch in pack_puts(CONNECTION, rows, topic, mode, None, within)[1]]
+    common = Common(within)
+    return [batch.body for batch in pack_puts(CONNECTION, rows, topic, mode, None, common)[1]]
 
 
 @settings(deadline=None, max_examples=50)
@@ -159,6 +161,31 @@ def test_rows_that_python_converts_have_the_slack_of_their_column() -> None:
     rows = [(key, 1.0, None, None, slack) for key, slack in zip(keys, slacks, strict=True)]
     columns = {"key": keys, "delay": [1.0, 1.0], "within": slacks}
     assert packed(columns, within=0.5) == by_hand(rows, layout.PutMode.ERROR, "default", 0.5)
+
+
+def test_rows_columns_and_tables_are_packed_with_the_same_items() -> None:
+    own: list[tuple[str | None, int | None, str | None]] = [
+        (None, None, None), ("t", None, None), (None, 0, None), (None, None, "o"), ("t", 9, "p"),
+    ]  # fmt: skip
+    common = Common(tag="common", priority=5, order_key="order", late="fire")
+    rows = [
+        {"key": f"k{n}", "delay": 1.0} | dict(zip(OWN, values, strict=True))
+        for n, values in enumerate(own)
+    ]
+    columns = {name: [row[name] for row in rows] for name in rows[0]}
+    numpy = columns | {"priority": np.array(columns["priority"], object)}
+    bodies = [
+        [batch.body for batch in pack_puts(CONNECTION, given, "t", "error", None, common)[1]]
+        for given in (rows, columns, numpy, pa.table(columns))
+    ]
+    assert bodies[1:] == bodies[:1] * 3
+    [body] = bodies[0]
+    for values in own:
+        assert common.items(*values) in body
+    assert common.items("t", 9, "p") == (
+        wire.EXT.pack(2, 1, 0) + b"t".ljust(16, b"\0") + wire.EXT.pack(4, 9, 0)
+        + wire.EXT.pack(5, 0, order_hash("p")) + wire.EXT.pack(6, 0, 0)
+    )  # fmt: skip
 
 
 def test_codes_are_equal_to_a_list_of_their_objects() -> None:

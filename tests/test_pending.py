@@ -331,7 +331,9 @@ def filled(daemon: StartDaemon) -> Daemon:
     running = daemon("demo", "--log-level", "info")
     with Client("demo", timeout=PATIENCE_S) as client:
         client.add_many([(f"a{n}", 600 + n, "x", b"p%d" % n) for n in range(20)], tag="red")
-        client.add_many([(f"b{n}", 900 + n, "y", b"\xff") for n in range(10)], within=0.5)
+        client.add_many(
+            [(f"b{n}", 900 + n, "y", b"\xff") for n in range(10)], within=0.5, priority=0
+        )
         client.add(b"\x01", deadline=datetime(2100, 1, 1, tzinfo=UTC), topic="z", tag="ü")
         client.add(UUID(int=7), 5000)
     return running
@@ -396,7 +398,7 @@ def test_an_import_restores_an_export_once(filled: Daemon, tmp_path: Path, suffi
         assert after.keys() == before.keys()
         for key, timer in after.items():
             then = before[key]
-            same = ("topic", "payload", "tag", "within_ns", "deadline_at")
+            same = ("topic", "payload", "tag", "priority", "within_ns", "deadline_at")
             assert [getattr(timer, n) for n in same] == [getattr(then, n) for n in same]
             assert abs(timer.deadline_boot_ns - then.deadline_boot_ns) < SECOND_NS
         assert client.cancel_where(tag="red").done == 20

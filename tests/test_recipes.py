@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import random
 import sqlite3
 import subprocess
 import sys
+import threading
 import urllib.error
 import urllib.request
 from collections import Counter, defaultdict
@@ -15,13 +17,16 @@ from contextlib import AbstractContextManager, closing, contextmanager
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from http.client import HTTPException
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
 from real_daemon import PATIENCE_S, Daemon, StartDaemon, eventually, free_port, stats
 
+from examples.recipes import webhooks
 from examples.recipes.session_expiry import open_table
+from purgatoryd.clients import Client, JobReason
 
 pytestmark = pytest.mark.tier("all")
 
@@ -248,3 +253,101 @@ def test_each_reminder_is_sent_once_unless_it_was_deleted(
     assert set(times) == wanted
     assert set(times.values()) == {1}
     assert deleted
+
+
+# ---- webhooks --------------------------------------------------------------------------------
+
+
+class Receiver(ThreadingHTTPServer):
+    """A server that refuses some requests for a while, and events named gone forever."""
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Answers)
+        self.accepted: list[tuple[str, str]] = []
+        """Host and id of each accepted request."""
+        self.chance = random.Random(7)
+
+
+class Answers(BaseHTTPRequestHandler):
+    """Answers to webhooks."""
+
+    server: Receiver
+
+    def do_POST(self) -> None:
+        event, status = self.headers["webhook-id"], 200
+        body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        if event.startswith("gone"):
+            status = 410
+        elif self.server.chance.random() < 0.3:
+            status = self.server.chance.choice((408, 429, 500, 503))
+        if status == 200:
+            assert body == {"event": event}
+            self.server.accepted.append((self.headers["host"], event))
+        self.send_response(status)
+        if status == 429:
+            self.send_header("retry-after", "0")
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None:
+        """Log nothing."""
+
+
+@contextmanager
+def receiver() -> Iterator[Receiver]:
+    """Return a context manager for a Receiver that serves requests."""
+    server = Receiver()
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield server
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+@pytest.mark.costly("runs two processes and a daemon, and kills each of them three times")
+def test_each_webhook_is_accepted_in_order_or_is_a_dead_letter(
+    daemon: StartDaemon, tmp_path: Path
+) -> None:
+    demo = daemon("demo")
+    module = ("-m", "examples.recipes.webhooks", "demo", "0.01")
+    given: dict[str, Any] = {"namespace": webhooks.NAMESPACE, "timeout": PATIENCE_S}
+    sent: dict[str, list[str]] = defaultdict(list)
+    gone = set()
+    with receiver() as server, Client("demo", **given) as timers:
+        webhooks.open_group(timers, 0.01)
+        hosts = [f"{name}:{server.server_port}" for name in ("127.0.0.1", "localhost")]
+
+        def more() -> None:
+            for number in range(40):
+                name = f"{len(sent[hosts[0]])}-{number}"
+                for host in hosts:
+                    event = f"gone-{name}-{host}" if number % 10 == 9 else f"{name}-{host}"
+                    webhooks.send(timers, event, f"http://{host}/hook", {"event": event})
+                    if number % 10 == 9:
+                        gone.add(event)
+                    else:
+                        sent[host].append(event)
+
+        with (
+            child(demo, tmp_path / "one.txt", *module) as one,
+            child(demo, tmp_path / "two.txt", *module) as two,
+        ):
+            for kill in (one.restart, partial(crash, demo), two.restart) * 3:
+                before = len(server.accepted)
+                more()
+                eventually(lambda: len(server.accepted) > before + 20)  # noqa: B023
+                kill()
+            wanted = {event for events in sent.values() for event in events}
+            eventually(lambda: timers.group(webhooks.GROUP).acked >= len(wanted), 4 * PATIENCE_S)
+            eventually(lambda: timers.group(webhooks.GROUP).dead == len(gone))
+        letters = list(timers.dead_letters(webhooks.GROUP))
+    assert {letter.key for letter in letters} == gone
+    assert {(letter.reason, letter.error) for letter in letters} == {
+        (JobReason.REJECTED, "status 410")
+    }
+    assert {event for _, event in server.accepted} == wanted
+    for host, events in sent.items():
+        first = dict.fromkeys(event for at, event in server.accepted if at == host)
+        assert list(first) == events

@@ -29,11 +29,16 @@ static enum outcome time_of(struct item *item, const struct times *times, PyObje
     return PLAIN;
 }
 
+/* Return whether Python has to convert a property that few timers have. */
+static bool has_rare(PyObject *const a[])
+{
+    return a[ADD_WITHIN] != Py_None || a[ADD_PRIORITY] != Py_None ||
+           a[ADD_ORDER_KEY] != Py_None || a[ADD_LATE] != Py_None;
+}
+
 enum outcome add_of(struct item *item, const struct times *times, PyObject *const a[])
 {
-    enum outcome found = a[ADD_WITHIN] == Py_None && a[ADD_LATE] == Py_None
-                             ? key_of(item, a[ADD_KEY])
-                             : ODD;
+    enum outcome found = has_rare(a) ? ODD : key_of(item, a[ADD_KEY]);
     if (found == PLAIN)
         found = time_of(item, times, a);
     if (found == PLAIN)

@@ -206,15 +206,16 @@ static bool is_ordered(const struct pg_arena *a, const struct pg_job *j)
     return (group_at(a, j->group)->settings.flags & PG_G_ORDERED) != 0;
 }
 
-static uint32_t order_hash(const struct pg_job *j)
+/* Clients choose the hash of an order key, so it is hashed again with the secret. */
+static uint32_t order_hash(const struct pg_arena *a, const struct pg_job *j)
 {
-    return (uint32_t)id_mix(j->order ^ (uint64_t)j->group << 48);
+    return (uint32_t)keyed_hash(a->secret->secret, j->group, &j->order, sizeof j->order);
 }
 
 /* Return the first job with the order key of `j` in its group; PG_NIL = none. */
 static uint32_t order_first(const struct pg_arena *a, const struct pg_job *j, struct probe *at)
 {
-    const uint32_t hash = order_hash(j);
+    const uint32_t hash = order_hash(a, j);
     uint32_t row = index_first(&a->order_index, hash, at);
     while (row != PG_NIL &&
            (job_at(a, row)->order != j->order || job_at(a, row)->group != j->group))
@@ -250,7 +251,7 @@ static void order_insert(struct pg_arena *a, uint32_t first, uint32_t row)
 static void order_lead(struct pg_arena *a, uint32_t row)
 {
     struct pg_job *j = job_at(a, row);
-    index_insert(&a->order_index, order_hash(j), row);
+    index_insert(&a->order_index, order_hash(a, j), row);
     j->in_order = 1;
     j->behind = 0;
 }
