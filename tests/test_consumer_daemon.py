@@ -465,8 +465,8 @@ def check_runs(workers: list[Worker], count: int, client: Client) -> None:
     assert len(runs) == count
     assert dead.keys() == {job for job in runs if job_worker.is_rejected(job)}
     for job, letter in dead.items():
-        attempt = max(attempt for attempt, _, _ in runs[job])
-        assert (letter.reason, letter.error) == (JobReason.REJECTED, f"attempt {attempt}")
+        last = max(attempt for attempt, _, _ in runs[job])
+        assert (letter.reason, letter.error) == (JobReason.REJECTED, f"attempt {last}")
     for job, found in runs.items():
         found.sort(key=lambda run: run[1])
         assert acked.get(job, found[-1][0]) == found[-1][0], f"job {job} ran after its ack"
