@@ -89,7 +89,7 @@ FIXED: dict[str, tuple[list[int], list[int], Callable[[date], bool]]] = {
 
 
 def repeats_minute(local: datetime) -> bool:
-    """Whether the same hour had this minute before, because the zone repeats less than an hour."""
+    """Return whether the same hour had this minute before: the zone repeats less than an hour."""
     before, after = local.replace(fold=0).utcoffset(), local.utcoffset()
     assert before is not None
     assert after is not None
