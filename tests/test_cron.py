@@ -86,10 +86,13 @@ FIXED: dict[str, tuple[list[int], list[int], Callable[[date], bool]]] = {
     "@daily": ([0], [0], lambda day: True),
     "0 12 13 * 5": ([12], [0], lambda day: day.day == 13 or day.isoweekday() == 5),
 }  # fmt: skip
+
+
 def repeats_minute(local: datetime) -> bool:
-    """Whether the same hour had this minute before, because the zone repeats less than an hour."""
+    """Return whether the same hour had this minute before: the zone repeats less than an hour."""
     before, after = local.replace(fold=0).utcoffset(), local.utcoffset()
-    assert before is not None and after is not None
+    assert before is not None
+    assert after is not None
     return local.fold == 1 and before - after < timedelta(hours=1)
 
 

@@ -101,6 +101,9 @@ struct trial {
     uint8_t *shadow;              /* copy of the authoritative state after the last change */
     struct trusted trusted[WORDS_MAX];
     uint8_t *doubles[DOUBLES_MAX];
+    uint64_t double_lsn[DOUBLES_MAX];
+    uint64_t recovery_lsn;        /* first LSN that a recovery under test may write; 0 = the call is
+                                     under test */
     uint32_t double_count, double_every;
     uint64_t changes;
     struct counts *counts;
@@ -295,17 +298,26 @@ static void ledger_check(struct trial *t, const struct ledger *expected, const c
         violated(t, detail, &fault);
 }
 
+/* Return the first LSN that the message under test did not write. 0 = the call is no message. */
+static uint64_t daemon_lsn(struct trial *t)
+{
+    if (t->call.kind != BY_MESSAGE || pg_wal_buffer_of(t->fx.a) == NULL)
+        return 0;
+    if (t->recovery_lsn != 0)
+        return t->recovery_lsn;
+    frames_appended(&t->appended, &t->fx);
+    return frames_next_lsn(&t->appended, &t->fx);
+}
+
 static void wal_check(struct trial *t)
 {
     struct ledger found, expected;
     struct pg_fault fault = {0};
     if (pg_wal_buffer_of(t->twin.a) == NULL)
         return;
-    frames_appended(&t->appended, &t->fx);
-    const uint64_t daemon_lsn = t->call.kind == BY_MESSAGE ? frames_next_lsn(&t->appended, &t->fx)
-                                                           : 0;
+    const uint64_t from_lsn = daemon_lsn(t);
     frames_appended(&t->appended, &t->twin);
-    if (!frames_tell(&t->appended, &t->twin, t->call.uid, daemon_lsn, &fault))
+    if (!frames_tell(&t->appended, &t->twin, t->call.uid, from_lsn, &fault))
         violated(t, "a record disagrees with the arena", &fault);
     if (!frames_redo(&t->snapshot, &t->appended, &t->twin, &t->redo, &fault)) {
         violated(t, "the WAL cannot be redone", &fault);
@@ -423,6 +435,7 @@ static void double_keep(struct trial *t)
     if (t->double_every == 0 || (t->changes + t->seed) % t->double_every != 0 ||
         t->double_count == DOUBLES_MAX)
         return;
+    t->double_lsn[t->double_count] = daemon_lsn(t);
     memcpy(t->doubles[t->double_count++], t->shadow, t->authoritative.bytes);
 }
 
@@ -559,6 +572,7 @@ static void trial_run(struct trial *t, struct counts *recoveries)
         authoritative_restore(&t->authoritative, t->doubles[i]);
         seen_clear(&own_states);
         t->fx.places_first = (t->seed + i) % 2 == 0;
+        t->recovery_lsn = t->double_lsn[i];
         recoveries->trials++;
         stepped(t, run_recovery);
     }

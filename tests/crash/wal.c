@@ -86,14 +86,14 @@ static const struct pg_ext *occurrence_of(const struct pg_wal_arm *j)
     return NULL;
 }
 
-/* Return the uid of the schedule that an occurrence belongs to. The key of a schedule ends at '@'. */
+/* Return the uid of the schedule that an occurrence belongs to. Its key ends at '@'. */
 static uint32_t schedule_uid(const struct pg_wal_arm *j, const struct fixture *fx)
 {
     const uint32_t ns = topic_at(fx->a, j->topic)->namespace_row;
     const char *key = (const char *)(j + 1) + wal_row_bytes(j->in_bulk_load) + j->ext_len;
     const char *end = memchr(key, '@', j->key_len);
-    const uint32_t row = end == NULL ? PG_NIL
-                                     : schedule_find(fx->a, ns, (struct name){key, (uint32_t)(end - key)});
+    const struct name name = {key, end == NULL ? 0 : (uint32_t)(end - key)};
+    const uint32_t row = schedule_find(fx->a, ns, name);
     return row == PG_NIL ? PG_NIL : schedule_fields(fx->a, row)->uid;
 }
 

@@ -156,7 +156,7 @@ static bool oldest_end(struct catch_up *c, uint32_t topic, uint32_t slot)
         late_skip(a, slot);
     else if (policy != PG_LATE_COALESCE)
         return oldest_fire(c, slot);
-    else if (!late_coalesce(a, topic, slot))     /* it may coalesce with an occurrence yet to come */
+    else if (!late_coalesce(a, topic, slot))     /* a pending occurrence may coalesce with this */
         return !schedules_pending(a) && oldest_fire(c, slot);
     return true;
 }

@@ -36,8 +36,8 @@ void schedule_extra(struct pg_arena *a, uint32_t row, int64_t nominal_ns, bool l
 
 /* ---- for catch_up.c ---- */
 
-/* Return the deadline on the boot clock of the occurrence that follows an armed one; INT64_MAX = none
- * follows, the daemon has to compute it first, or the slot is no armed occurrence. */
+/* Return the deadline on the boot clock of the occurrence that follows an armed one; INT64_MAX =
+ * none follows, the daemon has to compute it first, or the slot is no armed occurrence. */
 int64_t schedule_follower_ns(const struct pg_arena *a, uint32_t slot);
 
 /* ---- for loop.c ---- */
