@@ -54,14 +54,14 @@ def test_its_structs_are_those_of_the_layout() -> None:
         [body] = re.findall(rf"^struct {name} (\{{.*?^\}};)", text, re.M | re.S)
         c.cdef(f"struct {name} {body}")
         found = c.typeof(f"struct {name}")
-        assert c.sizeof(found) == int(size) == layout.size_of(wanted)
+        assert c.sizeof(f"struct {name}") == int(size) == layout.size_of(wanted)
         offsets = {field: offset for field, offset, _ in layout.fields(wanted)}
         for field, place in found.fields:
             assert field.startswith("pad") or offsets[field] == place.offset, f"{name}.{field}"
 
 
 def numbers() -> Iterator[tuple[str, int]]:
-    """Yield name and number of each constant of each enum. An enum counts on from its last number."""
+    """Yield name and number of each constant of the enums. An enum counts on by itself."""
     text = re.sub(r"/\*.*?\*/", "", sources(), flags=re.S)
     for body in re.findall(r"enum \w* ?\{([^}]*)\}", text):
         value = -1

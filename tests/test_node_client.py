@@ -129,7 +129,7 @@ const [again, ...others] = await client.addMany([
   [Buffer.from([0, 255]), { delayMs: 3600_000 }],
 ]);
 const [a, missing, c] = await client.getMany(["a", "none", Buffer.from([0, 255])]);
-const kept = await client.add("a", { delayMs: 1, mode: "keep" });
+const second = await client.add("a", { delayMs: 1, mode: "keep" });
 const cancelled = await Promise.all(["a", "a"].map((key) => client.cancel(key)));
 let fired = "";
 while (fired !== "FIRED") {
@@ -137,7 +137,7 @@ while (fired !== "FIRED") {
   fired = (await client.cancel("now")).status;
 }
 show({ timer, again: [again.name, again.status, again.ticket], others,
-  a: { ...a, payload: `${a.payload}` }, missing, c: c.ticket, kept, cancelled });
+  a: { ...a, payload: `${a.payload}` }, missing, c: c.ticket, second, cancelled });
 await client.close();
 const closed = await client.add("x", { delayMs: 1 }).catch((error) => error);
 if (!(closed instanceof pg.Closed)) throw closed;
@@ -153,7 +153,7 @@ if (!(closed instanceof pg.Closed)) throw closed;
     }  # fmt: skip
     assert found["missing"] is None
     assert found["c"] == others[1]["ticket"]
-    assert found["kept"] == {**timer, "status": "KEPT"}
+    assert found["second"] == {**timer, "status": "KEPT"}
     cancelled = found["cancelled"]
     assert [one["status"] for one in cancelled] == ["CANCELLED", "UNKNOWN"]
     with Client("demo", namespace="shop") as client:
