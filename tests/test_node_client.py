@@ -342,6 +342,31 @@ await client.close();
     assert found == {"attempts": [[1, False], [1, False]], "acked": 1}
 
 
+def test_a_subscriber_receives_all_topics_of_a_namespace(node: Path, daemon: StartDaemon) -> None:
+    found = script(node, daemon("demo"), """
+const client = new pg.Client(place, { namespace: "shop" });
+const notices = new pg.Subscriber(place, { namespace: "shop" });
+let number = 0;
+const adding = setInterval(() => {
+  for (const topic of ["orders", "bills"]) {
+    client.add(`k${number++}`, { delayMs: 0, topic, payload: topic }).catch(() => {});
+  }
+}, 20);
+const seen = {};
+for await (const { type, namespace, topic, payload, sequence, cause } of notices) {
+  seen[topic] = [type, namespace, `${payload}`, cause, sequence >= 1n];
+  if (Object.keys(seen).length === 2) break;
+}
+clearInterval(adding);
+notices.close();
+await client.close();
+show(seen);
+""")  # fmt: skip
+    assert found == {
+        topic: ["notice", "shop", topic, "EXPIRED", True] for topic in ("orders", "bills")
+    }
+
+
 # ---- kills ---------------------------------------------------------------------------------------
 
 
