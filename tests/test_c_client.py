@@ -5,22 +5,29 @@ from __future__ import annotations
 import os
 import re
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import example_clients
 import pytest
+from cffi import FFI
 from machine import needs
 from real_daemon import PATIENCE_S, StartDaemon, eventually
 
 from purgatoryd.clients import Client, JobReason
 from purgatoryd.clients.groups import DEFAULTS
-from purgatoryd.shm_layout.layout import Op, Status, size_of
+from purgatoryd.shm_layout import layout
+from purgatoryd.shm_layout._core import lib
+from purgatoryd.shm_layout.layout import Status
 
 pytestmark = pytest.mark.tier("all")
 
 SOURCES = Path(__file__).resolve().parent.parent / "examples" / "c"
 FLAGS = ("-std=c11", "-D_GNU_SOURCE", "-Wall", "-Wextra", "-Wshadow", "-Wconversion", "-Werror",
          "-g", "-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")  # fmt: skip
+OWN = {"PG_IN_DOUBT", "PG_NO_ANSWER", "PG_FAILED", "PG_SILENCE", "PG_NOTICE", "PG_LOST",
+       "PG_NEW_STREAM"}  # fmt: skip
+"""Numbers of the client that the protocol does not have."""
 
 
 @pytest.fixture(scope="module")
@@ -33,30 +40,46 @@ def demo_command(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     return [str(program)]
 
 
-@pytest.mark.tier("check")
-def test_its_structs_have_the_sizes_of_the_protocol() -> None:
-    sources = "".join(one.read_text() for one in sorted(SOURCES.glob("*.c")))
-    found = re.findall(r'sizeof\(struct \w+\) == (\d+), "(\w+)"', sources)
-    assert {name: int(size) for size, name in found} == {name: size_of(name) for _, name in found}
-    assert len(found) >= 12
+def sources() -> str:
+    return "".join(one.read_text() for one in sorted(SOURCES.glob("*.[ch]")))
 
 
 @pytest.mark.tier("check")
-def test_its_numbers_are_those_of_the_protocol() -> None:
-    """C counts the ops on from JOIN, and has the statuses that a caller sees."""
-    source = (SOURCES / "consumer.c").read_text()
-    ops = re.search(r"enum \{ JOIN = (\d+), (.*?) \}", source)
-    assert ops is not None
-    names = ["JOIN", *ops[2].split(", ")]
-    assert names == [Op(int(ops[1]) + n).name for n in range(len(names))]
-    header = (SOURCES / "purgatoryd.h").read_text()
-    statuses = re.search(r"enum pg_status \{(.*?)\};", header, re.S)
-    assert statuses is not None
-    found = re.findall(r"PG_(\w+) = (\d+)", statuses[1])
-    assert len(found) >= 12
-    assert {name: int(value) for name, value in found if name != "NO_ANSWER"} == {
-        name: int(Status[name]) for name, _ in found if name != "NO_ANSWER"
-    }
+def test_its_structs_are_those_of_the_layout() -> None:
+    text = sources()
+    asserted = re.findall(r'sizeof\(struct (\w+)\) == (\d+), "(\w+)"', text)
+    assert len(asserted) >= 12
+    c = FFI()
+    for name, size, wanted in asserted:
+        [body] = re.findall(rf"^struct {name} (\{{.*?^\}};)", text, re.M | re.S)
+        c.cdef(f"struct {name} {body}")
+        found = c.typeof(f"struct {name}")
+        assert c.sizeof(f"struct {name}") == int(size) == layout.size_of(wanted)
+        offsets = {field: offset for field, offset, _ in layout.fields(wanted)}
+        for field, place in found.fields:
+            assert field.startswith("pad") or offsets[field] == place.offset, f"{name}.{field}"
+
+
+def numbers() -> Iterator[tuple[str, int]]:
+    """Yield name and number of each constant of the enums. An enum counts on by itself."""
+    text = re.sub(r"/\*.*?\*/", "", sources(), flags=re.S)
+    for body in re.findall(r"enum \w* ?\{([^}]*)\}", text):
+        value = -1
+        for constant in filter(None, map(str.strip, body.split(","))):
+            name, _, given = constant.partition(" = ")
+            value = int(given) if given else value + 1
+            yield name, value
+
+
+@pytest.mark.tier("check")
+def test_its_numbers_are_those_of_the_layout() -> None:
+    prefixes = ("PG_", "PG_M_", "PG_OP_", "PG_GA_", "PG_ST_")
+    found = list(numbers())
+    assert len(found) >= 45
+    for name, value in found:
+        known = [f"{prefix}{name.removeprefix('PG_')}" for prefix in prefixes]
+        there = [getattr(lib, one) for one in known if hasattr(lib, one)]
+        assert value in there or name in OWN, f"{name} = {value}"
 
 
 @pytest.mark.costly("runs two programs under sanitizers and kills a daemon six times")

@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import example_clients
 import pytest
@@ -40,7 +41,7 @@ def demo_command(node: Path) -> list[str]:
     return ["node", str(node / "demo.js")]
 
 
-def script(node: Path, demo: Daemon, text: str) -> dict[str, object]:
+def script(node: Path, demo: Daemon, text: str) -> Any:
     """Run a script of the client that prints JSON, and return it."""
     head = f"""
 import * as pg from "{node}/index.js";
@@ -50,8 +51,7 @@ const show = (value) => console.log(JSON.stringify(value, plain));
 """
     done = example_clients.run(["node", "--input-type=module", "--eval", head + text])
     assert done.returncode == 0, done.stderr
-    found: dict[str, object] = json.loads(done.stdout)
-    return found
+    return json.loads(done.stdout)
 
 
 # ---- the layout ----------------------------------------------------------------------------------
@@ -129,7 +129,7 @@ const [again, ...others] = await client.addMany([
   [Buffer.from([0, 255]), { delayMs: 3600_000 }],
 ]);
 const [a, missing, c] = await client.getMany(["a", "none", Buffer.from([0, 255])]);
-const kept = await client.add("a", { delayMs: 1, mode: "keep" });
+const second = await client.add("a", { delayMs: 1, mode: "keep" });
 const cancelled = await Promise.all(["a", "a"].map((key) => client.cancel(key)));
 let fired = "";
 while (fired !== "FIRED") {
@@ -137,17 +137,15 @@ while (fired !== "FIRED") {
   fired = (await client.cancel("now")).status;
 }
 show({ timer, again: [again.name, again.status, again.ticket], others,
-  a: { ...a, payload: `${a.payload}` }, missing, c: c.ticket, kept, cancelled });
+  a: { ...a, payload: `${a.payload}` }, missing, c: c.ticket, second, cancelled });
 await client.close();
 const closed = await client.add("x", { delayMs: 1 }).catch((error) => error);
 if (!(closed instanceof pg.Closed)) throw closed;
 """)  # fmt: skip
     timer = found["timer"]
-    assert isinstance(timer, dict)
     assert timer["status"] == "ADDED"
     assert found["again"] == ["Exists", "EXISTS", timer["ticket"]]
     others = found["others"]
-    assert isinstance(others, list)
     assert [one["status"] for one in others] == ["ADDED", "ADDED"]
     assert found["a"] == {
         "key": "a", "topic": "orders", "payload": "pay up", "ticket": timer["ticket"],
@@ -155,9 +153,8 @@ if (!(closed instanceof pg.Closed)) throw closed;
     }  # fmt: skip
     assert found["missing"] is None
     assert found["c"] == others[1]["ticket"]
-    assert found["kept"] == {**timer, "status": "KEPT"}
+    assert found["second"] == {**timer, "status": "KEPT"}
     cancelled = found["cancelled"]
-    assert isinstance(cancelled, list)
     assert [one["status"] for one in cancelled] == ["CANCELLED", "UNKNOWN"]
     with Client("demo", namespace="shop") as client:
         assert client.get("a") is None
@@ -208,11 +205,23 @@ show({ statuses: added.map((one) => one.status), names: added.map((one) => one.n
 await client.close();
 """)  # fmt: skip
     statuses, names = found["statuses"], found["names"]
-    assert isinstance(statuses, list)
-    assert isinstance(names, list)
     assert statuses.count("ADDED") + statuses.count("FULL") == 200
     assert statuses.count("FULL") == names.count("Refused") > 0
     assert found["reserved"] == ["Refused", "DENIED"]
+
+
+def test_a_durable_client_needs_a_wal(node: Path, daemon: StartDaemon, tmp_path: Path) -> None:
+    text = """
+const client = new pg.Client(place, { namespace: "shop", durable: true });
+const add = (key) => client.add(key, { delayMs: 3600_000 });
+const added = await Promise.all(["a", "b"].map((key) => add(key).catch((error) => error)));
+show(added.map((one) => one.status ?? [one.name, one.error]));
+await client.close();
+"""
+    demo = daemon("demo")
+    assert script(node, demo, text) == [["MessageRefused", "NO_WAL"]] * 2
+    demo.restart("--wal-dir", str(tmp_path / "wal"))
+    assert script(node, demo, text) == ["ADDED", "ADDED"]
 
 
 def test_consumer_groups_are_created_changed_and_deleted(node: Path, daemon: StartDaemon) -> None:
@@ -237,7 +246,6 @@ show({ made, same, settings, topics, changed, paused: [paused.paused, resumed.pa
 await client.close();
 """)  # fmt: skip
     made = found["made"]
-    assert isinstance(made, dict)
     assert sorted(made["topics"]) == ["bills", "orders"]
     assert made["settings"]["maxAttempts"] == 3
     assert made["settings"]["backoffMs"] == 0.5
@@ -332,6 +340,31 @@ show({ attempts, acked: (await client.group("g")).acked });
 await client.close();
 """)  # fmt: skip
     assert found == {"attempts": [[1, False], [1, False]], "acked": 1}
+
+
+def test_a_subscriber_receives_all_topics_of_a_namespace(node: Path, daemon: StartDaemon) -> None:
+    found = script(node, daemon("demo"), """
+const client = new pg.Client(place, { namespace: "shop" });
+const notices = new pg.Subscriber(place, { namespace: "shop" });
+let number = 0;
+const adding = setInterval(() => {
+  for (const topic of ["orders", "bills"]) {
+    client.add(`k${number++}`, { delayMs: 0, topic, payload: topic }).catch(() => {});
+  }
+}, 20);
+const seen = {};
+for await (const { type, namespace, topic, payload, sequence, cause } of notices) {
+  seen[topic] = [type, namespace, `${payload}`, cause, sequence >= 1n];
+  if (Object.keys(seen).length === 2) break;
+}
+clearInterval(adding);
+notices.close();
+await client.close();
+show(seen);
+""")  # fmt: skip
+    assert found == {
+        topic: ["notice", "shop", topic, "EXPIRED", True] for topic in ("orders", "bills")
+    }
 
 
 # ---- kills ---------------------------------------------------------------------------------------

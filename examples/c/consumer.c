@@ -294,7 +294,7 @@ static void sweep(struct pg_consumer *c)
 /* Pack what is due, and send it. Messages are received until `until_ns`. */
 static bool step(struct pg_consumer *c, int64_t until_ns)
 {
-    const int64_t now_ns = pg_boot_ns(), beat_ns = now_ns + c->group.lease_ns / 12;
+    const int64_t now_ns = pg_boot_ns(), wake_ns = now_ns + c->group.lease_ns / 12;
     keep_joined(c, now_ns);
     for (struct held *h = c->held; h != NULL && c->error == NULL; h = h->next)
         keep_lease(c, h, now_ns);
@@ -303,7 +303,7 @@ static bool step(struct pg_consumer *c, int64_t until_ns)
         c->ping_ns = now_ns + PING_NS;
         pg_ping(c->client);
     }
-    if (c->error == NULL && !pg_step(c->client, until_ns < beat_ns ? until_ns : beat_ns))
+    if (c->error == NULL && !pg_step(c->client, until_ns < wake_ns ? until_ns : wake_ns))
         c->error = pg_error(c->client);
     return c->error == NULL;
 }

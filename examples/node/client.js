@@ -26,12 +26,14 @@ export const GROUP_DEFAULTS = {
   full: "refuse",
 };
 
-/** The client of a namespace. `daemon` is DIR/NAME, such as "/run/purgatoryd/demo". */
+/** The client of a namespace. `daemon` is DIR/NAME, such as "/run/purgatoryd/demo". `worker` names
+ * this client in the WAL. The session outlives its process by `graceMs`. `durable`: calls that
+ * change something return once the WAL has the change on disk. */
 export class Client {
-  constructor(daemon, { namespace, worker = "node", graceMs = 0 }) {
+  constructor(daemon, { namespace, worker = "node", graceMs = 0, durable = false }) {
     pg.encodeText("namespace", namespace, 1, pg.PG_NAMESPACE_MAX);
     this.namespace = namespace;
-    this.session = new Session(`ipc://${daemon}.cmd`, { worker, graceMs });
+    this.session = new Session(`ipc://${daemon}.cmd`, { worker, graceMs, durable });
   }
 
   /** End the session. Calls without an answer fail with Closed. */

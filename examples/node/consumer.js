@@ -153,8 +153,8 @@ export class Consumer {
    * GROUP_DEFAULTS. At most `maxInFlight` jobs are leased to this consumer. */
   static async open(daemon, options) {
     const { namespace, group, topics, leaseMs = 30_000, maxInFlight = 64, ...others } = options;
-    const { worker, graceMs, ...settings } = others;
-    const client = new Client(daemon, { namespace, worker, graceMs });
+    const { worker, durable, ...settings } = others;
+    const client = new Client(daemon, { namespace, worker, durable });
     try {
       const found = await client.createGroup(group, topics, settings);
       const consumer = new Consumer(client, found, leaseMs, maxInFlight);

@@ -70,6 +70,7 @@ export class Session extends EventEmitter {
   #error = null; // the error of all later calls
   #worker;
   #graceNs;
+  #flags; // of each batch
   #nonce = randomBytes(16);
   #nonces = 0n; // number of this nonce, so that a late welcome is recognized
   #session = 0n; // 0 = not open
@@ -87,10 +88,11 @@ export class Session extends EventEmitter {
   #pumping = false;
   #maxRecords = pg.PG_BATCH_RECORDS;
 
-  constructor(endpoint, { worker = "node", graceMs = 0 } = {}) {
+  constructor(endpoint, { worker = "node", graceMs = 0, durable = false } = {}) {
     super();
     this.#worker = pg.encodeText("worker", worker, 0, pg.PG_WORKER_MAX);
     this.#graceNs = pg.nanoseconds("graceMs", graceMs);
+    this.#flags = durable ? pg.W.DURABLE : 0;
     this.#socket.events.on("handshake", () => this.#reconnected());
     this.#socket.events.on("disconnect", () => (this.#connected = false));
     this.#socket.connect(endpoint);
@@ -266,7 +268,8 @@ export class Session extends EventEmitter {
       if (count > 0 && (size > BODY_GOAL || names.size > pg.PG_BATCH_NAMES)) break;
     }
     const items = this.#waiting.splice(0, count);
-    const batch = { items, bytes: encodeRecords(M.BATCH, items), sends: 0, sequence: 0n };
+    const bytes = encodeRecords(M.BATCH, items, { flags: this.#flags });
+    const batch = { items, bytes, sends: 0, sequence: 0n };
     this.#number(batch, this.#unanswered[0]?.sequence);
     this.#unanswered.push(batch);
     if (this.#connected) {
