@@ -134,7 +134,7 @@ class SimulatedConsumer(SimulatedClient):
             pack(pending, fields)
 
         session.on_jobs, session.on_lost = received, lost
-        session._desert = deserted  # type: ignore[method-assign]
+        session._desert = deserted  # type: ignore[method-assign, assignment]
         member._pack = packed  # type: ignore[method-assign]
 
     def wake(self) -> None:

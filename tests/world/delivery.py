@@ -20,8 +20,8 @@ DRAIN_S = 60
 """Time in which healthy consumers handle all jobs."""
 JOIN_NS = 100 * S
 """Time in which a consumer joins its group."""
-TRIES = 10
-"""Number of processes that may fail to join a group."""
+TRY_NS = 5 * S
+"""Time from a process that could not join its group to the next one."""
 Report = Callable[[Any, PurgatorydError | None], None]
 
 
@@ -263,11 +263,11 @@ def _employed(cell: Cell, number: int, group: Group, tries: list[object]) -> boo
     one = cell.consumers[number]
     if one is not None and one.works and one.group is group:
         return one.joined
-    if one is not None and (error := one.failed or one.leases.error):
-        tries.append(error)
-    if len(tries) < TRIES:
-        cell.end_consumer(number)
-        cell.begin_consumer(number, group, S, 8)
+    if one is not None and one.group is group:
+        tries.append(one.failed or one.leases.error)
+        cell.world.pass_time(TRY_NS)
+    cell.end_consumer(number)
+    cell.begin_consumer(number, group, S, 8)
     return False
 
 

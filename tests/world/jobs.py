@@ -489,13 +489,13 @@ class JobOracle:
         if reason == JobReason.REJECTED and not job.rejects:
             raise Violation(f"{what}: nobody rejected it")
         newest = job.newest
-        if newest is None:
+        if newest is None or job.requeued:
             return
         if ticket != newest.identity[0]:
             raise Violation(f"{what}: ticket {ticket}, but {newest}")
         if newest.taken == Op.JOB_REJECT and (reason, error) != (JobReason.REJECTED, newest.text):
             raise Violation(f"{what}: differs from {newest}")
-        if attempts > newest.number + 1 and not job.requeued:
+        if attempts > newest.number + 1:
             raise Violation(f"{what}: more attempts than leases")
 
     def finish(self, name: str, dropped: int) -> None:
