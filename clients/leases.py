@@ -263,7 +263,16 @@ class Leases:
                 pending = member.join()
                 if pending is not None:
                     yield from awaited(pending, limit_s, (pending,))
+                    self._raise_refusal(pending)
         self.check()
+
+    def _raise_refusal(self, pending: PendingJoin) -> None:
+        """Raise the error of the first JOIN of a member, unless another session repeats the
+        JOIN."""
+        self.check()
+        error = pending.why()
+        if not (error is None or isinstance(error, (NotDurable, SessionExpired))):
+            raise error
 
     def fail(self, error: PurgatorydError) -> None:
         """Let all callers that wait for jobs raise `error`."""
@@ -468,7 +477,8 @@ class Member:
 
     def _join_answered(self, pending: Pending) -> None:
         self._joins = False
-        if pending.error is None and pending.status == Status.DONE:
+        applied = pending.error is None and pending.status == Status.DONE
+        if applied or isinstance(pending.error, NotDurable):  # no record has memberships
             self._granted = self._sent
         elif pending.error is None and pending.status == Status.NO_GROUP:
             core = self._leases.core

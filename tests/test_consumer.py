@@ -169,6 +169,14 @@ def test_one_lost_lease_does_not_stop_the_answers_of_others(model: GroupDaemon) 
 # ---- leases ------------------------------------------------------------------------------------
 
 
+def test_a_durable_consumer_joins_once_although_the_wal_has_stopped(model: GroupDaemon) -> None:
+    model.wal_stopped = True
+    with consumer(durable=True) as jobs:
+        model.fire("a")
+        assert taken(jobs).key == "a"
+        assert len(model.joins) == 1
+
+
 def test_a_lease_is_extended_while_the_process_lives(model: GroupDaemon) -> None:
     with consumer(lease=0.2) as jobs:
         model.fire("a", "b")

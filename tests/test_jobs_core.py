@@ -11,7 +11,7 @@ from jobs_driver import JobsCore, Session, record
 from jobs_world import MS, SECOND, World, fire, restart, step, timer
 
 from purgatoryd.shm_layout._core import ffi, lib
-from purgatoryd.shm_layout.layout import Op, Status
+from purgatoryd.shm_layout.layout import Op, PutMode, Status
 
 pytestmark = pytest.mark.tier("test")
 
@@ -119,6 +119,23 @@ def test_an_extended_lease_lives_until_its_new_end_and_max_lease(core: JobsCore)
     assert session.extend(held, 20 * MS) == Status.DONE
     step(core, 12 * MS)
     assert session.ack(held) == Status.LEASE_LOST
+
+
+def test_a_replaced_timer_counts_against_the_bytes_of_the_budget(core: JobsCore) -> None:
+    core.create_group(max_bytes=64, max_jobs=1)
+    assert core.put("a", SECOND, payload=b"small").status == Status.ADDED
+    large = core.put("a", SECOND, payload=b"x" * 100, mode=PutMode.REPLACE)
+    assert (large.status, core.info().pending) == (Status.FULL_GROUP, 1)
+    assert core.put("a", SECOND, payload=b"x" * 60, mode=PutMode.REPLACE).status == Status.REPLACED
+    assert core.put("a", MS, payload=b"small", mode=PutMode.REPLACE).status == Status.REPLACED
+    step(core, 2 * MS)
+    assert (core.info().waiting, core.info().bytes) == (1, 16)
+
+
+def test_a_group_takes_earliest_notices_within_the_bytes_of_its_budget(core: JobsCore) -> None:
+    fire(core, "a", "b", "c")
+    core.create_group(earliest=True, max_bytes=32)
+    assert (core.info().waiting, core.info().bytes) == (2, 32)
 
 
 def test_an_extension_never_shortens_a_lease(core: JobsCore) -> None:

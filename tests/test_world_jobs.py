@@ -6,6 +6,7 @@ import ast
 from dataclasses import replace
 from enum import EnumType
 from pathlib import Path
+from typing import Any
 
 import pytest
 from world import jobs
@@ -23,7 +24,7 @@ ME, OTHER = Holder(1, 11, 111), Holder(2, 22, 222)
 LENGTH_NS = 100 * MS
 
 
-def judge_of(**settings: object) -> tuple[JobOracle, Group]:
+def judge_of(**settings: Any) -> tuple[JobOracle, Group]:
     """Return a judge with a group that exists since time 0."""
     judge = JobOracle()
     group = judge.creating("g", SETTINGS._replace(**settings))
@@ -230,14 +231,14 @@ def test_a_dead_letter_needs_a_reason(reason: JobReason, attempts: int, match: s
 def test_counts_stay_within_the_budget_and_agree_with_the_answers() -> None:
     judge, _ = judge_of()
     taken(judge, lease(judge, 1, 10), Op.JOB_ACK, 20)
-    judge.counts("g", 1, (60, 1, 1, 1, 1))
+    judge.counts("g", 1, (60, 1, 1, 1, 1), 1)
     for acked, sizes, match in (
         (1, (60, 2, 1, 1, 1), "exceed the budget 64"),
         (0, (0,), "0 acks are counted, 1 were confirmed"),
         (2, (0,), "2 acks are counted, 1 were sent"),
     ):
         with pytest.raises(Violation, match=match):
-            judge.counts("g", acked, sizes)
+            judge.counts("g", acked, sizes, 1)
     judge.full(64)
     with pytest.raises(Violation, match="no budget is below 64"):
         judge.full(63)

@@ -94,6 +94,8 @@ class GroupDaemon:
         self.delays: list[int] = []
         self.refuse_with: dict[Op, Status] = {}
         """Status with which the records of an op are refused."""
+        self.wal_stopped = False
+        """True = batches are applied, but are answered with NOT_DURABLE."""
         self.mute = False
         """True = the daemon receives, but neither applies nor answers."""
         self.doubled = False
@@ -259,6 +261,9 @@ class GroupDaemon:
             results += wire.RESULT.pack(word, 0)
         session.last = sequence
         reply = wire.encode_frame(Message.BATCH, session.id, sequence, count=count) + results
+        if self.wal_stopped:
+            fields = [*wire.FRAME.unpack_from(reply)[:5], 0, 0, WireError.NOT_DURABLE, *[0] * 5]
+            reply = wire.FRAME.pack(*fields)
         session.replies[sequence] = reply
         self._send(session.route, reply)
 

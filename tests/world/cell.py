@@ -794,7 +794,8 @@ class Cell:
         consumers = [one for one in self.consumers if one is not None]
         for one in consumers:
             one.thaw()
-        ends = [side.ends for side in (*self.clients, *self.subscribers, *consumers)]
+        ends = [one.ends for one in self.clients] + [one.ends for one in self.subscribers]
+        ends += [one.ends for one in consumers]
         for end in chain(self.operator.ends, *ends):
             end.disturbances.clear()
 

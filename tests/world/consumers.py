@@ -19,6 +19,7 @@ from purgatoryd.shm_layout.layout import KeyType, Op, Status
 from world import jobs as judge
 from world.clients import LIMIT_S, SimulatedClient
 from world.jobs import Delivered, Group, Holder
+from world.oracle import Violation
 from world.script import MS
 
 if TYPE_CHECKING:
@@ -83,8 +84,10 @@ class SimulatedConsumer(SimulatedClient):
         """All leases that this process has received, with their struct pg_lease."""
         self._queue = _Queue(self)
         self._frozen_work: list[Callable[[], None]] = []
-        self.failed = False
-        """True if it could not join its group at its start."""
+        self.failed: PurgatorydError | None = None
+        """The reason why it could not join its group at its start."""
+        self._deserted: set[int] = set()
+        """Sessions that this process replaced. Their BYE gives their jobs back."""
         self._last: Any = None
         """The newest connection of this process."""
         world = cell.world
@@ -107,7 +110,7 @@ class SimulatedConsumer(SimulatedClient):
         self.leases.add_member(connection)
         [member] = self.leases.members
         session, pack = connection.session, member._pack
-        receive, lose = session.on_jobs, session.on_lost
+        receive, lose, desert = session.on_jobs, session.on_lost, session._desert
         assert receive is not None
         assert lose is not None
 
@@ -120,12 +123,18 @@ class SimulatedConsumer(SimulatedClient):
             self.cell.jobs.process_closes(self.host.pid)
             lose(error)
 
+        def deserted(*arguments: Any) -> Any:
+            self._deserted.add(session.id)
+            self.cell.jobs.process_closes(self.host.pid)  # its BYE gives the jobs back
+            return desert(*arguments)
+
         def packed(pending: Any, fields: tuple[Any, ...]) -> None:
             if isinstance(pending, PendingLease):
                 self._answering(pending, fields)
             pack(pending, fields)
 
         session.on_jobs, session.on_lost = received, lost
+        session._desert = deserted  # type: ignore[method-assign, assignment]
         member._pack = packed  # type: ignore[method-assign]
 
     def wake(self) -> None:
@@ -140,8 +149,8 @@ class SimulatedConsumer(SimulatedClient):
         try:
             yield from self.jobs.greeted(LIMIT_S)
             yield from self.leases.joined(LIMIT_S)
-        except PurgatorydError:
-            self.failed = True
+        except PurgatorydError as error:
+            self.failed = error
             raise
 
     def luck(self, lease: Lease, what: str) -> int:
@@ -183,6 +192,8 @@ class SimulatedConsumer(SimulatedClient):
         cell.world.note("job", raw.ticket, raw.lease, raw.attempt)
         subject = subject_of(raw.key, payload)
         lease = cell.jobs.received(self.group.name, subject, self.holder, one)
+        if self.session_id in self._deserted or self.leaving:
+            lease.ended = lease.closed = True
         self.seen.append((raw.lease_id, lease))
 
     def handle(self, lease: Lease) -> None:
@@ -258,7 +269,7 @@ class SimulatedConsumer(SimulatedClient):
             self.cell.world.note("answer", op, int(call.word))
             try:
                 judged(call)
-            except judge.Violation as violation:
+            except Violation as violation:
                 self.cell.violated(violation)  # the client catches exceptions of callbacks
             if done is not None:
                 done(call)

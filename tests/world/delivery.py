@@ -18,6 +18,10 @@ from world.script import MS, S
 
 DRAIN_S = 60
 """Time in which healthy consumers handle all jobs."""
+JOIN_NS = 100 * S
+"""Time in which a consumer joins its group."""
+TRY_NS = 5 * S
+"""Time from a process that could not join its group to the next one."""
 Report = Callable[[Any, PurgatorydError | None], None]
 
 
@@ -104,14 +108,21 @@ def change_group(cell: Cell, slot: int, backoff_ns: int) -> None:
 
 def describe_group(cell: Cell, slot: int) -> None:
     """Query a group, and judge its counts."""
-    name = cell.group_name(slot)
+    group = cell.jobs.groups.get(cell.group_name(slot))
+    if group is None:
+        return
+    confirmed, cuts = group.acked, group.cuts
 
     def report(info: Any, _: PurgatorydError | None) -> None:
-        if info is not None and name in cell.jobs.groups:
-            sizes = (info.pending, info.waiting, info.leased, info.delayed, info.dead)
-            cell.jobs.counts(name, info.acked, sizes)
+        if info is not None and group.cuts == cuts:
+            _judge_counts(cell, group, info, confirmed)
 
-    _ask(cell, groups.describe_job(name), report)
+    _ask(cell, groups.describe_job(group.name), report)
+
+
+def _judge_counts(cell: Cell, group: Group, info: Any, confirmed: int) -> None:
+    sizes = (info.pending, info.waiting, info.leased, info.delayed, info.dead)
+    cell.jobs.counts(group.name, info.acked, sizes, confirmed)
 
 
 def dead_letters(cell: Cell, slot: int, requeue: bool) -> None:
@@ -240,17 +251,24 @@ def heal(cell: Cell) -> None:
 
 def _employ(cell: Cell, found: list[Group]) -> None:
     """Let each group have a consumer that has joined it."""
-
-    def joined(number: int, group: Group) -> bool:
-        one = cell.consumers[number]
-        if one is None or not one.works or one.group is not group:
-            cell.end_consumer(number)
-            cell.begin_consumer(number, group, S, 8)
-            return False
-        return one.joined
-
     for number, group in enumerate(found):
-        cell.world.until(partial(joined, number, group), f"a consumer joins {group}")
+        tries: list[object] = []
+        if not cell.world.comes_true(partial(_employed, cell, number, group, tries), JOIN_NS):
+            raise Violation(f"no consumer joins {group}: {tries}")
+
+
+def _employed(cell: Cell, number: int, group: Group, tries: list[object]) -> bool:
+    """Return whether the consumer `number` has joined a group. Start another process if it does not
+    work. `tries` receives the errors of the processes that do not."""
+    one = cell.consumers[number]
+    if one is not None and one.works and one.group is group:
+        return one.joined
+    if one is not None and one.group is group:
+        tries.append(one.failed or one.leases.error)
+        cell.world.pass_time(TRY_NS)
+    cell.end_consumer(number)
+    cell.begin_consumer(number, group, S, 8)
+    return False
 
 
 def living(cell: Cell) -> list[Group]:
@@ -288,10 +306,10 @@ def finish(cell: Cell) -> None:
 def _until_drained(cell: Cell, group: Group) -> None:
     """Wait until consumers have handled all jobs of a group."""
     for _ in range(DRAIN_S):
+        confirmed = group.acked
         info = _until_asked(cell, groups.describe_job(group.name), "described")
-        sizes = (info.pending, info.waiting, info.leased, info.delayed)
-        cell.jobs.counts(group.name, info.acked, (*sizes, info.dead))
-        if not any(sizes):
+        _judge_counts(cell, group, info, confirmed)
+        if not (info.pending or info.waiting or info.leased or info.delayed):
             return
         cell.world.pass_time(S)
     raise Violation(f"not all jobs of {group} were handled: {info}")

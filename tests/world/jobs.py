@@ -120,6 +120,8 @@ class Job:
     """Its leases in the present arena, by number."""
     done: bool = False
     """True if the daemon has taken an ack."""
+    done_ns: int = 0
+    """Earliest time at which the daemon can have taken the ack."""
     done_durably: bool = False
     acks: int = 0
     """Number of acks that the daemon may have taken."""
@@ -308,7 +310,8 @@ class JobOracle:
     def _judge_new(self, lease: Lease, one: Delivered) -> None:
         job, group = lease.job, lease.job.group
         settings = group.settings
-        self._require(not job.done, lease, "leased after its ack")
+        done = job.done and lease.starts_ns >= job.done_ns
+        self._require(not done, lease, "leased after its ack")
         sent_ns = one.sent_ns
         self._require(one.starts_ns <= sent_ns, lease, "sent at {} before its start", sent_ns)
         self._require(1 <= lease.attempt <= lease.number, lease, "more attempts than leases")
@@ -422,7 +425,7 @@ class JobOracle:
         lease.taken, lease.taken_ns, lease.text = op, sent_ns, text
         lease.delay_ns = span_ns if op == Op.JOB_NACK else 0
         if op == Op.JOB_ACK:
-            lease.job.done = True
+            lease.job.done, lease.job.done_ns = True, sent_ns
             lease.job.done_durably |= durable
             lease.job.group.acked += 1
 
@@ -486,13 +489,13 @@ class JobOracle:
         if reason == JobReason.REJECTED and not job.rejects:
             raise Violation(f"{what}: nobody rejected it")
         newest = job.newest
-        if newest is None:
+        if newest is None or job.requeued:
             return
         if ticket != newest.identity[0]:
             raise Violation(f"{what}: ticket {ticket}, but {newest}")
         if newest.taken == Op.JOB_REJECT and (reason, error) != (JobReason.REJECTED, newest.text):
             raise Violation(f"{what}: differs from {newest}")
-        if attempts > newest.number + 1 and not job.requeued:
+        if attempts > newest.number + 1:
             raise Violation(f"{what}: more attempts than leases")
 
     def finish(self, name: str, dropped: int) -> None:
@@ -506,13 +509,14 @@ class JobOracle:
         if missing and (not drops or (not group.cuts and dropped < len(missing))):
             raise Violation(f"{len(missing)} jobs were lost, {dropped} were dropped: {missing[0]}")
 
-    def counts(self, name: str, acked: int, sizes: tuple[int, ...]) -> None:
-        """Judge the counts of a group. `sizes`: pending timers, and jobs in each state."""
+    def counts(self, name: str, acked: int, sizes: tuple[int, ...], confirmed: int) -> None:
+        """Judge the counts of a group. `sizes`: pending timers, and jobs in each state.
+        `confirmed`: number of confirmed acks when the question was sent."""
         group = self.groups[name]
         if sum(sizes) > group.settings.max_backlog:
             raise Violation(f"{name}: {sizes} exceed the budget {group.settings.max_backlog}")
-        if acked < group.acked:
-            raise Violation(f"{name}: {acked} acks are counted, {group.acked} were confirmed")
+        if acked < min(confirmed, group.acked):
+            raise Violation(f"{name}: {acked} acks are counted, {confirmed} were confirmed")
         possible = sum(job.acks > 0 for job in group.jobs.values())
         if acked > possible + len(self.starts_ns):
             raise Violation(f"{name}: {acked} acks are counted, {possible} were sent")

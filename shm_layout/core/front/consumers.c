@@ -112,14 +112,15 @@ static void topics_release(struct pg_arena *a, const struct group_wanted *w)
  * budget and the WAL buffer allow. */
 static void group_begin_earliest(struct pg_arena *a, uint32_t group)
 {
-    const struct pg_consumer_group *g = group_at(a, group);
     for (uint64_t p = a->header->replay_head; p < a->header->replay_tail; p++) {
-        if (g->jobs + g->pending >= g->settings.max_jobs || wal_buffer_full(a))
-            return;
         const struct pg_entry *e = replay_at(a, p);
-        EACH_GROUP_OF_TOPIC(link, a, e->topic)
-            if (e->commit == p + 1 && link->group == group + 1)
-                job_born_of_entry(a, group, p);
+        EACH_GROUP_OF_TOPIC(link, a, e->topic) {
+            if (e->commit != p + 1 || link->group != group + 1)
+                continue;
+            if (!group_admits(a, group, 1, entry_granules(e)) || wal_buffer_full(a))
+                return;
+            job_born_of_entry(a, group, p);
+        }
     }
 }
 

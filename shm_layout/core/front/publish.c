@@ -92,7 +92,7 @@ static unsigned publish(struct pg_arena *a, const struct publish *p, struct pg_r
         return r->ticket & 0xff;
     if (next_number(a->header) == PG_TICKET_SHARD)
         return PG_ST_FULL_TICKETS;
-    if (has_groups(a, topic) && !jobs_admit(a, topic, granules, r))
+    if (has_groups(a, topic) && !jobs_admit(a, topic, 1, granules, r))
         return r->ticket & 0xff;
     if (!replay_make_space(a, (uint64_t)granules * PG_GRANULE))
         return PG_ST_BUSY;

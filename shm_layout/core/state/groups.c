@@ -71,20 +71,21 @@ static void topics_leave(struct pg_arena *a, uint32_t group)
 
 /* ---- budgets --------------------------------------------------------------------------------- */
 
-static bool has_space(const struct pg_arena *a, uint32_t group, uint64_t granules)
+bool group_admits(const struct pg_arena *a, uint32_t group, uint32_t jobs, uint64_t granules)
 {
     const struct pg_consumer_group *g = group_at(a, group);
     const struct pg_group_settings *s = &g->settings;
-    return g->jobs + g->pending < s->max_jobs &&
+    return g->jobs + g->pending + jobs <= s->max_jobs &&
            (s->max_bytes == 0 ||
             g->bytes + g->pending_bytes + granules * PG_GRANULE <= s->max_bytes);
 }
 
-bool groups_admit(const struct pg_arena *a, uint32_t topic, uint64_t granules, uint32_t *full)
+bool groups_admit(const struct pg_arena *a, uint32_t topic, uint32_t jobs, uint64_t granules,
+                  uint32_t *full)
 {
     EACH_GROUP_OF_TOPIC(link, a, topic) {
         *full = link->group - 1;
-        if (!has_space(a, *full, granules))
+        if (!group_admits(a, *full, jobs, granules))
             return false;
     }
     return true;

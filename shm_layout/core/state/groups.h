@@ -34,9 +34,12 @@ static inline void groups_count(struct pg_arena *a, uint32_t topic, int64_t sign
         group_at(a, link->group - 1)->pending_bytes += (uint64_t)sign * bytes;
     }
 }
-/* Return whether each group of the topic has space in its budget for one more job with `granules`.
- * False: *full is the row of a group without space. */
-bool groups_admit(const struct pg_arena *a, uint32_t topic, uint64_t granules, uint32_t *full);
+/* Return whether a group has space in its budget for so many more jobs, and so many more granules. */
+bool group_admits(const struct pg_arena *a, uint32_t group, uint32_t jobs, uint64_t granules);
+/* Return whether each group of the topic has that space. False: *full is the row of a group without
+ * space. */
+bool groups_admit(const struct pg_arena *a, uint32_t topic, uint32_t jobs, uint64_t granules,
+                  uint32_t *full);
 /* Return the row of a group; PG_NIL = there is none. */
 uint32_t group_find(const struct pg_arena *a, uint32_t namespace_row, struct name name);
 /* Write the row of a new group, which does not exist before group_commit(). In between, the caller

@@ -488,10 +488,11 @@ static bool job_drop_oldest(struct pg_arena *a, uint32_t group)
     return true;
 }
 
-bool jobs_admit(struct pg_arena *a, uint32_t topic, uint64_t granules, struct pg_result *r)
+bool jobs_admit(struct pg_arena *a, uint32_t topic, uint32_t jobs, uint64_t granules,
+                struct pg_result *r)
 {
     uint32_t full;
-    while (!groups_admit(a, topic, granules, &full)) {
+    while (!groups_admit(a, topic, jobs, granules, &full)) {
         const struct pg_consumer_group *g = group_at(a, full);
         if ((g->settings.flags & PG_G_DROP_OLDEST) && job_drop_oldest(a, full))
             continue;

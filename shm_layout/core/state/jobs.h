@@ -84,9 +84,10 @@ void jobs_drop_dead(struct pg_arena *a, uint32_t group, uint32_t most);
 /* Change a job that nobody holds. */
 void job_drop(struct pg_arena *a, uint32_t row);
 void job_requeue(struct pg_arena *a, uint32_t row);
-/* Return whether all groups of the topic have space in their budgets for a job with `granules`.
- * Groups with the flag DROP_OLDEST make space. False: *r contains the answer. */
-bool jobs_admit(struct pg_arena *a, uint32_t topic, uint64_t granules, struct pg_result *r);
+/* Return whether all groups of the topic have space in their budgets for so many more jobs and
+ * granules. Groups with the flag DROP_OLDEST make space. False: *r contains the answer. */
+bool jobs_admit(struct pg_arena *a, uint32_t topic, uint32_t jobs, uint64_t granules,
+                struct pg_result *r);
 
 /* Return a job of the key that is not a dead letter, a leased one first; PG_NIL = none. `ticket`: the
  * ticket of the job, 0 = any. */

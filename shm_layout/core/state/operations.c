@@ -617,7 +617,7 @@ static bool watch_admitted(struct pg_arena *a, const struct watch *w, struct pg_
 static bool jobs_admitted(struct pg_arena *a, const struct watch *w, struct pg_result *r)
 {
     return !has_groups(a, w->put->topic) ||
-           jobs_admit(a, w->put->topic, watch_granules(w) + watch_notice_granules(w), r);
+           jobs_admit(a, w->put->topic, 1, watch_granules(w) + watch_notice_granules(w), r);
 }
 
 /* Allocate both blobs or none of them. */

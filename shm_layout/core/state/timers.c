@@ -375,11 +375,22 @@ static void put_fresh(struct pg_arena *a, const struct put *p, int64_t deadline_
 {
     if (UNLIKELY(p->limited) && !quota_admits(a, p, put_granules(p), PG_NIL, r))
         return;
-    if (has_groups(a, p->topic) && !jobs_admit(a, p->topic, put_granules(p), r))
+    if (has_groups(a, p->topic) && !jobs_admit(a, p->topic, 1, put_granules(p), r))
         return;
     const uint32_t slot = arm(a, p, deadline_ns, PG_NIL, r);
     if (slot != PG_NIL)
         key_bind(a, p->key.hash, id, at, slot);
+}
+
+/* Return whether the groups of the topic have space for a timer that replaces `old`. A timer of the
+ * same topic gives up its own space. */
+static bool replacing_admitted(struct pg_arena *a, const struct put *p, uint32_t old,
+                               struct pg_result *r)
+{
+    const uint32_t granules = put_granules(p), held = slot_granules(slot_cold(a, old));
+    if (slot_hot(a, old)->topic != p->topic)
+        return jobs_admit(a, p->topic, 1, granules, r);
+    return granules <= held || jobs_admit(a, p->topic, 0, granules - held, r);
 }
 
 static void put_replace(struct pg_arena *a, const struct put *p, int64_t deadline_ns,
@@ -387,8 +398,7 @@ static void put_replace(struct pg_arena *a, const struct put *p, int64_t deadlin
 {
     if (UNLIKELY(p->limited) && !quota_admits(a, p, put_granules(p), old, r))
         return;
-    if (has_groups(a, p->topic) && slot_hot(a, old)->topic != p->topic &&
-        !jobs_admit(a, p->topic, put_granules(p), r))
+    if (has_groups(a, p->topic) && !replacing_admitted(a, p, old, r))
         return;
     const uint32_t slot = arm(a, p, deadline_ns, old, r);
     if (slot == PG_NIL)
