@@ -8,7 +8,7 @@ from collections.abc import Callable, Coroutine, Iterable, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 from purgatoryd.clients.aio import AsyncClient
 from purgatoryd.clients.arguments import (
@@ -29,9 +29,6 @@ from purgatoryd.clients.remote import Remote
 from purgatoryd.shm_layout.errors import Closed, InvalidArgument, LeaseLost, PurgatorydError
 from purgatoryd.shm_layout.layout import CREDITS_MAX, Op
 
-if TYPE_CHECKING:
-    from purgatoryd.shm_layout.group_wire import RawJob
-
 
 class AsyncJob(LeasedJob):
     """The asyncio version of Job, with the same fields; its answers are coroutines.
@@ -39,17 +36,13 @@ class AsyncJob(LeasedJob):
     Use it as `async with job:`. A body that is cancelled releases the job.
     """
 
-    __slots__ = ("_line",)
+    __slots__ = ()
 
-    def __init__(
-        self, raw: RawJob, lease: Lease, group: str, received_ns: int | None, line: _AsyncLine
-    ) -> None:
-        super().__init__(raw, lease, group, received_ns)
-        self._line = line
+    _desk: _AsyncLine
 
     async def ack(self, *, timeout: float | timedelta | None = None) -> None:
         """End the job: its work is done."""
-        await self._line.answer((self,), Op.JOB_ACK, b"", 0, timeout)
+        await self._desk.answer((self,), Op.JOB_ACK, b"", 0, timeout)
 
     async def nack(
         self, error: object = "", *, delay: float | timedelta | None = None,
@@ -57,21 +50,21 @@ class AsyncJob(LeasedJob):
     ) -> None:  # fmt: skip
         """Count the attempt as failed, as Job.nack does."""
         wait_ns = delay_ns(delay)
-        await self._line.answer((self,), Op.JOB_NACK, error_text(error), wait_ns, timeout)
+        await self._desk.answer((self,), Op.JOB_NACK, error_text(error), wait_ns, timeout)
 
     async def extend(
         self, seconds: float | timedelta, *, timeout: float | timedelta | None = None
     ) -> None:
         """Let the lease end later, as Job.extend does."""
-        await self._line.answer((self,), Op.JOB_EXTEND, b"", extension_ns(seconds), timeout)
+        await self._desk.answer((self,), Op.JOB_EXTEND, b"", extension_ns(seconds), timeout)
 
     async def release(self, *, timeout: float | timedelta | None = None) -> None:
         """Give the job back. This is no attempt, and another consumer may get it at once."""
-        await self._line.answer((self,), Op.JOB_RELEASE, b"", 0, timeout)
+        await self._desk.answer((self,), Op.JOB_RELEASE, b"", 0, timeout)
 
     async def reject(self, error: object = "", *, timeout: float | timedelta | None = None) -> None:
         """Make the job a dead letter at once, as Job.reject does."""
-        await self._line.answer((self,), Op.JOB_REJECT, error_text(error), 0, timeout)
+        await self._desk.answer((self,), Op.JOB_REJECT, error_text(error), 0, timeout)
 
     async def __aenter__(self) -> Self:
         return self
@@ -90,10 +83,6 @@ class AsyncJob(LeasedJob):
         LOG.error("the handler of job %r failed in attempt %d", self.key, self.attempt,
                   exc_info=error)  # fmt: skip
         return True
-
-    def __del__(self) -> None:
-        if not (self.answered or self._lease.lost):
-            self._line.drop(self._lease)
 
 
 class AsyncConsumer(AsyncClosing):
@@ -163,7 +152,7 @@ class AsyncConsumer(AsyncClosing):
         listed = list(each("jobs", jobs))
         for job in listed:
             check_type("a job", job, AsyncJob, optional=False)
-        if any(job._line is not self._line for job in listed):
+        if any(job._desk is not self._line for job in listed):
             raise InvalidArgument("the jobs must come from this consumer")
         await self._line.answer(listed, Op.JOB_ACK, b"", 0, timeout)
 
@@ -249,7 +238,7 @@ class _AsyncLine(AsyncClient):
 
     def _start(self) -> Jobs:
         plan = self._plan
-        self.inbox = _AsyncInbox(plan.group, self)
+        self.inbox = _AsyncInbox(self)
         self.leases = Leases(self._core, plan.group, plan.lease_ns, plan.max_in_flight, self.inbox)
         return Jobs(self._core, self.leases.speak, listens=True)
 
@@ -315,17 +304,19 @@ class _AsyncLine(AsyncClient):
 class _AsyncInbox(Sink):
     """The jobs that no task has, and the tasks that wait for jobs."""
 
-    def __init__(self, group: str, line: _AsyncLine) -> None:
-        self._group = group
-        self._line = line
+    job_type = AsyncJob
+
+    def __init__(self, line: _AsyncLine) -> None:
+        self.desk = line
         self._queue: deque[AsyncJob] = deque()
         self._waiters: deque[asyncio.Future[None]] = deque()
         self._ended = False
 
-    def add(self, raw: RawJob, lease: Lease, received_ns: int | None) -> None:
-        """Queue a job."""
-        self._queue.append(AsyncJob(raw, lease, self._group, received_ns, self._line))
-        self._wake_one()
+    def add(self, jobs: Sequence[AsyncJob]) -> None:
+        """Queue jobs."""
+        self._queue += jobs
+        for _ in jobs:
+            self._wake_one()
 
     def clear(self) -> None:
         """Forget the queued jobs, whose objects then release them."""

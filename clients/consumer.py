@@ -19,6 +19,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from purgatoryd.clients import groups
+from purgatoryd.clients._pack import jobs_take
 from purgatoryd.clients.arguments import (
     check_callable,
     check_limit_s,
@@ -47,7 +48,6 @@ if TYPE_CHECKING:
     from purgatoryd.clients.jobs import Job as Steps
     from purgatoryd.clients.ledger import Ledger
     from purgatoryd.clients.remote import Remote
-    from purgatoryd.shm_layout.group_wire import RawJob
 
 DRAIN_S = 30.0
 """Time that close() waits for running handlers by default."""
@@ -97,13 +97,9 @@ class Job(LeasedJob):
     job has another answer.
     """
 
-    __slots__ = ("_desk",)
+    __slots__ = ()
 
-    def __init__(
-        self, raw: RawJob, lease: Lease, group: str, received_ns: int | None, desk: Desk
-    ) -> None:
-        super().__init__(raw, lease, group, received_ns)
-        self._desk = desk
+    _desk: Desk
 
     def ack(self, *, timeout: float | timedelta | None = None) -> None:
         """End the job: its work is done."""
@@ -157,9 +153,8 @@ class Job(LeasedJob):
                   exc_info=error)  # fmt: skip
         return True
 
-    def __del__(self) -> None:
-        if not (self.answered or self._lease.lost):
-            self._desk.drop(self._lease)
+
+_JOBS = {Job}
 
 
 class JobSource(Closing):
@@ -168,6 +163,10 @@ class JobSource(Closing):
     @abstractmethod
     def _take(self, limit_s: float) -> Job | None:
         """Return the next job; None after `limit_s` seconds or after stop()."""
+
+    @abstractmethod
+    def _take_many(self, n: int, limit_s: float) -> list[Job]:
+        """Return the next jobs, at most `n`; none after `limit_s` seconds or after stop()."""
 
     @abstractmethod
     def _answer(
@@ -193,18 +192,15 @@ class JobSource(Closing):
         """Return 1 to `n` jobs. Like get(), it waits for the first one; the list is empty at the
         timeout and after stop()."""
         n = check_whole("n", n, 1, CREDITS_MAX)
-        job = self.get(timeout)
-        jobs = [] if job is None else [job]
-        while job is not None and len(jobs) < n and (job := self._take(0.0)) is not None:
-            jobs.append(job)
-        return jobs
+        return self._take_many(n, check_limit_s(float("inf") if timeout is None else timeout))
 
     def ack_many(self, jobs: Iterable[Job], *, timeout: float | timedelta | None = None) -> None:
         """Acknowledge many jobs at once. Raises the first error, usually LeaseLost, after all jobs
         have their answers."""
         listed = list(each("jobs", jobs))
-        for job in listed:
-            check_type("a job", job, Job, optional=False)
+        if not _JOBS.issuperset(map(type, listed)):
+            for job in listed:
+                check_type("a job", job, Job, optional=False)
         self._answer(listed, Op.JOB_ACK, b"", 0, timeout)
 
     def __iter__(self) -> Self:
@@ -336,6 +332,10 @@ class Consumer(JobSource):
     def _take(self, limit_s: float) -> Job | None:
         return self._inbox.take(limit_s, self._line.check, self._line.leases.check)
 
+    def _take_many(self, n: int, limit_s: float) -> list[Job]:
+        job = self._take(limit_s)
+        return [] if job is None else self._inbox.take_more([job], n)
+
     def _answer(
         self,
         jobs: Sequence[Job],
@@ -422,7 +422,7 @@ class _Line(Client):
 
     def _start(self) -> Engine:
         plan = self._plan
-        self.inbox = inbox = _Inbox(plan.group)
+        self.inbox = inbox = _Inbox()
         self.leases = leases = Leases(
             self._core, plan.group, plan.lease_ns, plan.max_in_flight, inbox
         )
@@ -486,16 +486,18 @@ class _Desk:
 class _Inbox(Sink):
     """The queue between the engine and the callers. None in the queue wakes all callers."""
 
+    job_type = Job
     desk: _Desk
 
-    def __init__(self, group: str) -> None:
-        self._group = group
+    def __init__(self) -> None:
         self._queue: SimpleQueue[Job | None] = SimpleQueue()
         self._ended = False
 
-    def add(self, raw: RawJob, lease: Lease, received_ns: int | None) -> None:
-        """Queue a job."""
-        self._queue.put(Job(raw, lease, self._group, received_ns, self.desk))
+    def add(self, jobs: Sequence[Job]) -> None:
+        """Queue jobs."""
+        put = self._queue.put
+        for job in jobs:
+            put(job)
 
     def clear(self) -> None:
         """Forget the queued jobs, whose objects then release them."""
@@ -535,6 +537,12 @@ class _Inbox(Sink):
 
     def _pop(self) -> Job | None:
         return self._queue.get_nowait()
+
+    def take_more(self, jobs: list[Job], most: int) -> list[Job]:
+        """Add jobs that are in the queue to a list, until it has `most`, and return the list."""
+        if jobs_take(self._queue.get_nowait, Empty, jobs, most, time.monotonic()):
+            self._queue.put(None)  # for the next caller
+        return jobs
 
 
 __all__ = ["Consumer", "Job"]

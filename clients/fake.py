@@ -114,6 +114,12 @@ class FakeConsumer(JobSource):
         job._lease.handed = True
         return job
 
+    def _take_many(self, n: int, limit_s: float) -> list[Job]:
+        jobs: list[Job] = []
+        while len(jobs) < n and (job := self._take(limit_s)) is not None:
+            jobs.append(job)
+        return jobs
+
     def _answer(
         self,
         jobs: Sequence[Job],
