@@ -26,7 +26,7 @@ from purgatoryd.clients.leases import LOG, Lease, LeasedJob, Leases, Sink, error
 from purgatoryd.clients.ledger import Ledger
 from purgatoryd.clients.local_channel import Transport
 from purgatoryd.clients.remote import Remote
-from purgatoryd.shm_layout.errors import Closed, InvalidArgument, LeaseLost, PurgatorydError
+from purgatoryd.shm_layout.errors import Closed, InvalidArgument, PurgatorydError
 from purgatoryd.shm_layout.layout import CREDITS_MAX, Op
 
 
@@ -171,7 +171,8 @@ class AsyncConsumer(AsyncClosing):
         self, handler: Callable[[AsyncJob], Coroutine[Any, Any, object]], *, concurrency: int = 1
     ) -> None:
         """Await `handler(job)` for each job in `concurrency` tasks, until stop() or close(), as
-        Consumer.run does with threads. A cancelled run() cancels the handlers, which releases
+        Consumer.run does with threads. The acknowledgements of all tasks that end in one iteration
+        of the event loop are sent together. A cancelled run() cancels the handlers, which releases
         their jobs."""
         if handler is None:
             raise InvalidArgument("handler must be callable, not None")
@@ -190,12 +191,21 @@ class AsyncConsumer(AsyncClosing):
     async def _work(self, handler: Callable[[AsyncJob], Coroutine[Any, Any, object]]) -> None:
         with suppress(Closed):
             while (job := await self._take(float("inf"))) is not None:
-                try:
-                    async with job:
-                        await handler(job)
-                except LeaseLost as lost:
-                    LOG.warning("%s", lost)
+                await self._handle(job, handler)
                 del job  # no job stays in a variable while the task waits
+            await self._line.finished()
+
+    async def _handle(
+        self, job: AsyncJob, handler: Callable[[AsyncJob], Coroutine[Any, Any, object]]
+    ) -> None:
+        try:
+            await handler(job)
+        except BaseException as error:
+            if not await job.__aexit__(type(error), error, error.__traceback__):
+                raise
+        else:
+            if not job.answered:
+                self._line.finish(job)
 
     # ---- open and close --------------------------------------------------------------------------
 
@@ -234,6 +244,8 @@ class _AsyncLine(AsyncClient):
 
     def __init__(self, plan: Plan, name: str, **settings: Any) -> None:
         self._plan = plan
+        self._finished_jobs: list[AsyncJob] = []
+        """Jobs that finish() has taken in this iteration of the event loop."""
         super().__init__(name, **settings)
 
     def _start(self) -> Jobs:
@@ -263,6 +275,25 @@ class _AsyncLine(AsyncClient):
         self._core.check()
         leases = [job._lease for job in jobs]
         await self._run(self.leases.answered(leases, op, text, time_ns, limit_s))
+
+    def finish(self, job: AsyncJob) -> None:
+        """Acknowledge a job without a wait, together with all others of this loop iteration."""
+        self._finished_jobs.append(job)
+        if len(self._finished_jobs) == 1 and self._loop is not None:
+            self._loop.call_soon(self._take_finished)
+
+    def _take_finished(self) -> None:
+        jobs, self._finished_jobs = self._finished_jobs, []
+        if not self._core.closed:
+            self._take_back()
+            self.leases.finish([job._lease for job in jobs])
+            self._schedule()
+
+    async def finished(self) -> None:
+        """Wait until the daemon has taken all acknowledgements of finish()."""
+        self._core.check()
+        self._take_finished()
+        await self._run(self.leases.finished(self.timeout))
 
     def drop(self, lease: Lease) -> None:
         """Give back a job whose object was collected without an answer. Any thread may call it."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 import threading
 import time
 from abc import abstractmethod
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from datetime import timedelta
@@ -218,8 +219,9 @@ class JobSource(Closing):
         """Call `handler(job)` for each job in `concurrency` threads, until stop() or close().
 
         Each call is a `with job:` block: an exception of the handler is a nack, and the next job
-        follows. An interrupt of run(), such as Ctrl-C, calls stop() and raises; close() then waits
-        for the running handlers.
+        follows. The next job does not wait for the acknowledgement of the last one; run() returns
+        once the daemon has taken all of them. An interrupt of run(), such as Ctrl-C, calls stop()
+        and raises; close() then waits for the running handlers.
         """
         if handler is None:
             raise InvalidArgument("handler must be callable, not None")
@@ -249,6 +251,7 @@ class JobSource(Closing):
             while (job := self._take(float("inf"))) is not None:
                 self._handle(job, handler)
                 del job  # no job stays in a variable while the thread waits
+            self._finished()
         except Closed:
             pass
         except BaseException as error:
@@ -257,10 +260,23 @@ class JobSource(Closing):
 
     def _handle(self, job: Job, handler: Callable[[Job], object]) -> None:
         try:
-            with job:
-                handler(job)
+            handler(job)
+        except BaseException as error:
+            if not job.__exit__(type(error), error, error.__traceback__):
+                raise
+        else:
+            if not job.answered:
+                self._finish(job)
+
+    def _finish(self, job: Job) -> None:
+        """Acknowledge a job. A lost lease is logged; _finished() raises other errors."""
+        try:
+            job.ack()
         except LeaseLost as lost:
             LOG.warning("%s", lost)
+
+    def _finished(self) -> None:
+        """Wait until all jobs of _finish() are acknowledged."""
 
 
 class Consumer(JobSource):
@@ -347,6 +363,12 @@ class Consumer(JobSource):
         if any(job._desk is not self._desk for job in jobs):
             raise InvalidArgument("the jobs must come from this consumer")
         self._desk.answer(jobs, op, text, time_ns, timeout)
+
+    def _finish(self, job: Job) -> None:
+        self._line.desk.finish(job)
+
+    def _finished(self) -> None:
+        self._line.desk.finished()
 
     def stop(self) -> None:
         """Take no more jobs: loops over the consumer, get() and run() end. Jobs that no caller has
@@ -462,6 +484,10 @@ class _Desk:
         self._engine = engine
         self._leases = leases
         self._timeout_s = timeout_s
+        self._jobs: deque[Job] = deque()
+        """Jobs that finish() has taken and the engine has not."""
+        self._asked = False
+        """True while the engine has a request to take them."""
 
     def answer(
         self,
@@ -476,6 +502,22 @@ class _Desk:
         leases = [job._lease for job in jobs]
         self._leases.core.check()
         self._engine.call(self._leases.answered(leases, op, text, time_ns, limit_s))
+
+    def finish(self, job: Job) -> None:
+        """Acknowledge a job without a wait. The engine takes all jobs that it finds at once."""
+        self._jobs.append(job)
+        if not self._asked:
+            self._asked = True
+            self._engine.put(self._take_finished)
+
+    def _take_finished(self) -> None:
+        self._asked = False
+        jobs = [self._jobs.popleft() for _ in range(len(self._jobs))]
+        self._leases.finish([job._lease for job in jobs])
+
+    def finished(self) -> None:
+        """Wait until the daemon has taken all acknowledgements of finish()."""
+        self._engine.call(self._leases.finished(self._timeout_s))
 
     def drop(self, lease: Lease) -> None:
         """Give back a job whose object was collected without an answer."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from datetime import datetime
 from functools import partial
@@ -161,6 +161,8 @@ class PendingAcks(Pending):
             word, detail_ns = wire.RESULT.unpack_from(outcome, place * wire.RESULT.size)
             self._settle_one(leases[place], word, detail_ns, error)
         self.done = True
+        if self.on_done is not None:
+            self.on_done(self)
 
     def _settle_one(
         self, lease: Lease, word: int, detail_ns: int, error: DaemonError | None
@@ -174,13 +176,18 @@ class PendingAcks(Pending):
         if (failure := pending.failure(lease)) is not None:
             self._failures[lease] = failure
 
+    @property
+    def failures(self) -> Iterable[PurgatorydError]:
+        """The errors of acknowledgements that the daemon has not taken."""
+        return self._failures.values()
+
     def failure(self, lease: Lease) -> PurgatorydError | None:
         """Return the error of the acknowledgement of a lease; None if the daemon has taken it."""
         return self._failures.get(lease)
 
     def outcome(self) -> None:
         """Raise the first error of an acknowledgement."""
-        for error in self._failures.values():
+        for error in self.failures:
             raise error
 
 
@@ -291,6 +298,10 @@ class Leases:
         """True once the consumer takes no more jobs."""
         self.error: PurgatorydError | None = None
         """The reason why no more jobs come; None while the consumer works."""
+        self._finished: list[PendingAcks] = []
+        """Acknowledgements for which no caller waits, until they have their answers."""
+        self._refusal: PurgatorydError | None = None
+        """First error of such an acknowledgement that is no LeaseLost."""
         self._scan_s = self._share_s = 0.0
         self._ping_s = core.host.monotonic_s() + KEEP_ALIVE_S
         core.on_connection = self.add_member
@@ -372,7 +383,7 @@ class Leases:
         """
         first: PurgatorydError | None = None
         single: list[tuple[Lease, PendingLease | PendingAcks]] = []
-        calls: list[PendingLease | PendingAcks] = []
+        calls: list[PendingAcks] = []
         if op == Op.JOB_ACK and len(jobs) > 1:
             calls, jobs = self._acknowledge(jobs)
         for lease in jobs:
@@ -392,15 +403,13 @@ class Leases:
         if first is not None:
             raise first
 
-    def _acknowledge(
-        self, jobs: Sequence[Lease]
-    ) -> tuple[list[PendingLease | PendingAcks], list[Lease]]:
+    def _acknowledge(self, jobs: Sequence[Lease]) -> tuple[list[PendingAcks], list[Lease]]:
         """Pack acknowledgements of many jobs. Return the calls, and the leases that have an answer
         already or have ended."""
         leases: dict[Member, list[Lease]] = {}
         for lease in jobs:
             leases.setdefault(lease.member, []).append(lease)
-        calls: list[PendingLease | PendingAcks] = []
+        calls: list[PendingAcks] = []
         left: list[Lease] = []
         for member, some in leases.items():
             for at in range(0, len(some), BATCH_RECORDS):
@@ -409,6 +418,36 @@ class Leases:
                 if call.leases:
                     calls.append(call)
         return calls, left
+
+    def finish(self, jobs: Sequence[Lease]) -> None:
+        """Acknowledge jobs for which no caller waits. A LeaseLost is logged; after another error
+        the consumer takes no more jobs, and finished() raises it."""
+        calls, left = self._acknowledge(jobs)
+        self._finished += calls
+        for call in calls:
+            call.on_done = self._finish_answered
+        self._note(lease.error() for lease in left if lease.lost)
+
+    def _finish_answered(self, call: PendingAcks) -> None:
+        self._finished.remove(call)
+        self._note(call.failures)
+
+    def _note(self, errors: Iterable[PurgatorydError]) -> None:
+        for error in errors:
+            if isinstance(error, LeaseLost):
+                LOG.warning("%s", error)
+            else:
+                self._refusal = self._refusal or error
+                self.stop()
+
+    def finished(self, limit_s: float) -> Steps[None]:
+        """Wait until the daemon has taken all acknowledgements of finish(). Raises the first error
+        that is no LeaseLost."""
+        for call in [*self._finished]:
+            yield from awaited(call, limit_s)
+        if self._refusal is not None:
+            refusal, self._refusal = self._refusal, None
+            raise refusal
 
     def drop(self, lease: Lease) -> None:
         """Give back a job whose object was collected without an answer. A job that a caller had

@@ -509,6 +509,54 @@ def test_handlers_run_in_threads(model: GroupDaemon) -> None:
         assert set(model.states()) == {"acked"}
 
 
+def test_the_next_handler_does_not_wait_for_an_acknowledgement(model: GroupDaemon) -> None:
+    with consumer() as jobs:
+        model.fire("a", "b", "c")
+        eventually(lambda: jobs.in_flight == 3)
+        model.mute = True
+        seen: list[Any] = []
+        worker = threading.Thread(target=jobs.run, args=(lambda job: seen.append(job.key),))
+        worker.start()
+        eventually(lambda: seen == ["a", "b", "c"])
+        jobs.stop()
+        worker.join(0.1)
+        assert worker.is_alive()
+        model.restart()
+        model.mute = False
+        worker.join(30)
+        assert not worker.is_alive()
+        assert jobs.in_flight == 0
+        assert sorted(ops(model)) == [("JOB_ACK", 1), ("JOB_ACK", 2), ("JOB_ACK", 3)]
+
+
+def test_handlers_continue_after_a_lost_lease(
+    model: GroupDaemon, caplog: pytest.LogCaptureFixture
+) -> None:
+    with consumer() as jobs:
+
+        def handle(job: Job) -> None:
+            if job.attempt == 1 and job.key == "b":
+                model.expire()
+            if job.key == "c":
+                jobs.stop()
+
+        model.fire("b", "c")
+        jobs.run(handle)
+        assert "lease" in caplog.text
+        assert ("JOB_ACK", 2) in ops(model)
+
+
+def test_a_refused_acknowledgement_ends_the_handlers(model: GroupDaemon) -> None:
+    model.refuse_with[Op.JOB_ACK] = Status.DENIED
+    with consumer() as jobs:
+        model.fire("a", "b", "c")
+        with pytest.raises(Denied):
+            jobs.run(lambda _: None, concurrency=2)
+        assert jobs.get(30) is None
+        model.refuse_with.clear()
+        jobs.close(drain=0.0)
+
+
 # ---- consumer groups ---------------------------------------------------------------------------
 
 
@@ -656,6 +704,44 @@ def test_cancelled_handlers_release_their_jobs(model: GroupDaemon) -> None:
     asyncio.run(main())
     assert model.states() == ["waiting"] * 3
     assert [one.failed for one in model.groups["mailers"].jobs.values()] == [0] * 3
+
+
+def test_tasks_do_not_wait_for_acknowledgements(model: GroupDaemon) -> None:
+    async def main() -> None:
+        seen: list[Any] = []
+
+        async def handle(job: Any) -> None:
+            seen.append(job.key)
+            if job.key == "b":
+                raise ValueError("once")
+            if len(seen) == 4:
+                jobs.stop()
+
+        async with async_consumer() as jobs:
+            model.fire("a", "b", "c", "d")
+            await jobs.run(handle, concurrency=2)
+            assert sorted(seen) == ["a", "b", "c", "d"]
+            assert sorted(ops(model)) == [
+                ("JOB_ACK", 1), ("JOB_ACK", 3), ("JOB_ACK", 4), ("JOB_NACK", 2),
+            ]  # fmt: skip
+
+    asyncio.run(main())
+    assert model.states() == ["acked", "delayed", "acked", "acked"]
+
+
+def test_a_refused_acknowledgement_ends_the_tasks(model: GroupDaemon) -> None:
+    model.refuse_with[Op.JOB_ACK] = Status.DENIED
+
+    async def handle(_: Any) -> None: ...
+
+    async def main() -> None:
+        async with async_consumer() as jobs:
+            model.fire("a", "b")
+            with pytest.raises(Denied):
+                await asyncio.wait_for(jobs.run(handle, concurrency=2), 30)
+            await jobs.close(drain=0.0)
+
+    asyncio.run(main())
 
 
 def test_a_cancelled_answer_can_be_repeated(model: GroupDaemon) -> None:
