@@ -26,14 +26,15 @@ from purgatoryd.clients.leases import LOG, Lease, LeasedJob, Leases, Sink, error
 from purgatoryd.clients.ledger import Ledger
 from purgatoryd.clients.local_channel import Transport
 from purgatoryd.clients.remote import Remote
-from purgatoryd.shm_layout.errors import Closed, InvalidArgument, PurgatorydError
+from purgatoryd.shm_layout.errors import Closed, InvalidArgument, LeaseLost, PurgatorydError
 from purgatoryd.shm_layout.layout import CREDITS_MAX, Op
 
 
 class AsyncJob(LeasedJob):
     """The asyncio version of Job, with the same fields; its answers are coroutines.
 
-    Use it as `async with job:`. A body that is cancelled releases the job.
+    Use it as `async with job:`. A body that is cancelled releases the job. As with Job, the block
+    does not wait for its acknowledgement.
     """
 
     __slots__ = ()
@@ -74,7 +75,7 @@ class AsyncJob(LeasedJob):
         trace: TracebackType | None,
     ) -> bool:  # fmt: skip
         if error is None and not self.answered:
-            await self.ack()
+            self._desk.finish(self)
         elif error is not None and not self.answered:
             with suppress(PurgatorydError):
                 await (self.nack(error) if isinstance(error, Exception) else self.release())
@@ -199,13 +200,10 @@ class AsyncConsumer(AsyncClosing):
         self, job: AsyncJob, handler: Callable[[AsyncJob], Coroutine[Any, Any, object]]
     ) -> None:
         try:
-            await handler(job)
-        except BaseException as error:
-            if not await job.__aexit__(type(error), error, error.__traceback__):
-                raise
-        else:
-            if not job.answered:
-                self._line.finish(job)
+            async with job:
+                await handler(job)
+        except LeaseLost as lost:
+            LOG.warning("%s", lost)
 
     # ---- open and close --------------------------------------------------------------------------
 
@@ -278,6 +276,9 @@ class _AsyncLine(AsyncClient):
 
     def finish(self, job: AsyncJob) -> None:
         """Acknowledge a job without a wait, together with all others of this loop iteration."""
+        self._core.check()
+        if job.lost:
+            raise job._lease.error()
         self._finished_jobs.append(job)
         if len(self._finished_jobs) == 1 and self._loop is not None:
             self._loop.call_soon(self._take_finished)
@@ -326,6 +327,7 @@ class _AsyncLine(AsyncClient):
                     await self._run(self.leases.drained(drain_s))
         finally:
             await self.close()
+        self.leases.check_finished()
 
     def _drop(self) -> None:
         super()._drop()

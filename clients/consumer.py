@@ -59,6 +59,9 @@ _INTERRUPTS = (KeyboardInterrupt, SystemExit, GeneratorExit)
 class Desk(Protocol):
     """Takes the answers of jobs."""
 
+    def finish(self, job: Job) -> None:
+        """Acknowledge a job without a wait. Raises LeaseLost if the lease is known to be lost."""
+
     def answer(
         self,
         jobs: Sequence[Job],
@@ -87,10 +90,12 @@ class Job(LeasedJob):
     """A job that a Consumer has leased: a timer that fired, an operation that ended, or a notice.
 
     Answer it with one of ack(), nack(), release() and reject(), or use it in a `with` block. The
-    block acknowledges the job at its end. If the body raises an Exception, the block logs it,
-    answers nack with the type and message of the exception, and continues after the block. If the
-    body raises KeyboardInterrupt, SystemExit or GeneratorExit, the block releases the job and
-    raises. A job that has an answer keeps it.
+    block acknowledges the job at its end, and does not wait until the daemon has taken that: run()
+    and close() do. If the lease was lost meanwhile, that is logged, and `lost` is True; the next
+    call that takes jobs, or close(), raises any other error. If the body raises an Exception, the
+    block logs it, answers nack with the type and message of the exception, and continues after the
+    block. If the body raises KeyboardInterrupt, SystemExit or GeneratorExit, the block releases the
+    job and raises. A job that has an answer keeps it.
 
     A job may run more than once: a process can die after its work and before the ack. So handlers
     must be idempotent; `ticket` is the same in all attempts. Every answer may be repeated after an
@@ -140,7 +145,7 @@ class Job(LeasedJob):
         if self.answered:
             return isinstance(error, Exception) and self._logged(error)
         if error is None:
-            self.ack()
+            self._desk.finish(self)
             return False
         with suppress(PurgatorydError):
             if isinstance(error, Exception):
@@ -260,23 +265,13 @@ class JobSource(Closing):
 
     def _handle(self, job: Job, handler: Callable[[Job], object]) -> None:
         try:
-            handler(job)
-        except BaseException as error:
-            if not job.__exit__(type(error), error, error.__traceback__):
-                raise
-        else:
-            if not job.answered:
-                self._finish(job)
-
-    def _finish(self, job: Job) -> None:
-        """Acknowledge a job. A lost lease is logged; _finished() raises other errors."""
-        try:
-            job.ack()
+            with job:
+                handler(job)
         except LeaseLost as lost:
             LOG.warning("%s", lost)
 
     def _finished(self) -> None:
-        """Wait until all jobs of _finish() are acknowledged."""
+        """Wait until the daemon has taken the acknowledgements of all `with` blocks."""
 
 
 class Consumer(JobSource):
@@ -363,9 +358,6 @@ class Consumer(JobSource):
         if any(job._desk is not self._desk for job in jobs):
             raise InvalidArgument("the jobs must come from this consumer")
         self._desk.answer(jobs, op, text, time_ns, timeout)
-
-    def _finish(self, job: Job) -> None:
-        self._line.desk.finish(job)
 
     def _finished(self) -> None:
         self._line.desk.finished()
@@ -464,6 +456,7 @@ class _Line(Client):
     def stop(self) -> None:
         """Take no more jobs."""
         if self.mine and not self._core.closed:
+            self.inbox.end()
             self._engine.put(self.leases.stop, urgent=True)
 
     def leave(self, drain_s: float) -> None:
@@ -472,8 +465,10 @@ class _Line(Client):
             return
         self._core.check()
         with suppress(Closed):  # another thread closes the consumer at the same time
+            self._engine.put(self.desk.take_finished)  # perhaps an interrupt left some
             self._engine.call(self.leases.drained(drain_s))
         self._close(self._limit_s(None))
+        self.leases.check_finished()
 
 
 class _Desk:
@@ -486,8 +481,6 @@ class _Desk:
         self._timeout_s = timeout_s
         self._jobs: deque[Job] = deque()
         """Jobs that finish() has taken and the engine has not."""
-        self._asked = False
-        """True while the engine has a request to take them."""
 
     def answer(
         self,
@@ -504,14 +497,18 @@ class _Desk:
         self._engine.call(self._leases.answered(leases, op, text, time_ns, limit_s))
 
     def finish(self, job: Job) -> None:
-        """Acknowledge a job without a wait. The engine takes all jobs that it finds at once."""
+        """Acknowledge a job without a wait. The engine takes all jobs that it finds at once. If an
+        interrupt prevents the request, the next one takes the job."""
+        self._leases.core.check()
+        if job.lost:
+            raise job._lease.error()
         self._jobs.append(job)
-        if not self._asked:
-            self._asked = True
-            self._engine.put(self._take_finished)
+        self._engine.put(self.take_finished)
 
-    def _take_finished(self) -> None:
-        self._asked = False
+    def take_finished(self) -> None:
+        """Take the jobs of finish(), in the engine's thread."""
+        if not self._jobs:
+            return
         jobs = [self._jobs.popleft() for _ in range(len(self._jobs))]
         self._leases.finish([job._lease for job in jobs])
 
@@ -547,9 +544,13 @@ class _Inbox(Sink):
             while True:
                 self._queue.get_nowait()
 
+    def end(self) -> None:
+        """Let take() return None, as soon as it looks at the queue."""
+        self._ended = True
+
     def wake(self) -> None:
         """Let take() return None."""
-        self._ended = True
+        self.end()
         self._queue.put(None)
 
     def take(

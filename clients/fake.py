@@ -183,6 +183,10 @@ class _FakeDesk:
         """Record the answer."""
         self._consumer._answer(jobs, op, text, time_ns, timeout)
 
+    def finish(self, job: Job) -> None:
+        """Record the acknowledgement of a `with` block."""
+        job.ack()
+
     def drop(self, lease: Lease) -> None:
         """Do nothing: a test sees in the records that the job has no answer."""
 

@@ -313,6 +313,8 @@ class Leases:
     def check(self) -> None:
         """Raise the reason why no more jobs come."""
         if self.error is not None:
+            if self.error is self._refusal:
+                self._refusal = None  # the caller sees it
             raise self.error
 
     @property
@@ -420,8 +422,8 @@ class Leases:
         return calls, left
 
     def finish(self, jobs: Sequence[Lease]) -> None:
-        """Acknowledge jobs for which no caller waits. A LeaseLost is logged; after another error
-        the consumer takes no more jobs, and finished() raises it."""
+        """Acknowledge jobs for which no caller waits. A LeaseLost is logged. Callers that wait for
+        jobs raise any other error, and so do finished() and check_finished()."""
         calls, left = self._acknowledge(jobs)
         self._finished += calls
         for call in calls:
@@ -438,13 +440,17 @@ class Leases:
                 LOG.warning("%s", error)
             else:
                 self._refusal = self._refusal or error
-                self.stop()
+                self.fail(error)
 
     def finished(self, limit_s: float) -> Steps[None]:
         """Wait until the daemon has taken all acknowledgements of finish(). Raises the first error
         that is no LeaseLost."""
         for call in [*self._finished]:
             yield from awaited(call, limit_s)
+        self.check_finished()
+
+    def check_finished(self) -> None:
+        """Raise the first error of finish() that is no LeaseLost, once."""
         if self._refusal is not None:
             refusal, self._refusal = self._refusal, None
             raise refusal
@@ -645,10 +651,10 @@ class Member:
     ) -> PendingLease | PendingAcks | None:
         """Pack an answer or an extension of a job, and return its call; None if the daemon has
         confirmed the same answer. Raises LeaseLost, InvalidArgument."""
-        if lease.op == op and lease.id not in self.jobs:
-            return None
         if lease.lost:
             raise lease.error()
+        if lease.op == op and lease.id not in self.jobs:
+            return None
         if lease.op == op:
             return lease.pending
         if lease.op:

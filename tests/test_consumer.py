@@ -298,14 +298,19 @@ def test_a_job_that_waits_too_long_for_a_caller_is_released(model: GroupDaemon) 
         assert model.groups["mailers"].jobs[1].failed == 0
 
 
-def test_an_answer_after_the_lease_is_lost(model: GroupDaemon) -> None:
+def test_an_answer_after_the_lease_is_lost(
+    model: GroupDaemon, caplog: pytest.LogCaptureFixture
+) -> None:
     with consumer() as jobs:
         model.fire("a", "b")
         job, other = taken(jobs), taken(jobs)
         model.expire()
-        with pytest.raises(LeaseLost), job:
+        with job:
             pass
-        assert job.lost
+        eventually(lambda: job.lost)
+        assert "the lease of job 'a'" in caplog.text
+        with pytest.raises(LeaseLost):
+            job.ack()
         with other:
             raise ValueError("the error of the body is logged, not the lost lease")
         assert [(op, status) for op, _, _, status in model.answers] == [
@@ -552,9 +557,39 @@ def test_a_refused_acknowledgement_ends_the_handlers(model: GroupDaemon) -> None
         model.fire("a", "b", "c")
         with pytest.raises(Denied):
             jobs.run(lambda _: None, concurrency=2)
-        assert jobs.get(30) is None
+        with pytest.raises(Denied):
+            jobs.get(30)
         model.refuse_with.clear()
+
+
+def test_close_raises_the_refusal_of_the_last_block(model: GroupDaemon) -> None:
+    model.refuse_with[Op.JOB_ACK] = Status.DENIED
+    jobs = consumer()
+    model.fire("a")
+    with taken(jobs):
+        pass
+    with pytest.raises(Denied):
+        jobs.close(drain=0.1)
+    jobs.close()
+
+
+def test_close_waits_for_the_acknowledgements_of_blocks(model: GroupDaemon) -> None:
+    with consumer(max_in_flight=200) as jobs:
+        model.fire(*map(str, range(100)))
+        for _ in range(100):
+            with taken(jobs):
+                pass
         jobs.close(drain=0.0)
+    assert model.states() == ["acked"] * 100
+    assert len(ops(model)) == 100
+
+
+def test_an_interrupted_block_is_acknowledged_by_close(model: GroupDaemon) -> None:
+    with consumer() as jobs:
+        model.fire("a")
+        jobs._line.desk._jobs.append(taken(jobs))  # the interrupt came before the request
+        jobs.close()
+    assert model.states() == ["acked"]
 
 
 # ---- consumer groups ---------------------------------------------------------------------------
