@@ -75,9 +75,6 @@ class Job:
     wall_offset_ns: int
     _received_ns: int | None
 
-    @property
-    def answered(self) -> bool: ...
-
 def jobs_receive(
     body: bytes, count: int, jobs: dict[bytes, Any], ended: set[bytes], older: set[bytes],
     member: object, lease_type: type[Lease], job_type: type[Job], desk: object, group: str,

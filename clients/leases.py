@@ -255,6 +255,11 @@ class LeasedJob(_pack.Job):
             lease.lost = True
         return lease.lost
 
+    @property
+    def answered(self) -> bool:
+        """True once the job has an answer, which perhaps the daemon has not confirmed."""
+        return self._lease.op != 0
+
     def __repr__(self) -> str:
         return f"<job {self.key!r}, ticket {self.ticket}, attempt {self.attempt}>"
 

@@ -122,15 +122,8 @@ static int job_lease_set(struct job *j, PyObject *lease, void *none UNUSED)
     return 0;
 }
 
-static PyObject *job_answered(struct job *j, void *none UNUSED)
-{
-    return PyBool_FromLong(j->lease != NULL && j->lease->op != 0);
-}
-
 static PyGetSetDef job_getset[] = {
     {"_lease", (getter)job_lease, (setter)job_lease_set, NULL, NULL},
-    {"answered", (getter)job_answered, NULL,
-     "True once the job has an answer, which perhaps the daemon has not confirmed.", NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };
 
