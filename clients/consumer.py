@@ -497,8 +497,8 @@ class _Desk:
         self._engine.call(self._leases.answered(leases, op, text, time_ns, limit_s))
 
     def finish(self, job: Job) -> None:
-        """Acknowledge a job without a wait. The engine takes all jobs that it finds at once. If an
-        interrupt prevents the request, the next one takes the job."""
+        """Acknowledge a job without a wait. A request lets the engine take all jobs that it finds.
+        After an interrupt before the request, the next request takes the job."""
         self._leases.core.check()
         if job.lost:
             raise job._lease.error()

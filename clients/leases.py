@@ -138,7 +138,7 @@ class PendingLease(Pending):
 class PendingAcks(Pending):
     """Acknowledgements of several jobs in one batch that wait for the daemon."""
 
-    __slots__ = ("_failures", "_member", "leases")
+    __slots__ = ("_member", "failures", "leases")
 
     def __init__(self, member: Member) -> None:
         super().__init__(b"", None)
@@ -146,7 +146,8 @@ class PendingAcks(Pending):
         self.packed = True
         self.leases: list[Lease] = []
         """The leases, in the order of the records."""
-        self._failures: dict[Lease, PurgatorydError] = {}
+        self.failures: dict[Lease, PurgatorydError] = {}
+        """The errors of acknowledgements that the daemon has not taken."""
         self._member = member
 
     def settle(self, outcome: Outcome) -> None:
@@ -174,20 +175,15 @@ class PendingAcks(Pending):
         pending.error = None if word else error
         self._member.answered(pending)
         if (failure := pending.failure(lease)) is not None:
-            self._failures[lease] = failure
-
-    @property
-    def failures(self) -> Iterable[PurgatorydError]:
-        """The errors of acknowledgements that the daemon has not taken."""
-        return self._failures.values()
+            self.failures[lease] = failure
 
     def failure(self, lease: Lease) -> PurgatorydError | None:
         """Return the error of the acknowledgement of a lease; None if the daemon has taken it."""
-        return self._failures.get(lease)
+        return self.failures.get(lease)
 
     def outcome(self) -> None:
         """Raise the first error of an acknowledgement."""
-        for error in self.failures:
+        for error in self.failures.values():
             raise error
 
 
@@ -437,14 +433,16 @@ class Leases:
 
     def _finish_answered(self, call: PendingAcks) -> None:
         self._finished.remove(call)
-        self._note(call.failures)
+        self._note(call.failures.values())
+        for lease in call.failures:
+            self.drop(lease)  # another attempt follows, unless the lease is lost
 
     def _note(self, errors: Iterable[PurgatorydError]) -> None:
         for error in errors:
-            if isinstance(error, LeaseLost):
+            if isinstance(error, LeaseLost) or self.error is not None:
                 LOG.warning("%s", error)
             else:
-                self._refusal = self._refusal or error
+                self._refusal = error
                 self.fail(error)
 
     def finished(self, limit_s: float) -> Steps[None]:

@@ -559,7 +559,8 @@ def test_a_refused_acknowledgement_ends_the_handlers(model: GroupDaemon) -> None
             jobs.run(lambda _: None, concurrency=2)
         with pytest.raises(Denied):
             jobs.get(30)
-        model.refuse_with.clear()
+        eventually(lambda: jobs.in_flight == 0)
+        assert set(model.states()) <= {"delayed", "waiting"}
 
 
 def test_close_raises_the_refusal_of_the_last_block(model: GroupDaemon) -> None:
@@ -569,8 +570,9 @@ def test_close_raises_the_refusal_of_the_last_block(model: GroupDaemon) -> None:
     with taken(jobs):
         pass
     with pytest.raises(Denied):
-        jobs.close(drain=0.1)
+        jobs.close()
     jobs.close()
+    assert ops(model) == [("JOB_NACK", 1)]
 
 
 def test_close_waits_for_the_acknowledgements_of_blocks(model: GroupDaemon) -> None:

@@ -7,6 +7,7 @@
 
 #include "core/base/common.h"
 #include "core/arena.h"
+#include "core/front/consumers.h"
 #include "core/front/ring_replies.h"
 #include "core/ring/ring.h"
 #include "core/ring/router.h"
@@ -225,18 +226,20 @@ static bool jobs_put(struct pg_arena *a, struct pg_ring_server *s, uint32_t memb
     const uint64_t bytes = pg_jobs(a, &session, s->reply, least(most, PG_MESSAGE_MAX));
     if (bytes > sizeof(struct pg_frame) && reply_taken(s, c, s->reply, bytes))
         return true;
-    pg_jobs_untaken(a);           /* there is no space, or the first job is too large for the ring */
-    a->state.jobs_unsent = true;
+    consumers_jobs_again(a);      /* there is no space, or the first job is too large for the ring */
     return false;
 }
 
 void ring_jobs(struct pg_arena *a, struct pg_ring_server *s)
 {
-    uint32_t member;
-    while ((member = member_unsent(a)) != PG_NIL)
-        if (!jobs_put(a, s, member))
+    uint64_t session;
+    while (a->state.jobs_unsent) {
+        const uint32_t member = member_unsent(a);
+        if (member == PG_NIL)
+            pg_jobs(a, &session, s->reply, PG_MESSAGE_MAX);   /* notes that there are none */
+        else if (!jobs_put(a, s, member))
             return;
-    a->state.jobs_unsent = false;
+    }
 }
 
 /* ---- clients that have ended ----------------------------------------------------------------- */
