@@ -629,11 +629,12 @@ class Member:
 
     def receive(self, body: bytes, count: int) -> None:
         """Take the body of a JOBS message. Raises ProtocolError."""
-        received_ns, leases = self._received_ns(), self._leases
+        leases, now_s = self._leases, self.now_s()
+        received_ns = self._received_ns()  # later, so that no lease seems to end too late
         jobs = _pack.jobs_receive(
             body, count, self.jobs, self._ended, self._older, self, Lease, leases.sink.job_type,
             leases.sink.desk, leases.group, received_ns, -1 if received_ns is None else received_ns,
-            self.now_s(), self.connection.clock == ClockKind.VIRTUAL, wire.decode_key,
+            now_s, leases.lease_s, self.connection.clock == ClockKind.VIRTUAL, wire.decode_key,
         )  # fmt: skip
         if jobs is None:
             list(group_wire.decode_jobs(body, count))  # raises the error

@@ -181,6 +181,7 @@ struct intake {                   /* arguments of receive() */
     PyObject *decode_key;         /* decode_key(enum pg_key_type, bytes) */
     PyTypeObject *lease_type, *job_type;
     double now_s;                 /* host time */
+    double lease_s;               /* length of a lease that was not extended */
     long long since_ns;           /* the daemon's time of `now_s`; -1 = that of sending */
     int endless;                  /* 1 = the end of a lease is unknown */
     struct pack_text topic_bytes; /* bytes of the last topic */
@@ -267,8 +268,8 @@ static struct lease *lease_made(const struct intake *in, const struct pg_job_inf
     l->key = Py_NewRef(key);
     l->ticket = head->ticket >> 8;
     l->attempt = head->attempt;
-    l->started_s = in->now_s;
     l->ends_s = ends_s(in, head);
+    l->started_s = l->ends_s - in->lease_s < in->now_s ? l->ends_s - in->lease_s : in->now_s;
     return l;
 }
 
@@ -345,11 +346,11 @@ static bool job_receive(struct intake *in, const struct pg_job_info *head, const
 
 static bool intake_read(struct intake *in, PyObject *args)
 {
-    return PyArg_ParseTuple(args, "y#IO!O!O!OO!O!OOOLdpO", &in->body, &in->bytes, &in->count,
+    return PyArg_ParseTuple(args, "y#IO!O!O!OO!O!OOOLddpO", &in->body, &in->bytes, &in->count,
                             &PyDict_Type, &in->jobs, &PySet_Type, &in->ended, &PySet_Type,
                             &in->older, &in->member, &PyType_Type, &in->lease_type, &PyType_Type,
                             &in->job_type, &in->desk, &in->group, &in->received_ns, &in->since_ns,
-                            &in->now_s, &in->endless, &in->decode_key) &&
+                            &in->now_s, &in->lease_s, &in->endless, &in->decode_key) &&
            (PyType_IsSubtype(in->lease_type, lease_type) &&
                     PyType_IsSubtype(in->job_type, job_type)
                 ? true
