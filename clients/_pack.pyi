@@ -40,6 +40,72 @@ class Answer:
         topic: str = ..., payload: bytes = ..., /,
     ) -> None: ...  # fmt: skip
 
+class Lease:
+    """A lease of one job."""
+
+    member: Any
+    id: bytes
+    key: Key
+    pending: Any
+    ticket: int
+    attempt: int
+    started_s: float
+    ends_s: float
+    op: int
+    handed: bool
+    extending: bool
+    lost: bool
+
+class Job:
+    """The fields of a job. A job that is collected without an answer, and whose lease is not lost,
+    calls _desk.drop(lease)."""
+
+    _lease: Any
+    _desk: Any
+    key: Key
+    payload: bytes
+    topic: str
+    group: str
+    ticket: int
+    attempt: int
+    missed: int
+    priority: int
+    deadline_boot_ns: int
+    fired_boot_ns: int
+    wall_offset_ns: int
+    _received_ns: int | None
+
+def jobs_receive(
+    body: bytes, count: int, jobs: dict[bytes, Any], ended: set[bytes], older: set[bytes],
+    member: object, lease_type: type[Lease], job_type: type[Job], desk: object, group: str,
+    received_ns: int | None, since_ns: int, now_s: float, lease_s: float, endless: bool,
+    decode_key: Callable[[int, bytes], Key], /,
+) -> list[Any] | None:  # fmt: skip
+    """Take the body of a JOBS message, and add the new leases to `jobs`. Returns the new jobs; None
+    if bytes are missing.
+
+    `ended` and `older`: the ids of leases that have ended. `now_s`: host time; `since_ns`: the same
+    time on the daemon's clock, -1 = that of sending. `lease_s`: length of a lease that was not
+    extended, from which its start follows. `endless`: the ends of leases are unknown."""
+
+def jobs_take(
+    get: Callable[[], object], empty: type[Exception], jobs: list[Any], most: int, now_s: float, /
+) -> bool:
+    """Take jobs with get() until the list has `most`, or get() raises `empty`. Jobs that have an
+    answer, or whose lease has ended, are left out. Returns True if the queue had a None."""
+
+def leases_answer(
+    name: bytes, op: int, leases: list[Any], call: object, /
+) -> tuple[list[Any], list[Any], tuple[int, int, int, bytes]]:
+    """Pack the same answer to many leases, whose `pending` becomes `call`. Returns the leases in
+    the batch, those that have an answer already or have ended, and what Builder.body returns."""
+
+def leases_end(
+    leases: list[Any], results: bytes, jobs: dict[bytes, Any], ended: set[bytes], /
+) -> list[int]:
+    """Note the results of answers: leases whose answer the daemon has taken move from `jobs` to
+    `ended`. Returns the indexes of the others; nothing has happened to these."""
+
 class Maker(Generic[Made]):
     """Makes objects of a frozen dataclass with slots, without its slow __init__. `slots`: the names
     of its slots, in the order of the values."""

@@ -8,7 +8,7 @@ from collections.abc import Callable, Coroutine, Iterable, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 from purgatoryd.clients.aio import AsyncClient
 from purgatoryd.clients.arguments import (
@@ -29,27 +29,21 @@ from purgatoryd.clients.remote import Remote
 from purgatoryd.shm_layout.errors import Closed, InvalidArgument, LeaseLost, PurgatorydError
 from purgatoryd.shm_layout.layout import CREDITS_MAX, Op
 
-if TYPE_CHECKING:
-    from purgatoryd.shm_layout.group_wire import RawJob
-
 
 class AsyncJob(LeasedJob):
     """The asyncio version of Job, with the same fields; its answers are coroutines.
 
-    Use it as `async with job:`. A body that is cancelled releases the job.
+    Use it as `async with job:`. A body that is cancelled releases the job. As with Job, the block
+    does not wait for its acknowledgement.
     """
 
-    __slots__ = ("_line",)
+    __slots__ = ()
 
-    def __init__(
-        self, raw: RawJob, lease: Lease, group: str, received_ns: int | None, line: _AsyncLine
-    ) -> None:
-        super().__init__(raw, lease, group, received_ns)
-        self._line = line
+    _desk: _AsyncLine
 
     async def ack(self, *, timeout: float | timedelta | None = None) -> None:
         """End the job: its work is done."""
-        await self._line.answer((self,), Op.JOB_ACK, b"", 0, timeout)
+        await self._desk.answer((self,), Op.JOB_ACK, b"", 0, timeout)
 
     async def nack(
         self, error: object = "", *, delay: float | timedelta | None = None,
@@ -57,21 +51,21 @@ class AsyncJob(LeasedJob):
     ) -> None:  # fmt: skip
         """Count the attempt as failed, as Job.nack does."""
         wait_ns = delay_ns(delay)
-        await self._line.answer((self,), Op.JOB_NACK, error_text(error), wait_ns, timeout)
+        await self._desk.answer((self,), Op.JOB_NACK, error_text(error), wait_ns, timeout)
 
     async def extend(
         self, seconds: float | timedelta, *, timeout: float | timedelta | None = None
     ) -> None:
         """Let the lease end later, as Job.extend does."""
-        await self._line.answer((self,), Op.JOB_EXTEND, b"", extension_ns(seconds), timeout)
+        await self._desk.answer((self,), Op.JOB_EXTEND, b"", extension_ns(seconds), timeout)
 
     async def release(self, *, timeout: float | timedelta | None = None) -> None:
         """Give the job back. This is no attempt, and another consumer may get it at once."""
-        await self._line.answer((self,), Op.JOB_RELEASE, b"", 0, timeout)
+        await self._desk.answer((self,), Op.JOB_RELEASE, b"", 0, timeout)
 
     async def reject(self, error: object = "", *, timeout: float | timedelta | None = None) -> None:
         """Make the job a dead letter at once, as Job.reject does."""
-        await self._line.answer((self,), Op.JOB_REJECT, error_text(error), 0, timeout)
+        await self._desk.answer((self,), Op.JOB_REJECT, error_text(error), 0, timeout)
 
     async def __aenter__(self) -> Self:
         return self
@@ -81,7 +75,7 @@ class AsyncJob(LeasedJob):
         trace: TracebackType | None,
     ) -> bool:  # fmt: skip
         if error is None and not self.answered:
-            await self.ack()
+            self._desk.finish(self)
         elif error is not None and not self.answered:
             with suppress(PurgatorydError):
                 await (self.nack(error) if isinstance(error, Exception) else self.release())
@@ -90,10 +84,6 @@ class AsyncJob(LeasedJob):
         LOG.error("the handler of job %r failed in attempt %d", self.key, self.attempt,
                   exc_info=error)  # fmt: skip
         return True
-
-    def __del__(self) -> None:
-        if not (self.answered or self._lease.lost):
-            self._line.drop(self._lease)
 
 
 class AsyncConsumer(AsyncClosing):
@@ -163,7 +153,7 @@ class AsyncConsumer(AsyncClosing):
         listed = list(each("jobs", jobs))
         for job in listed:
             check_type("a job", job, AsyncJob, optional=False)
-        if any(job._line is not self._line for job in listed):
+        if any(job._desk is not self._line for job in listed):
             raise InvalidArgument("the jobs must come from this consumer")
         await self._line.answer(listed, Op.JOB_ACK, b"", 0, timeout)
 
@@ -182,7 +172,8 @@ class AsyncConsumer(AsyncClosing):
         self, handler: Callable[[AsyncJob], Coroutine[Any, Any, object]], *, concurrency: int = 1
     ) -> None:
         """Await `handler(job)` for each job in `concurrency` tasks, until stop() or close(), as
-        Consumer.run does with threads. A cancelled run() cancels the handlers, which releases
+        Consumer.run does with threads. The acknowledgements of all tasks that end in one iteration
+        of the event loop are sent together. A cancelled run() cancels the handlers, which releases
         their jobs."""
         if handler is None:
             raise InvalidArgument("handler must be callable, not None")
@@ -201,12 +192,18 @@ class AsyncConsumer(AsyncClosing):
     async def _work(self, handler: Callable[[AsyncJob], Coroutine[Any, Any, object]]) -> None:
         with suppress(Closed):
             while (job := await self._take(float("inf"))) is not None:
-                try:
-                    async with job:
-                        await handler(job)
-                except LeaseLost as lost:
-                    LOG.warning("%s", lost)
+                await self._handle(job, handler)
                 del job  # no job stays in a variable while the task waits
+            await self._line.finished()
+
+    async def _handle(
+        self, job: AsyncJob, handler: Callable[[AsyncJob], Coroutine[Any, Any, object]]
+    ) -> None:
+        try:
+            async with job:
+                await handler(job)
+        except LeaseLost as lost:
+            LOG.warning("%s", lost)
 
     # ---- open and close --------------------------------------------------------------------------
 
@@ -245,11 +242,13 @@ class _AsyncLine(AsyncClient):
 
     def __init__(self, plan: Plan, name: str, **settings: Any) -> None:
         self._plan = plan
+        self._finished_jobs: list[AsyncJob] = []
+        """Jobs that finish() has taken in this iteration of the event loop."""
         super().__init__(name, **settings)
 
     def _start(self) -> Jobs:
         plan = self._plan
-        self.inbox = _AsyncInbox(plan.group, self)
+        self.inbox = _AsyncInbox(self)
         self.leases = Leases(self._core, plan.group, plan.lease_ns, plan.max_in_flight, self.inbox)
         return Jobs(self._core, self.leases.speak, listens=True)
 
@@ -274,6 +273,28 @@ class _AsyncLine(AsyncClient):
         self._core.check()
         leases = [job._lease for job in jobs]
         await self._run(self.leases.answered(leases, op, text, time_ns, limit_s))
+
+    def finish(self, job: AsyncJob) -> None:
+        """Acknowledge a job without a wait, together with all others of this loop iteration."""
+        self._core.check()
+        if job.lost:
+            raise job._lease.error()
+        self._finished_jobs.append(job)
+        if len(self._finished_jobs) == 1 and self._loop is not None:
+            self._loop.call_soon(self._take_finished)
+
+    def _take_finished(self) -> None:
+        jobs, self._finished_jobs = self._finished_jobs, []
+        if not self._core.closed:
+            self._take_back()
+            self.leases.finish([job._lease for job in jobs])
+            self._schedule()
+
+    async def finished(self) -> None:
+        """Wait until the daemon has taken all acknowledgements of finish()."""
+        self._core.check()
+        self._take_finished()
+        await self._run(self.leases.finished(self.timeout))
 
     def drop(self, lease: Lease) -> None:
         """Give back a job whose object was collected without an answer. Any thread may call it."""
@@ -306,6 +327,7 @@ class _AsyncLine(AsyncClient):
                     await self._run(self.leases.drained(drain_s))
         finally:
             await self.close()
+        self.leases.check_finished()
 
     def _drop(self) -> None:
         super()._drop()
@@ -315,17 +337,19 @@ class _AsyncLine(AsyncClient):
 class _AsyncInbox(Sink):
     """The jobs that no task has, and the tasks that wait for jobs."""
 
-    def __init__(self, group: str, line: _AsyncLine) -> None:
-        self._group = group
-        self._line = line
+    job_type = AsyncJob
+
+    def __init__(self, line: _AsyncLine) -> None:
+        self.desk = line
         self._queue: deque[AsyncJob] = deque()
         self._waiters: deque[asyncio.Future[None]] = deque()
         self._ended = False
 
-    def add(self, raw: RawJob, lease: Lease, received_ns: int | None) -> None:
-        """Queue a job."""
-        self._queue.append(AsyncJob(raw, lease, self._group, received_ns, self._line))
-        self._wake_one()
+    def add(self, jobs: Sequence[AsyncJob]) -> None:
+        """Queue jobs."""
+        self._queue += jobs
+        for _ in jobs:
+            self._wake_one()
 
     def clear(self) -> None:
         """Forget the queued jobs, whose objects then release them."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 import threading
 import time
 from abc import abstractmethod
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from datetime import timedelta
@@ -19,6 +20,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from purgatoryd.clients import groups
+from purgatoryd.clients._pack import jobs_take
 from purgatoryd.clients.arguments import (
     check_callable,
     check_limit_s,
@@ -47,7 +49,6 @@ if TYPE_CHECKING:
     from purgatoryd.clients.jobs import Job as Steps
     from purgatoryd.clients.ledger import Ledger
     from purgatoryd.clients.remote import Remote
-    from purgatoryd.shm_layout.group_wire import RawJob
 
 DRAIN_S = 30.0
 """Time that close() waits for running handlers by default."""
@@ -57,6 +58,9 @@ _INTERRUPTS = (KeyboardInterrupt, SystemExit, GeneratorExit)
 
 class Desk(Protocol):
     """Takes the answers of jobs."""
+
+    def finish(self, job: Job) -> None:
+        """Acknowledge a job without a wait. Raises LeaseLost if the lease is known to be lost."""
 
     def answer(
         self,
@@ -86,10 +90,12 @@ class Job(LeasedJob):
     """A job that a Consumer has leased: a timer that fired, an operation that ended, or a notice.
 
     Answer it with one of ack(), nack(), release() and reject(), or use it in a `with` block. The
-    block acknowledges the job at its end. If the body raises an Exception, the block logs it,
-    answers nack with the type and message of the exception, and continues after the block. If the
-    body raises KeyboardInterrupt, SystemExit or GeneratorExit, the block releases the job and
-    raises. A job that has an answer keeps it.
+    block acknowledges the job at its end, and does not wait until the daemon has taken that: run()
+    and close() do. If the lease was lost meanwhile, that is logged, and `lost` is True; the next
+    call that takes jobs, or close(), raises any other error. If the body raises an Exception, the
+    block logs it, answers nack with the type and message of the exception, and continues after the
+    block. If the body raises KeyboardInterrupt, SystemExit or GeneratorExit, the block releases the
+    job and raises. A job that has an answer keeps it.
 
     A job may run more than once: a process can die after its work and before the ack. So handlers
     must be idempotent; `ticket` is the same in all attempts. Every answer may be repeated after an
@@ -97,13 +103,9 @@ class Job(LeasedJob):
     job has another answer.
     """
 
-    __slots__ = ("_desk",)
+    __slots__ = ()
 
-    def __init__(
-        self, raw: RawJob, lease: Lease, group: str, received_ns: int | None, desk: Desk
-    ) -> None:
-        super().__init__(raw, lease, group, received_ns)
-        self._desk = desk
+    _desk: Desk
 
     def ack(self, *, timeout: float | timedelta | None = None) -> None:
         """End the job: its work is done."""
@@ -143,7 +145,7 @@ class Job(LeasedJob):
         if self.answered:
             return isinstance(error, Exception) and self._logged(error)
         if error is None:
-            self.ack()
+            self._desk.finish(self)
             return False
         with suppress(PurgatorydError):
             if isinstance(error, Exception):
@@ -157,9 +159,8 @@ class Job(LeasedJob):
                   exc_info=error)  # fmt: skip
         return True
 
-    def __del__(self) -> None:
-        if not (self.answered or self._lease.lost):
-            self._desk.drop(self._lease)
+
+_JOBS = {Job}
 
 
 class JobSource(Closing):
@@ -168,6 +169,10 @@ class JobSource(Closing):
     @abstractmethod
     def _take(self, limit_s: float) -> Job | None:
         """Return the next job; None after `limit_s` seconds or after stop()."""
+
+    @abstractmethod
+    def _take_many(self, n: int, limit_s: float) -> list[Job]:
+        """Return the next jobs, at most `n`; none after `limit_s` seconds or after stop()."""
 
     @abstractmethod
     def _answer(
@@ -193,18 +198,15 @@ class JobSource(Closing):
         """Return 1 to `n` jobs. Like get(), it waits for the first one; the list is empty at the
         timeout and after stop()."""
         n = check_whole("n", n, 1, CREDITS_MAX)
-        job = self.get(timeout)
-        jobs = [] if job is None else [job]
-        while job is not None and len(jobs) < n and (job := self._take(0.0)) is not None:
-            jobs.append(job)
-        return jobs
+        return self._take_many(n, check_limit_s(float("inf") if timeout is None else timeout))
 
     def ack_many(self, jobs: Iterable[Job], *, timeout: float | timedelta | None = None) -> None:
         """Acknowledge many jobs at once. Raises the first error, usually LeaseLost, after all jobs
         have their answers."""
         listed = list(each("jobs", jobs))
-        for job in listed:
-            check_type("a job", job, Job, optional=False)
+        if not _JOBS.issuperset(map(type, listed)):
+            for job in listed:
+                check_type("a job", job, Job, optional=False)
         self._answer(listed, Op.JOB_ACK, b"", 0, timeout)
 
     def __iter__(self) -> Self:
@@ -222,8 +224,9 @@ class JobSource(Closing):
         """Call `handler(job)` for each job in `concurrency` threads, until stop() or close().
 
         Each call is a `with job:` block: an exception of the handler is a nack, and the next job
-        follows. An interrupt of run(), such as Ctrl-C, calls stop() and raises; close() then waits
-        for the running handlers.
+        follows. The next job does not wait for the acknowledgement of the last one; run() returns
+        once the daemon has taken all of them. An interrupt of run(), such as Ctrl-C, calls stop()
+        and raises; close() then waits for the running handlers.
         """
         if handler is None:
             raise InvalidArgument("handler must be callable, not None")
@@ -253,6 +256,7 @@ class JobSource(Closing):
             while (job := self._take(float("inf"))) is not None:
                 self._handle(job, handler)
                 del job  # no job stays in a variable while the thread waits
+            self._finished()
         except Closed:
             pass
         except BaseException as error:
@@ -265,6 +269,9 @@ class JobSource(Closing):
                 handler(job)
         except LeaseLost as lost:
             LOG.warning("%s", lost)
+
+    def _finished(self) -> None:
+        """Wait until the daemon has taken the acknowledgements of all `with` blocks."""
 
 
 class Consumer(JobSource):
@@ -336,6 +343,10 @@ class Consumer(JobSource):
     def _take(self, limit_s: float) -> Job | None:
         return self._inbox.take(limit_s, self._line.check, self._line.leases.check)
 
+    def _take_many(self, n: int, limit_s: float) -> list[Job]:
+        job = self._take(limit_s)
+        return [] if job is None else self._inbox.take_more([job], n)
+
     def _answer(
         self,
         jobs: Sequence[Job],
@@ -347,6 +358,9 @@ class Consumer(JobSource):
         if any(job._desk is not self._desk for job in jobs):
             raise InvalidArgument("the jobs must come from this consumer")
         self._desk.answer(jobs, op, text, time_ns, timeout)
+
+    def _finished(self) -> None:
+        self._line.desk.finished()
 
     def stop(self) -> None:
         """Take no more jobs: loops over the consumer, get() and run() end. Jobs that no caller has
@@ -422,7 +436,7 @@ class _Line(Client):
 
     def _start(self) -> Engine:
         plan = self._plan
-        self.inbox = inbox = _Inbox(plan.group)
+        self.inbox = inbox = _Inbox()
         self.leases = leases = Leases(
             self._core, plan.group, plan.lease_ns, plan.max_in_flight, inbox
         )
@@ -442,6 +456,7 @@ class _Line(Client):
     def stop(self) -> None:
         """Take no more jobs."""
         if self.mine and not self._core.closed:
+            self.inbox.end()
             self._engine.put(self.leases.stop, urgent=True)
 
     def leave(self, drain_s: float) -> None:
@@ -450,8 +465,10 @@ class _Line(Client):
             return
         self._core.check()
         with suppress(Closed):  # another thread closes the consumer at the same time
+            self._engine.put(self.desk.take_finished)  # perhaps an interrupt left some
             self._engine.call(self.leases.drained(drain_s))
         self._close(self._limit_s(None))
+        self.leases.check_finished()
 
 
 class _Desk:
@@ -462,6 +479,8 @@ class _Desk:
         self._engine = engine
         self._leases = leases
         self._timeout_s = timeout_s
+        self._jobs: deque[Job] = deque()
+        """Jobs that finish() has taken and the engine has not."""
 
     def answer(
         self,
@@ -477,6 +496,26 @@ class _Desk:
         self._leases.core.check()
         self._engine.call(self._leases.answered(leases, op, text, time_ns, limit_s))
 
+    def finish(self, job: Job) -> None:
+        """Acknowledge a job without a wait. A request lets the engine take all jobs that it finds.
+        After an interrupt before the request, the next request takes the job."""
+        self._leases.core.check()
+        if job.lost:
+            raise job._lease.error()
+        self._jobs.append(job)
+        self._engine.put(self.take_finished)
+
+    def take_finished(self) -> None:
+        """Take the jobs of finish(), in the engine's thread."""
+        if not self._jobs:
+            return
+        jobs = [self._jobs.popleft() for _ in range(len(self._jobs))]
+        self._leases.finish([job._lease for job in jobs])
+
+    def finished(self) -> None:
+        """Wait until the daemon has taken all acknowledgements of finish()."""
+        self._engine.call(self._leases.finished(self._timeout_s))
+
     def drop(self, lease: Lease) -> None:
         """Give back a job whose object was collected without an answer."""
         if self._leases.core.fork_guard.mine and not self._engine.ended:
@@ -486,16 +525,18 @@ class _Desk:
 class _Inbox(Sink):
     """The queue between the engine and the callers. None in the queue wakes all callers."""
 
+    job_type = Job
     desk: _Desk
 
-    def __init__(self, group: str) -> None:
-        self._group = group
+    def __init__(self) -> None:
         self._queue: SimpleQueue[Job | None] = SimpleQueue()
         self._ended = False
 
-    def add(self, raw: RawJob, lease: Lease, received_ns: int | None) -> None:
-        """Queue a job."""
-        self._queue.put(Job(raw, lease, self._group, received_ns, self.desk))
+    def add(self, jobs: Sequence[Job]) -> None:
+        """Queue jobs."""
+        put = self._queue.put
+        for job in jobs:
+            put(job)
 
     def clear(self) -> None:
         """Forget the queued jobs, whose objects then release them."""
@@ -503,9 +544,13 @@ class _Inbox(Sink):
             while True:
                 self._queue.get_nowait()
 
+    def end(self) -> None:
+        """Let take() return None, as soon as it looks at the queue."""
+        self._ended = True
+
     def wake(self) -> None:
         """Let take() return None."""
-        self._ended = True
+        self.end()
         self._queue.put(None)
 
     def take(
@@ -535,6 +580,12 @@ class _Inbox(Sink):
 
     def _pop(self) -> Job | None:
         return self._queue.get_nowait()
+
+    def take_more(self, jobs: list[Job], most: int) -> list[Job]:
+        """Add jobs that are in the queue to a list, until it has `most`, and return the list."""
+        if jobs_take(self._queue.get_nowait, Empty, jobs, most, time.monotonic()):
+            self._queue.put(None)  # for the next caller
+        return jobs
 
 
 __all__ = ["Consumer", "Job"]

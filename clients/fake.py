@@ -116,6 +116,12 @@ class FakeConsumer(JobSource):
         job._lease.handed = True
         return job
 
+    def _take_many(self, n: int, limit_s: float) -> list[Job]:
+        jobs: list[Job] = []
+        while len(jobs) < n and (job := self._take(limit_s)) is not None:
+            jobs.append(job)
+        return jobs
+
     def _answer(
         self,
         jobs: Sequence[Job],
@@ -178,6 +184,10 @@ class _FakeDesk:
     ) -> None:
         """Record the answer."""
         self._consumer._answer(jobs, op, text, time_ns, timeout)
+
+    def finish(self, job: Job) -> None:
+        """Record the acknowledgement of a `with` block."""
+        job.ack()
 
     def drop(self, lease: Lease) -> None:
         """Do nothing: a test sees in the records that the job has no answer."""

@@ -13,12 +13,14 @@ from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from purgatoryd.clients import _pack
+from purgatoryd.clients.batch import Batch, Outcome, Partial
 from purgatoryd.clients.connection import NEVER_S
 from purgatoryd.clients.groups import missing
 from purgatoryd.clients.jobs import Job as Steps
@@ -28,6 +30,7 @@ from purgatoryd.clients.session import State
 from purgatoryd.clients.times import wall_time
 from purgatoryd.shm_layout import group_wire, wire
 from purgatoryd.shm_layout.errors import (
+    DaemonError,
     InvalidArgument,
     LeaseLost,
     NotDurable,
@@ -35,7 +38,14 @@ from purgatoryd.shm_layout.errors import (
     Refused,
     SessionExpired,
 )
-from purgatoryd.shm_layout.layout import JOB_ERROR_MAX, ClockKind, KeyType, Op, Status
+from purgatoryd.shm_layout.layout import (
+    BATCH_RECORDS,
+    JOB_ERROR_MAX,
+    ClockKind,
+    KeyType,
+    Op,
+    Status,
+)
 
 if TYPE_CHECKING:
     from purgatoryd.clients.connection import Connection
@@ -46,7 +56,7 @@ LOG = logging.getLogger("purgatoryd")
 KEEP_ALIVE_S = 15.0  # PING interval of a member: the daemon may end idle sessions
 SHARE_S = 0.1  # Interval at which a consumer moves credits between partitions.
 RETRY_S = 1.0  # Time after which a refused JOIN is sent again.
-ENDED_MAX = 65_536  # Number of answered leases that a member remembers.
+ENDED_MAX = 32_768  # A member remembers at least this number of answered leases.
 NO_DELAY = -1  # JOB_NACK: the settings of the consumer group choose the delay.
 FORGOTTEN = b"the job was dropped without an answer"
 _NAMES = {
@@ -62,13 +72,13 @@ def error_text(error: object) -> bytes:
     return data[:JOB_ERROR_MAX].decode(errors="ignore").encode()
 
 
-class Lease:
+class Lease(_pack.Lease):
     """A lease of one job."""
 
-    __slots__ = (
-        "attempt", "ends_s", "extending", "handed", "id", "key", "lost", "member", "op",
-        "pending", "started_s", "ticket",
-    )  # fmt: skip
+    __slots__ = ()
+
+    member: Member
+    pending: PendingLease | PendingAcks | None
 
     def __init__(
         self, member: Member, raw: RawJob, identity: bytes, ends_s: float, now_s: float
@@ -86,7 +96,7 @@ class Lease:
         """True once a caller has the job."""
         self.op = 0
         """The Op that answers the job, once it is packed; 0 = none."""
-        self.pending: PendingLease | None = None
+        self.pending = None
         """The call of `op`; None without an answer in flight."""
         self.extending = False
         """True while an extension is in flight."""
@@ -115,9 +125,66 @@ class PendingLease(Pending):
             return self.lease.error()
         return super().why()
 
+    def failure(self, _: Lease) -> PurgatorydError | None:
+        """Return the error of the answer to the lease; None if the daemon has taken it."""
+        done = self.error is None and self.status == Status.DONE
+        return None if done else self.why()
+
     def outcome(self) -> None:
         """Raise LeaseLost, Refused or DaemonError if the daemon has not taken the answer."""
         self._check()
+
+
+class PendingAcks(Pending):
+    """Acknowledgements of several jobs in one batch that wait for the daemon."""
+
+    __slots__ = ("_member", "failures", "leases")
+
+    def __init__(self, member: Member) -> None:
+        super().__init__(b"", None)
+        self.connection = member.connection
+        self.packed = True
+        self.leases: list[Lease] = []
+        """The leases, in the order of the records."""
+        self.failures: dict[Lease, PurgatorydError] = {}
+        """The errors of acknowledgements that the daemon has not taken."""
+        self._member = member
+
+    def settle(self, outcome: Outcome) -> None:
+        """Take the results of the batch, or the error that replaces them."""
+        leases, error = self.leases, None
+        self.connection.packer.settled += len(leases)
+        if isinstance(outcome, DaemonError):
+            outcome = Partial(bytes(len(leases) * wire.RESULT.size), outcome)
+        if isinstance(outcome, Partial):
+            outcome, error = outcome
+        for place in self._member.acknowledged(leases, outcome):
+            word, detail_ns = wire.RESULT.unpack_from(outcome, place * wire.RESULT.size)
+            self._settle_one(leases[place], word, detail_ns, error)
+        self.done = True
+        if self.on_done is not None:
+            self.on_done(self)
+
+    def _settle_one(
+        self, lease: Lease, word: int, detail_ns: int, error: DaemonError | None
+    ) -> None:
+        """Take the result of an acknowledgement that the daemon has not taken, or has not
+        synced."""
+        pending = PendingLease(lease, self._member.answered)
+        pending.word, pending.deadline_ns = word, detail_ns
+        pending.error = None if word else error
+        self._member.answered(pending)
+        if (failure := pending.failure(lease)) is not None:
+            self.failures[lease] = failure
+
+    def failure(self, lease: Lease) -> PurgatorydError | None:
+        """Return the error of the acknowledgement of a lease; None if the daemon has taken it."""
+        return self.failures.get(lease)
+
+    def outcome(self) -> None:
+        """Raise the first error of an acknowledgement."""
+        for error in self.failures.values():
+            raise error
 
 
 class PendingJoin(Pending):
@@ -131,16 +198,18 @@ class PendingJoin(Pending):
         return self.word >> 8
 
 
-class LeasedJob:
-    """The fields of a job."""
+class LeasedJob(_pack.Job):
+    """The fields of a job. Jobs of a daemon are made by the extension, without __init__."""
 
-    __slots__ = (
-        "__weakref__", "_lease", "_received_ns", "attempt", "deadline_boot_ns", "fired_boot_ns",
-        "group", "key", "missed", "payload", "priority", "ticket", "topic", "wall_offset_ns",
-    )  # fmt: skip
+    __slots__ = ("__weakref__",)
 
-    def __init__(self, raw: RawJob, lease: Lease, group: str, received_ns: int | None) -> None:
+    _lease: Lease
+
+    def __init__(
+        self, raw: RawJob, lease: Lease, group: str, received_ns: int | None, desk: Any
+    ) -> None:
         self._lease = lease
+        self._desk = desk
         self.key = raw.key
         self.payload = raw.payload
         self.topic = raw.topic
@@ -194,9 +263,14 @@ class LeasedJob:
 class Sink(ABC):
     """Receives the jobs of Leases, in the thread that owns the connections."""
 
+    job_type: type[LeasedJob]
+    """Class of the jobs."""
+    desk: Any
+    """Has drop(lease), which gives back a job that was collected without an answer."""
+
     @abstractmethod
-    def add(self, raw: RawJob, lease: Lease, received_ns: int | None) -> None:
-        """Take a job."""
+    def add(self, jobs: Sequence[Any]) -> None:
+        """Take jobs of the class `job_type`."""
 
     @abstractmethod
     def clear(self) -> None:
@@ -225,6 +299,10 @@ class Leases:
         """True once the consumer takes no more jobs."""
         self.error: PurgatorydError | None = None
         """The reason why no more jobs come; None while the consumer works."""
+        self._finished: list[PendingAcks] = []
+        """Acknowledgements for which no caller waits, until they have their answers."""
+        self._refusal: PurgatorydError | None = None
+        """First error of such an acknowledgement that is no LeaseLost."""
         self._scan_s = self._share_s = 0.0
         self._ping_s = core.host.monotonic_s() + KEEP_ALIVE_S
         core.on_connection = self.add_member
@@ -236,6 +314,8 @@ class Leases:
     def check(self) -> None:
         """Raise the reason why no more jobs come."""
         if self.error is not None:
+            if self.error is self._refusal:
+                self._refusal = None  # the caller sees it
             raise self.error
 
     @property
@@ -313,21 +393,79 @@ class Leases:
         Raises the first error: LeaseLost, InvalidArgument if a job has another answer, Refused,
         DaemonError.
         """
-        calls, first = [], None
+        first: PurgatorydError | None = None
+        single: list[tuple[Lease, PendingLease | PendingAcks]] = []
+        calls: list[PendingAcks] = []
+        if op == Op.JOB_ACK and len(jobs) > 1:
+            calls, jobs = self._acknowledge(jobs)
         for lease in jobs:
             try:
                 if (call := lease.member.answer(lease, op, text, time_ns)) is not None:
-                    calls.append(call)
+                    single.append((lease, call))
             except PurgatorydError as error:
                 first = first or error
-        for call in calls:
+        waited = [*calls, *(call for _, call in single)]
+        for call in waited:
             if not call.done:
-                yield from awaited(call, limit_s, calls)
+                yield from awaited(call, limit_s, waited)
         for call in calls:
-            if call.error is not None or call.status != Status.DONE:
-                first = first or call.why()
+            call.outcome()
+        for lease, call in single:
+            first = first or call.failure(lease)
         if first is not None:
             raise first
+
+    def _acknowledge(self, jobs: Sequence[Lease]) -> tuple[list[PendingAcks], list[Lease]]:
+        """Pack acknowledgements of many jobs. Return the calls, and the leases that have an answer
+        already or have ended."""
+        leases: dict[Member, list[Lease]] = {}
+        for lease in jobs:
+            leases.setdefault(lease.member, []).append(lease)
+        calls: list[PendingAcks] = []
+        left: list[Lease] = []
+        for member, some in leases.items():
+            for at in range(0, len(some), BATCH_RECORDS):
+                call, others = member.acknowledge(some[at : at + BATCH_RECORDS])
+                left += others
+                if call.leases:
+                    calls.append(call)
+        return calls, left
+
+    def finish(self, jobs: Sequence[Lease]) -> None:
+        """Acknowledge jobs for which no caller waits. A LeaseLost is logged. Callers that wait for
+        jobs raise any other error, and so do finished() and check_finished()."""
+        calls, left = self._acknowledge(jobs)
+        self._finished += calls
+        for call in calls:
+            call.on_done = self._finish_answered
+        self._note(lease.error() for lease in left if lease.lost)
+
+    def _finish_answered(self, call: PendingAcks) -> None:
+        self._finished.remove(call)
+        self._note(call.failures.values())
+        for lease in call.failures:
+            self.drop(lease)  # another attempt follows, unless the lease is lost
+
+    def _note(self, errors: Iterable[PurgatorydError]) -> None:
+        for error in errors:
+            if isinstance(error, LeaseLost) or self.error is not None:
+                LOG.warning("%s", error)
+            else:
+                self._refusal = error
+                self.fail(error)
+
+    def finished(self, limit_s: float) -> Steps[None]:
+        """Wait until the daemon has taken all acknowledgements of finish(). Raises the first error
+        that is no LeaseLost."""
+        for call in [*self._finished]:
+            yield from awaited(call, limit_s)
+        self.check_finished()
+
+    def check_finished(self) -> None:
+        """Raise the first error of finish() that is no LeaseLost, once."""
+        if self._refusal is not None:
+            refusal, self._refusal = self._refusal, None
+            raise refusal
 
     def drop(self, lease: Lease) -> None:
         """Give back a job whose object was collected without an answer. A job that a caller had
@@ -407,7 +545,8 @@ class Member:
         self.wanted = 0
         """Number of jobs that this member wants to hold."""
         self._leases = leases
-        self._ended: dict[bytes, None] = {}
+        self._ended: set[bytes] = set()
+        self._older: set[bytes] = set()
         self._begun = False
         self._joins = self._stale = False
         """A JOIN is in flight; the daemon may have forgotten the membership."""
@@ -500,21 +639,20 @@ class Member:
 
     def receive(self, body: bytes, count: int) -> None:
         """Take the body of a JOBS message. Raises ProtocolError."""
-        now_s, received_ns = self.now_s(), self._received_ns()
-        for raw in group_wire.decode_jobs(body, count):
-            identity = raw.lease_id
-            ends_s = self._ends_s(raw, now_s, received_ns)
-            if (known := self.jobs.get(identity)) is not None:
-                known.ends_s = max(known.ends_s, ends_s)  # the daemon repeats it after a JOIN
-            elif identity not in self._ended:
-                self.jobs[identity] = lease = Lease(self, raw, identity, ends_s, now_s)
-                self._hand_on(raw, lease, received_ns)
-
-    def _hand_on(self, raw: RawJob, lease: Lease, received_ns: int | None) -> None:
-        if self._leases.stopping:
-            self._leases.drop(lease)
+        leases, now_s = self._leases, self.now_s()
+        received_ns = self._received_ns()  # later, so that no lease seems to end too late
+        jobs = _pack.jobs_receive(
+            body, count, self.jobs, self._ended, self._older, self, Lease, leases.sink.job_type,
+            leases.sink.desk, leases.group, received_ns, -1 if received_ns is None else received_ns,
+            now_s, leases.lease_s, self.connection.clock == ClockKind.VIRTUAL, wire.decode_key,
+        )  # fmt: skip
+        if jobs is None:
+            list(group_wire.decode_jobs(body, count))  # raises the error
+        elif leases.stopping:
+            for job in jobs:
+                leases.drop(job._lease)
         else:
-            self._leases.sink.add(raw, lease, received_ns)
+            leases.sink.add(jobs)
 
     def _received_ns(self) -> int | None:
         """Return the time on the daemon's clock; None if this process does not have that clock."""
@@ -522,36 +660,54 @@ class Member:
         real = connection.session.same_clock and connection.clock == ClockKind.BOOT
         return connection.host.boot_ns() if real else None
 
-    def _ends_s(self, raw: RawJob, now_s: float, received_ns: int | None) -> float:
-        """Return the host time at which a lease ends. Under a virtual clock it is unknown."""
-        if self.connection.clock == ClockKind.VIRTUAL:
-            return NEVER_S
-        since_ns = raw.now_ns if received_ns is None else received_ns
-        return now_s + (raw.lease_ends_ns - since_ns) / 1e9
-
-    def answer(self, lease: Lease, op: Op, text: bytes, time_ns: int) -> PendingLease | None:
+    def answer(
+        self, lease: Lease, op: Op, text: bytes, time_ns: int
+    ) -> PendingLease | PendingAcks | None:
         """Pack an answer or an extension of a job, and return its call; None if the daemon has
         confirmed the same answer. Raises LeaseLost, InvalidArgument."""
-        if lease.op == op and lease.id not in self.jobs:
-            return None
         if lease.lost:
             raise lease.error()
+        if lease.op == op and lease.id not in self.jobs:
+            return None
         if lease.op == op:
             return lease.pending
         if lease.op:
             said = _NAMES[Op(lease.op)]
             raise InvalidArgument(f"job {lease.key!r} already has the answer {said!r}")
-        done = partial(self._extended, lease, time_ns, self.now_s())
-        pending = PendingLease(lease, done if op == Op.JOB_EXTEND else self._answered)
         if op == Op.JOB_EXTEND:
+            pending = PendingLease(lease, partial(self._extended, lease, time_ns, self.now_s()))
             lease.extending = True
         else:
+            pending = PendingLease(lease, self.answered)
             lease.op, lease.pending = op, pending
         fields = (op, 0, KeyType.BYTES, lease.id, 0, 0, text, b"", time_ns, 0)
         self._pack(pending, fields)
         return pending
 
-    def _answered(self, pending: Any) -> None:
+    def acknowledge(self, leases: list[Lease]) -> tuple[PendingAcks, list[Lease]]:
+        """Pack acknowledgements in a batch of their own. Return the call, and the leases that have
+        an answer already or have ended."""
+        call, packer = PendingAcks(self), self.connection.packer
+        name = self._leases.core.names.of_key
+        call.leases, left, body = _pack.leases_answer(name, Op.JOB_ACK, leases, call)
+        if call.leases:
+            batch = Batch(*body, call.settle)
+            batch.calls = call
+            packer.bulk(batch)
+        return call, left
+
+    def acknowledged(self, leases: list[Lease], results: bytes) -> list[int]:
+        """Take the results of acknowledgements. Return the indexes of the leases whose
+        acknowledgement the daemon has not taken."""
+        left = _pack.leases_end(leases, results, self.jobs, self._ended)
+        self._forget_oldest()
+        return left
+
+    def _forget_oldest(self) -> None:
+        if len(self._ended) > ENDED_MAX:
+            self._older, self._ended = self._ended, set()
+
+    def answered(self, pending: Any) -> None:
         """Take the daemon's answer to the answer of a job."""
         lease: Lease = pending.lease
         lease.pending = None
@@ -565,11 +721,9 @@ class Member:
             lease.op = 0  # the daemon has not taken the answer, so the caller may give it again
 
     def _end(self, lease: Lease) -> None:
-        if self.jobs.pop(lease.id, None) is None:
-            return
-        self._ended[lease.id] = None
-        if len(self._ended) > ENDED_MAX:
-            del self._ended[next(iter(self._ended))]
+        if self.jobs.pop(lease.id, None) is not None:
+            self._ended.add(lease.id)
+            self._forget_oldest()
 
     def _extended(self, lease: Lease, time_ns: int, sent_s: float, pending: Any) -> None:
         """Take the daemon's answer to an extension."""
@@ -612,3 +766,4 @@ class Member:
         for one in lost.values():
             one.lost = one.lost or not one.op
         self._ended.clear()
+        self._older.clear()

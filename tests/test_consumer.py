@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import pytest
 from group_daemon import GroupDaemon, group_daemon
@@ -17,9 +18,11 @@ from purgatoryd.clients import (
     AsyncConsumer,
     AsyncJob,
     Busy,
+    CallTimeout,
     Client,
     Closed,
     Consumer,
+    Denied,
     FakeConsumer,
     GroupMismatch,
     GroupMissing,
@@ -28,10 +31,12 @@ from purgatoryd.clients import (
     Job,
     JobReason,
     LeaseLost,
+    leases,
 )
 from purgatoryd.clients.leases import Member, error_text, share_credits
 from purgatoryd.shm_layout import wire
-from purgatoryd.shm_layout.layout import Message, Op, Status
+from purgatoryd.shm_layout.group_wire import JOB_INFO
+from purgatoryd.shm_layout.layout import KeyType, Message, Op, Status
 
 pytestmark = pytest.mark.tier("check")
 
@@ -166,6 +171,100 @@ def test_one_lost_lease_does_not_stop_the_answers_of_others(model: GroupDaemon) 
         assert model.states()[::2] == ["acked", "acked"]
 
 
+def test_each_of_many_jobs_gets_one_answer(model: GroupDaemon) -> None:
+    with consumer() as jobs:
+        model.fire("a", "b", "c", "d")
+        a, b, c, d = (taken(jobs) for _ in range(4))
+        b.ack()
+        jobs.ack_many([a, b, a, c])
+        d.nack()
+        with pytest.raises(InvalidArgument, match="already has the answer 'nack'"):
+            jobs.ack_many([a, d, c])
+        answers = [("JOB_ACK", 2), ("JOB_ACK", 1), ("JOB_ACK", 3), ("JOB_NACK", 4)]
+        assert ops(model) == answers
+        assert jobs.in_flight == 0
+
+
+def test_many_refused_answers_can_be_given_again(model: GroupDaemon) -> None:
+    model.refuse_with[Op.JOB_ACK] = Status.BUSY
+    with consumer() as jobs:
+        model.fire("a", "b", "c")
+        got = [taken(jobs) for _ in range(3)]
+        with pytest.raises(Busy):
+            jobs.ack_many(got, timeout=0.1)
+        assert not any(job.answered for job in got)
+        model.refuse_with.clear()
+        jobs.ack_many(got)
+        assert model.states() == ["acked"] * 3
+
+
+def test_many_answers_of_which_the_daemon_refuses_all_raise_the_first(model: GroupDaemon) -> None:
+    model.refuse_with[Op.JOB_ACK] = Status.DENIED
+    with consumer() as jobs:
+        model.fire("a", "b")
+        got = [taken(jobs) for _ in range(2)]
+        with pytest.raises(Denied) as raised:
+            jobs.ack_many(got)
+        assert raised.value.key == "a"
+        assert jobs.in_flight == 2
+
+
+def test_many_answers_without_reply_are_sent_again(model: GroupDaemon) -> None:
+    with consumer() as jobs:
+        model.fire("a", "b", "c")
+        got = [taken(jobs) for _ in range(3)]
+        model.mute = True
+        with pytest.raises(CallTimeout):
+            jobs.ack_many(got, timeout=0.1)
+        assert all(job.answered for job in got)
+        model.restart()
+        model.mute = False
+        got[1].ack()  # waits for the batch that is in flight
+        jobs.ack_many(got)
+        assert ops(model) == [("JOB_ACK", 1), ("JOB_ACK", 2), ("JOB_ACK", 3)]
+
+
+def test_many_answers_are_lost_with_the_session(model: GroupDaemon) -> None:
+    with consumer() as jobs:
+        model.fire("a", "b")
+        got = [taken(jobs) for _ in range(2)]
+        model.mute = True
+        errors: list[LeaseLost] = []
+
+        def acknowledge() -> None:
+            try:
+                jobs.ack_many(got)
+            except LeaseLost as error:
+                errors.append(error)
+
+        done = threading.Thread(target=acknowledge)
+        done.start()
+        eventually(lambda: got[0].answered)
+        model.restart(sessions=False)
+        model.mute = False
+        done.join(30)
+        assert not done.is_alive()
+        assert [error.key for error in errors] == ["a"]
+        assert [job.lost for job in got] == [True, True]
+        again = [taken(jobs), taken(jobs)]
+        jobs.ack_many(again)
+        assert set(model.states()) == {"acked"}
+
+
+def test_only_jobs_of_the_consumer_are_acknowledged(model: GroupDaemon) -> None:
+    with consumer() as jobs:
+        model.fire("a")
+        job = taken(jobs)
+        with pytest.raises(InvalidArgument, match="a job must be Job, not str"):
+            jobs.ack_many([job, "b"])  # type: ignore[list-item]
+        with pytest.raises(InvalidArgument, match="must come from this consumer"):
+            jobs.ack_many([job, *FakeConsumer(["b"])])
+        assert not job.answered
+        jobs.ack_many([])
+        job.ack()
+        assert ops(model) == [("JOB_ACK", 1)]
+
+
 # ---- leases ------------------------------------------------------------------------------------
 
 
@@ -207,14 +306,19 @@ def test_a_job_that_waits_too_long_for_a_caller_is_released(model: GroupDaemon) 
         assert model.groups["mailers"].jobs[1].failed == 0
 
 
-def test_an_answer_after_the_lease_is_lost(model: GroupDaemon) -> None:
+def test_an_answer_after_the_lease_is_lost(
+    model: GroupDaemon, caplog: pytest.LogCaptureFixture
+) -> None:
     with consumer() as jobs:
         model.fire("a", "b")
         job, other = taken(jobs), taken(jobs)
         model.expire()
-        with pytest.raises(LeaseLost), job:
+        with job:
             pass
-        assert job.lost
+        eventually(lambda: job.lost)
+        assert "the lease of job 'a'" in caplog.text
+        with pytest.raises(LeaseLost):
+            job.ack()
         with other:
             raise ValueError("the error of the body is logged, not the lost lease")
         assert [(op, status) for op, _, _, status in model.answers] == [
@@ -286,6 +390,22 @@ def test_a_job_that_comes_twice_is_handed_out_once(model: GroupDaemon) -> None:
             assert job.key == key
         assert jobs.get(0) is None
         assert ops(model) == [("JOB_ACK", 1), ("JOB_ACK", 2), ("JOB_ACK", 3)]
+
+
+def test_a_member_remembers_the_jobs_that_it_has_answered(
+    model: GroupDaemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(leases, "ENDED_MAX", 4)
+    model.doubled = True
+    with consumer() as jobs:
+        for first in range(0, 24, 3):
+            model.fire(*(str(n) for n in range(first, first + 3)))
+            got = [taken(jobs) for _ in range(3)]
+            jobs.ack_many(got)
+            assert jobs.get(0) is None
+        assert len(ops(model)) == 24
+        (member,) = jobs._line.leases.members
+        assert 4 <= len(member._ended) + len(member._older) <= 14
 
 
 def test_all_leases_are_lost_with_the_session(model: GroupDaemon) -> None:
@@ -400,6 +520,86 @@ def test_handlers_run_in_threads(model: GroupDaemon) -> None:
         worker.join(30)
         assert not worker.is_alive()
         assert set(model.states()) == {"acked"}
+
+
+def test_the_next_handler_does_not_wait_for_an_acknowledgement(model: GroupDaemon) -> None:
+    with consumer() as jobs:
+        model.fire("a", "b", "c")
+        eventually(lambda: jobs.in_flight == 3)
+        model.mute = True
+        seen: list[Any] = []
+        worker = threading.Thread(target=jobs.run, args=(lambda job: seen.append(job.key),))
+        worker.start()
+        eventually(lambda: seen == ["a", "b", "c"])
+        jobs.stop()
+        worker.join(0.1)
+        assert worker.is_alive()
+        model.restart()
+        model.mute = False
+        worker.join(30)
+        assert not worker.is_alive()
+        assert jobs.in_flight == 0
+        assert sorted(ops(model)) == [("JOB_ACK", 1), ("JOB_ACK", 2), ("JOB_ACK", 3)]
+
+
+def test_handlers_continue_after_a_lost_lease(
+    model: GroupDaemon, caplog: pytest.LogCaptureFixture
+) -> None:
+    with consumer() as jobs:
+
+        def handle(job: Job) -> None:
+            if job.attempt == 1 and job.key == "b":
+                model.expire()
+            if job.key == "c":
+                jobs.stop()
+
+        model.fire("b", "c")
+        jobs.run(handle)
+        assert "lease" in caplog.text
+        assert ("JOB_ACK", 2) in ops(model)
+
+
+def test_a_refused_acknowledgement_ends_the_handlers(model: GroupDaemon) -> None:
+    model.refuse_with[Op.JOB_ACK] = Status.DENIED
+    with consumer() as jobs:
+        model.fire("a", "b", "c")
+        with pytest.raises(Denied):
+            jobs.run(lambda _: None, concurrency=2)
+        with pytest.raises(Denied):
+            jobs.get(30)
+        eventually(lambda: jobs.in_flight == 0)
+        assert set(model.states()) <= {"delayed", "waiting"}
+
+
+def test_close_raises_the_refusal_of_the_last_block(model: GroupDaemon) -> None:
+    model.refuse_with[Op.JOB_ACK] = Status.DENIED
+    jobs = consumer()
+    model.fire("a")
+    with taken(jobs):
+        pass
+    with pytest.raises(Denied):
+        jobs.close()
+    jobs.close()
+    assert ops(model) == [("JOB_NACK", 1)]
+
+
+def test_close_waits_for_the_acknowledgements_of_blocks(model: GroupDaemon) -> None:
+    with consumer(max_in_flight=200) as jobs:
+        model.fire(*map(str, range(100)))
+        for _ in range(100):
+            with taken(jobs):
+                pass
+        jobs.close(drain=0.0)
+    assert model.states() == ["acked"] * 100
+    assert len(ops(model)) == 100
+
+
+def test_an_interrupted_block_is_acknowledged_by_close(model: GroupDaemon) -> None:
+    with consumer() as jobs:
+        model.fire("a")
+        jobs._line.desk._jobs.append(taken(jobs))  # the interrupt came before the request
+        jobs.close()
+    assert model.states() == ["acked"]
 
 
 # ---- consumer groups ---------------------------------------------------------------------------
@@ -551,6 +751,44 @@ def test_cancelled_handlers_release_their_jobs(model: GroupDaemon) -> None:
     assert [one.failed for one in model.groups["mailers"].jobs.values()] == [0] * 3
 
 
+def test_tasks_do_not_wait_for_acknowledgements(model: GroupDaemon) -> None:
+    async def main() -> None:
+        seen: list[Any] = []
+
+        async def handle(job: Any) -> None:
+            seen.append(job.key)
+            if job.key == "b":
+                raise ValueError("once")
+            if len(seen) == 4:
+                jobs.stop()
+
+        async with async_consumer() as jobs:
+            model.fire("a", "b", "c", "d")
+            await jobs.run(handle, concurrency=2)
+            assert sorted(seen) == ["a", "b", "c", "d"]
+            assert sorted(ops(model)) == [
+                ("JOB_ACK", 1), ("JOB_ACK", 3), ("JOB_ACK", 4), ("JOB_NACK", 2),
+            ]  # fmt: skip
+
+    asyncio.run(main())
+    assert model.states() == ["acked", "delayed", "acked", "acked"]
+
+
+def test_a_refused_acknowledgement_ends_the_tasks(model: GroupDaemon) -> None:
+    model.refuse_with[Op.JOB_ACK] = Status.DENIED
+
+    async def handle(_: Any) -> None: ...
+
+    async def main() -> None:
+        async with async_consumer() as jobs:
+            model.fire("a", "b")
+            with pytest.raises(Denied):
+                await asyncio.wait_for(jobs.run(handle, concurrency=2), 30)
+            await jobs.close(drain=0.0)
+
+    asyncio.run(main())
+
+
 def test_a_cancelled_answer_can_be_repeated(model: GroupDaemon) -> None:
     async def main() -> None:
         async with async_consumer() as jobs:
@@ -668,6 +906,34 @@ def test_a_fake_consumer_runs_handlers() -> None:
 def test_a_fake_consumer_has_the_methods_of_a_consumer() -> None:
     public = {name for name in dir(Consumer) if not name.startswith("_")}
     assert public - {"name", "namespace"} <= set(dir(FakeConsumer))
+
+
+def test_each_kind_of_key_arrives(model: GroupDaemon) -> None:
+    keys = {
+        (int(KeyType.STR), "ö".encode()): "ö", (int(KeyType.BYTES), b"\xff"): b"\xff",
+        (int(KeyType.UUID), bytes(range(16))): UUID(bytes=bytes(range(16))),
+        (int(KeyType.STR), b"\xff"): b"\xff", (int(KeyType.UUID), b"short"): b"short",
+    }  # fmt: skip
+    with consumer(max_in_flight=8) as jobs:
+        session = next(iter(model.sessions.values()))
+        heads = [
+            JOB_INFO.pack(n << 8, n, n, 2**62, n, 0, n, 1, 1, 0, 2, len(data), kind, 0, n, n, n)
+            for n, (kind, data) in enumerate(keys, 1)
+        ]
+        texts = [b"t" * n + data + b"pp" for n, (_, data) in enumerate(keys, 1)]
+        frame = wire.encode_frame(Message.JOBS, session.id, count=len(keys))
+        model.do(lambda: model._send(session.route, frame + b"".join([*heads, *texts])))
+        got = jobs.get_many(5, 30)
+        while len(got) < len(keys):
+            got += jobs.get_many(5, 30)
+        assert [job.key for job in got] == list(keys.values())
+        assert [job.topic for job in got] == ["t" * n for n in range(1, 6)]
+        assert [(job.ticket, job.priority, job.missed) for job in got] == [
+            (n, n, n) for n in range(1, 6)
+        ]
+        assert {job.payload for job in got} == {b"pp"}
+        with pytest.raises(LeaseLost):
+            jobs.ack_many(got)
 
 
 def test_a_short_message_of_jobs_is_refused(model: GroupDaemon) -> None:

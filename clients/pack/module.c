@@ -15,6 +15,7 @@
 #include "batch.h"
 #include "direct.h"
 #include "ends.h"
+#include "leases.h"
 #include "lot.h"
 #include "maker.h"
 #include "plain.h"
@@ -660,5 +661,7 @@ PyMODINIT_FUNC PyInit__pack(void)
         if (i == 1)
             source_type = (PyTypeObject *)type;
     }
-    return direct_types_add(made) && lot_types_add(made) && ends_open(made) ? made : NULL;
+    return direct_types_add(made) && lot_types_add(made) && ends_open(made) && leases_open(made)
+               ? made
+               : NULL;
 }

@@ -1,5 +1,6 @@
 /* Test the server of rings and its loop, with a clock and a doorbell of the test's own. */
 #include "clients.h"
+#include "core/state/members.h"
 
 #include <sys/epoll.h>
 #include <sys/timerfd.h>
@@ -13,7 +14,7 @@ static const struct pg_config config = {
     .stream_id = 1, .secret = {1, 2}, .capacity = 64, .replay_capacity = 16, .fanout = 64,
     .namespaces = 2, .topics = 2, .sessions = CLIENTS, .watches = 8, .watermarks = 8,
     .watermark_ttl_ns = 1000000000000, .inbox_max = 8, .accounts = 2, .now_ns = BOOT_NS,
-    .clock_kind = PG_CLOCK_BOOT};
+    .clock_kind = PG_CLOCK_BOOT, .groups = 1, .jobs = 16};
 
 struct client {
     struct pg_ring_pair words;
@@ -400,6 +401,140 @@ static void test_the_loop_fires_timers_that_no_socket_wants(void)
     CHECK_EQUAL(t->loop.planned_boot_ns, t->waited_until_ns);
 }
 
+/* ---- leased jobs ---- */
+
+static void handled(struct test *t, const void *message, uint64_t bytes, uint32_t uid)
+{
+    uint64_t used;
+    int64_t wait_ns;
+    struct pg_frame f;
+    CHECK_EQUAL(pg_handle(t->a, message, bytes, uid, 1, t->now_ns, t->now_ns, t->reply, &used,
+                          &wait_ns), PG_H_REPLY);
+    memcpy(&f, t->reply, sizeof f);
+    CHECK_EQUAL(f.error, PG_ERR_NONE);
+}
+
+/* Create the group "g" of the topic "t", and let each client join it with some credits. */
+static void group_joined(struct test *t, uint32_t credits)
+{
+    struct __attribute__((packed)) {
+        struct pg_frame frame;
+        struct pg_group_ask ask;
+        char names[4];
+    } m = {.frame = frame_of(&t->clients[0], PG_M_GROUP, 1),
+           .ask = {.settings = {.max_jobs = 16, .max_lease_ns = 1000ll * MS, .max_attempts = 2,
+                                .max_dead = 1, .backoff_base_ns = MS, .backoff_cap_ns = MS},
+                   .action = PG_GA_CREATE, .topics = 1, .namespace_len = 1, .name_len = 1},
+           .names = {'n', 'g', 1, 't'}};
+    handled(t, &m, sizeof m, t->clients[0].share.uid);
+    for (uint32_t i = 0; i < CLIENTS; i++)
+        CHECK(member_join(t->a, t->clients[i].session, 0, credits, 100ll * MS));
+}
+
+/* Let timers fire in the topic, each with a payload of some bytes. */
+static void jobs_fired(struct test *t, uint8_t count, uint32_t payload_bytes)
+{
+    static const uint8_t payload[SIZE];
+    struct pg_result result;
+    int more;
+    for (uint8_t key = 0; key < count; key++) {
+        const struct pg_put put = {.namespace_name = "n", .topic_name = "t", .namespace_len = 1,
+                                   .topic_len = 1, .key = &key, .key_len = 1, .payload = payload,
+                                   .payload_len = payload_bytes, .time_kind = PG_T_DELAY};
+        pg_put(t->a, &put, &result);
+        CHECK_EQUAL(result.ticket & 0xff, PG_ST_ADDED);
+    }
+    t->now_ns += 2ll * MS;
+    while (pg_advance(t->a, t->now_ns, 0, t->now_ns, 64, &more) != 0) {}
+    pg_show(t->a);
+    pg_published(t->a, pg_sendable(t->a), t->now_ns, t->now_ns);
+}
+
+/* Take a message out of a client's ring, and return its number of jobs. */
+static uint32_t jobs_taken(struct client *c)
+{
+    uint8_t bytes[SIZE];
+    struct pg_frame f;
+    if (pg_ring_next(&c->taken) == 0)
+        return 0;
+    CHECK(pg_ring_take(&c->taken, bytes));
+    memcpy(&f, bytes, sizeof f);
+    CHECK(f.message == PG_M_JOBS && f.session == c->session && f.error == PG_ERR_NONE);
+    return f.count;
+}
+
+static void test_leased_jobs_are_put_into_rings_that_are_awake(void)
+{
+    struct test *t = opened();
+    t->on_wait = no_one_pings;
+    group_joined(t, 2);
+    jobs_fired(t, 9, 1);
+    CHECK(t->a->state.jobs_unsent);
+    CHECK_EQUAL(pg_loop_wait(t->a, &t->loop, t->now_ns + 50ll * MS), PG_WOKEN_FOR_CALLER);
+    CHECK(!t->a->state.jobs_unsent);
+    for (uint32_t i = 0; i < CLIENTS; i++) {
+        CHECK_EQUAL(jobs_taken(&t->clients[i]), 2);
+        CHECK_EQUAL(jobs_taken(&t->clients[i]), 0);
+    }
+}
+
+/* Check that an iteration leaves the jobs of all members to the caller, and sends none twice. */
+static void left_to_the_caller(struct test *t, uint32_t jobs)
+{
+    uint64_t session;
+    struct pg_frame f;
+    CHECK_EQUAL(pg_loop_wait(t->a, &t->loop, t->now_ns + 50ll * MS), 0);
+    CHECK(t->a->state.jobs_unsent && t->waits == 0);
+    for (uint32_t sent = 0; sent < jobs; sent += f.count) {
+        CHECK(pg_jobs(t->a, &session, t->reply, PG_MESSAGE_MAX) != 0);
+        memcpy(&f, t->reply, sizeof f);
+        CHECK(f.count != 0);
+    }
+    CHECK_EQUAL(pg_jobs(t->a, &session, t->reply, PG_MESSAGE_MAX), 0);
+}
+
+static void test_jobs_of_rings_that_sleep_are_left_to_the_caller(void)
+{
+    struct test *t = opened();
+    group_joined(t, 2);
+    CHECK(pg_rings_sleep(&t->server));
+    jobs_fired(t, 6, 1);
+    left_to_the_caller(t, 6);
+    for (uint32_t i = 0; i < CLIENTS; i++)
+        CHECK_EQUAL(jobs_taken(&t->clients[i]), 0);
+}
+
+static void test_jobs_without_space_are_left_to_the_caller(void)
+{
+    struct test *t = opened();
+    const uint8_t filler[SIZE - 64] = {0};
+    group_joined(t, 2);
+    for (uint32_t i = 0; i < CLIENTS; i++)
+        CHECK(pg_ring_put(&t->clients[i].putter, filler, sizeof filler));
+    jobs_fired(t, 6, 1);
+    left_to_the_caller(t, 6);
+}
+
+static void test_jobs_that_are_larger_than_a_ring_are_left_to_the_caller(void)
+{
+    struct test *t = opened();
+    group_joined(t, 2);
+    jobs_fired(t, 3, SIZE - 64);
+    left_to_the_caller(t, 3);
+    for (uint32_t i = 0; i < CLIENTS; i++)
+        CHECK_EQUAL(jobs_taken(&t->clients[i]), 0);
+}
+
+static void test_jobs_of_a_client_with_waiting_replies_are_left_to_the_caller(void)
+{
+    struct test *t = opened();
+    group_joined(t, 1);
+    for (uint32_t i = 0; i < CLIENTS; i++)
+        t->clients[i].served.replies = true;
+    jobs_fired(t, 3, 1);
+    left_to_the_caller(t, 3);
+}
+
 static void one_pings_in_time(struct test *t)
 {
     its_time_comes(t);
@@ -548,6 +683,11 @@ int main(void)
     RUN(test_the_loop_sleeps_no_longer_than_the_next_timer);
     RUN(test_timers_are_left_to_the_caller);
     RUN(test_the_loop_fires_timers_that_no_socket_wants);
+    RUN(test_leased_jobs_are_put_into_rings_that_are_awake);
+    RUN(test_jobs_of_rings_that_sleep_are_left_to_the_caller);
+    RUN(test_jobs_without_space_are_left_to_the_caller);
+    RUN(test_jobs_that_are_larger_than_a_ring_are_left_to_the_caller);
+    RUN(test_jobs_of_a_client_with_waiting_replies_are_left_to_the_caller);
     RUN(test_rings_are_served_while_due_timers_are_left);
     RUN(test_the_time_of_the_caller_is_left_to_the_caller);
     RUN(test_an_iteration_after_an_outage_is_left_to_the_caller);

@@ -469,10 +469,17 @@ uint64_t pg_jobs(struct pg_arena *a, uint64_t *session, void *bytes, uint64_t si
     return out.used;
 }
 
-void pg_jobs_untaken(struct pg_arena *a)
+bool consumers_jobs_again(struct pg_arena *a)
 {
     if (a->call.sent_member == PG_NIL || member_at(a, a->call.sent_member)->session == 0)
-        return;
+        return false;
     member_at(a, a->call.sent_member)->unsent = a->call.sent_job;
-    a->state.jobs_unsent = false;
+    a->state.jobs_unsent = true;
+    return true;
+}
+
+void pg_jobs_untaken(struct pg_arena *a)
+{
+    if (consumers_jobs_again(a))
+        a->state.jobs_unsent = false;
 }

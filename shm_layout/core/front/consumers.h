@@ -14,5 +14,7 @@ bool consumers_group(struct pg_arena *a, const struct request *q, struct sink *o
 /* Handle a DEAD, and write the dead letters of its reply to `out`. False: refused. */
 bool consumers_dead(struct pg_arena *a, const struct request *q, struct sink *out, uint32_t *count,
                     uint64_t detail[2], struct refusal *why);
+/* Let the next pg_jobs send the message of the last one again. False: the member has ended. */
+bool consumers_jobs_again(struct pg_arena *a);
 
 #endif

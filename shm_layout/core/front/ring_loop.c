@@ -1,9 +1,9 @@
 /* ring_loop.c - the place where the loop sleeps, and the iterations that only fire timers and serve
  * clients.
  *
- * Such an iteration does what the caller's iteration does in the same order: fire due timers, show
- * their notices to readers of the arena, then apply messages. It ends the sleep as soon as there is
- * anything else to do. */
+ * Such an iteration does what the caller's iteration does: fire due timers, show their notices to
+ * readers of the arena, put leased jobs into rings, then apply messages. It ends the sleep as soon as
+ * there is anything else to do. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <sys/epoll.h>
@@ -13,6 +13,7 @@
 
 #include "core/base/common.h"
 #include "core/arena.h"
+#include "core/front/ring_replies.h"
 #include "core/ring/ring.h"
 #include "core/wal/wal_buffer.h"
 
@@ -200,6 +201,7 @@ static bool iterate(struct pg_arena *a, struct pg_loop *l, int64_t now_ns, int *
     pg_time_shares_begin(l->shares, now_ns);
     if (!replies_release(a, l->server) || !fire(a, l, now_ns, more))
         return false;
+    ring_jobs(a, l->server);
     const uint32_t event = pg_rings_serve(a, l->server, l->shares, l->most);
     if (l->fires)
         notices_show(a, l);

@@ -7,10 +7,13 @@
 
 #include "core/base/common.h"
 #include "core/arena.h"
+#include "core/front/consumers.h"
 #include "core/front/ring_replies.h"
 #include "core/ring/ring.h"
 #include "core/ring/router.h"
 #include "core/wal/wal_buffer.h"
+#include "core/state/delivery.h"
+#include "core/state/members.h"
 
 void ring_client_wake(const struct pg_ring_server *s, uint32_t how, uint32_t *word, int socket)
 {
@@ -198,6 +201,45 @@ int pg_pending_release(struct pg_arena *a, struct pg_ring_server *s)
         pg_pending_drop(&s->pending);
     }
     return false;
+}
+
+/* ---- leased jobs ------------------------------------------------------------------------------ */
+
+/* Return the client that owns a session, if its rings are awake. */
+static struct pg_ring_client *client_awake(const struct pg_ring_server *s, uint64_t session)
+{
+    struct pg_ring_client *c = s->last;
+    for (uint32_t i = 0; i < s->awake; i++, c = c->next)
+        if (c->session == session)
+            return c;
+    return NULL;
+}
+
+/* Put as many unsent jobs of a member as one message takes. False = the caller has to send them. */
+static bool jobs_put(struct pg_arena *a, struct pg_ring_server *s, uint32_t member)
+{
+    uint64_t session = member_at(a, member)->session;
+    struct pg_ring_client *c = client_awake(s, session);
+    if (c == NULL || c->gone || c->replies)
+        return false;
+    const uint64_t most = (c->putter->size - RING_WORD) / PG_RING_UNIT * PG_RING_UNIT;
+    const uint64_t bytes = pg_jobs(a, &session, s->reply, least(most, PG_MESSAGE_MAX));
+    if (bytes > sizeof(struct pg_frame) && reply_taken(s, c, s->reply, bytes))
+        return true;
+    consumers_jobs_again(a);      /* there is no space, or the first job is too large for the ring */
+    return false;
+}
+
+void ring_jobs(struct pg_arena *a, struct pg_ring_server *s)
+{
+    uint64_t session;
+    while (a->state.jobs_unsent) {
+        const uint32_t member = member_unsent(a);
+        if (member == PG_NIL)
+            pg_jobs(a, &session, s->reply, PG_MESSAGE_MAX);   /* notes that there are none */
+        else if (!jobs_put(a, s, member))
+            return;
+    }
 }
 
 /* ---- clients that have ended ----------------------------------------------------------------- */
