@@ -11,7 +11,7 @@ from typing import Any
 
 import example_clients
 import pytest
-from machine import needs
+from machine import needs, required
 from real_daemon import PATIENCE_S, Daemon, StartDaemon
 
 from purgatoryd.clients import Client
@@ -32,7 +32,12 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("node") / "client"
     shutil.copytree(SOURCES, folder, ignore=shutil.ignore_patterns("node_modules"))
     command = ["npm", "ci", "--ignore-scripts", "--no-audit", "--no-fund"]
-    subprocess.run(command, cwd=folder, check=True, stdin=subprocess.DEVNULL)
+    done = subprocess.run(
+        command, cwd=folder, stdin=subprocess.DEVNULL, capture_output=True, text=True
+    )
+    if done.returncode != 0 and "node" not in required():
+        pytest.skip(f"npm did not install the client: {done.stderr}")
+    assert done.returncode == 0, done.stderr
     return folder
 
 
