@@ -280,7 +280,7 @@ class Sockets:
         self.bells = self._rings.bells
         self.admin = RequestSocket(admin, self.admission, host)
         self.notices = self._socket(zmq.XPUB, NOTICE_HWM, SUBSCRIPTION_MAX)
-        _accept_only(self.notices, access)
+        accept_only(self.notices, access)
         self._bind(self.notices, paths.pub)
         self._notices_quiet = False
         """True if the XPUB socket had no report at the last call. Its descriptor is then readable
@@ -288,8 +288,8 @@ class Sockets:
         self.notices_fd = int(self.notices.getsockopt(zmq.FD))
         self._sockets = (commands, admin, self.notices)
         if remotes is not None:
-            _listen(commands, remotes.place.commands, remotes.pair, MESSAGE_MAX)
-            _listen(self.notices, remotes.place.notices, remotes.pair, SUBSCRIPTION_MAX)
+            listen_tcp(commands, remotes.place.commands, remotes.pair, MESSAGE_MAX)
+            listen_tcp(self.notices, remotes.place.notices, remotes.pair, SUBSCRIPTION_MAX)
         self._remotes = remotes
         self._watched = {self._zap.fd, *self.admission.fds}
         self._ask_ns = self._watched_ns = 0
@@ -310,7 +310,7 @@ class Sockets:
 
     def _bind(self, socket: zmq.Socket[bytes], path: Path) -> None:
         try:
-            _listen_at(socket, path)
+            listen_at(socket, path)
             self.admission.iterate(self._host.boot_ns())
         except (zmq.ZMQError, OSError) as error:
             raise BadPath(str(path), f"cannot be bound: {error.strerror}") from error
@@ -334,7 +334,7 @@ class Sockets:
         connections together with it. If another file has such a path, it is left alone.
         """
         binds: dict[Path, Callable[[], None]] = {
-            path: partial(_listen_at, socket, path)
+            path: partial(listen_at, socket, path)
             for path, socket in zip(self._paths, self._sockets, strict=True)
         }
         if self._rings.listens:
@@ -471,7 +471,7 @@ def _refuse_without_netlink(endpoint: str) -> None:
         raise BadPath(endpoint, why) from error
 
 
-def _listen(
+def listen_tcp(
     socket: zmq.Socket[bytes], endpoint: str, pair: curve.KeyPair, message_max: int
 ) -> None:
     """Bind a socket to tcp in addition to ipc. Options apply only to later binds. They are reset
@@ -493,7 +493,8 @@ def _listen(
     socket.setsockopt(zmq.HEARTBEAT_IVL, 0)
 
 
-def _listen_at(socket: zmq.Socket[bytes], path: Path) -> None:
+def listen_at(socket: zmq.Socket[bytes], path: Path) -> None:
+    """Bind a socket to a path."""
     with _closed():
         socket.bind(f"ipc://{path}")
     path.chmod(SOCKET_MODE)
@@ -510,7 +511,7 @@ def _closed() -> Iterator[None]:
         os.umask(before)
 
 
-def _accept_only(socket: zmq.Socket[bytes], access: Access) -> None:
+def accept_only(socket: zmq.Socket[bytes], access: Access) -> None:
     """Let libzmq close connections of users without access at once, because a subscriber sends no
     request that could be refused."""
     if access.everybody:
