@@ -20,7 +20,7 @@ from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
 from purgatoryd.cli.shards import daemons, directory_of
-from purgatoryd.shm_layout.arena import Namespace, Reader
+from purgatoryd.shm_layout.arena import ConsumerGroup, Namespace, Reader
 from purgatoryd.shm_layout.errors import (
     ArenaError,
     ArenaMissing,
@@ -97,6 +97,7 @@ def families(name: str, found: Metrics) -> Iterator[Metric]:
     yield from _states(name, found.state, dict(zip(_REASONS, reasons, strict=True)))
     yield from _namespaces(name, found)
     yield from _cursors(name, found)
+    yield from _groups(name, found)
     yield from _histograms(name, found)
 
 
@@ -195,6 +196,25 @@ def _cursors(name: str, found: Metrics) -> Iterator[Metric]:
     for one in found.cursors[:TOP]:
         lag.add_metric([name, one.namespace, one.cursor], one.lag)
     yield lag
+
+
+def _groups(name: str, found: Metrics) -> Iterator[Metric]:
+    labels = ["daemon", "namespace", "group"]
+    oldest = GaugeMetricFamily(
+        f"{PREFIX}group_oldest_seconds",
+        "time since the oldest job without an ack fired, dead letters excluded; 0 = none; of the "
+        f"{TOP} consumer groups with the oldest jobs",
+        labels=labels,
+    )
+    jobs = GaugeMetricFamily(
+        f"{PREFIX}group_jobs", "jobs of these consumer groups, by state", labels=[*labels, "state"]
+    )
+    for one in found.groups[:TOP]:
+        oldest.add_metric([name, one.namespace, one.name], one.oldest_ns / 1e9)
+        for state in ("waiting", "leased", "delayed", "dead"):
+            jobs.add_metric([name, one.namespace, one.name, state], getattr(one, state))
+    yield oldest
+    yield jobs
 
 
 def _histograms(name: str, found: Metrics) -> Iterator[Metric]:
@@ -354,6 +374,7 @@ def _no_metrics() -> Metrics:
         dict.fromkeys(GAUGES, 0.0),
         {n.lower(): Histogram(n.lower(), (0,) * BUCKETS, 0, 0) for n in Measured.__members__},
         [Namespace("", 0, 0, 0, settings, ANYBODY)],
+        [ConsumerGroup("", "", 0, 0, 0, 0, 0)],
         [CursorLag("", "", 0)],
     )
 

@@ -122,7 +122,7 @@ class Config:
     """Number of consumer groups. Each costs 1.4 KiB. 0 = none."""
     jobs: int = 16_384
     """Total of the budgets of all consumer groups: their pending timers, jobs and dead letters.
-    Each costs 190 bytes. Raise it if a new group is refused for lack of jobs."""
+    Each costs 200 bytes. Raise it if a new group is refused for lack of jobs."""
     schedules: int = 1_024
     """Number of schedules. Each costs 352 bytes. Raise it if `put_schedule` gets
     `FULL_SCHEDULES`."""

@@ -40,6 +40,8 @@ class Flow:
     expired: int = 0
     satisfied: int = 0
     failed: int = 0
+    skipped: int = 0
+    coalesced: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,7 +32,7 @@ SHOWN = (0.5, 0.9, 0.99, 1.0)
 INK, PAPER, GRID = "#24303c", "#ffffff", "#e3e8ee"
 COLOURS = {
     "added": "#2f6fb0", "cancelled": "#8796a5", "replaced": "#8a6fb0", "expired": "#d9822b",
-    "satisfied": "#3a9a6b", "failed": "#b3261e",
+    "satisfied": "#3a9a6b", "failed": "#b3261e", "skipped": "#5f6b2d", "coalesced": "#2d9aa6",
 }  # fmt: skip
 """Colours of beginnings and ends of timers, in the order of the report."""
 BALANCED = tuple(one.name for one in fields(Balance))[2:]
@@ -162,7 +162,7 @@ def _flow(part: Profile) -> Markup:
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
     _time_axis(axes)
     axes.legend(
-        ncols=6, loc="lower left", bbox_to_anchor=(0, 1), borderaxespad=0.2, handlelength=1,
+        ncols=8, loc="lower left", bbox_to_anchor=(0, 1), borderaxespad=0.2, handlelength=1,
         columnspacing=1,
     )  # fmt: skip
     return _svg(figure, "Adds, cancels and final states over time")

@@ -127,6 +127,20 @@ class Namespace:
 
 
 @dataclass(frozen=True, slots=True)
+class ConsumerGroup:
+    """The state of a consumer group: its jobs by state, and the age of the oldest one without an
+    ack, dead letters excluded; 0 = none."""
+
+    namespace: str
+    name: str
+    waiting: int
+    leased: int
+    delayed: int
+    dead: int
+    oldest_ns: int
+
+
+@dataclass(frozen=True, slots=True)
 class Account:
     """Usage of a uid over all namespaces: armed timers (`live`), bytes, and rows of the shared
     tables."""
@@ -392,6 +406,23 @@ class Handle:
         """Return the namespaces that exist, except the reserved ones, in which the daemon publishes
         notices about itself and its clients."""
         return [n for n in self.namespaces().values() if not is_reserved(n.name)]
+
+    def consumer_groups(self) -> Iterator[ConsumerGroup]:
+        """Yield the consumer groups."""
+        names = {row: namespace.name for row, namespace in self.namespaces().items()}
+        groups = self.rows(lib.PG_R_GROUPS, "pg_consumer_group")
+        jobs = self.rows(lib.PG_R_JOBS, "pg_job")
+        for row in range(self.header.regions[lib.PG_R_GROUPS].count):
+            g = groups[row]
+            if g.name_len and g.incarnation:
+                now_ns, oldest = self.header.now_ns, g.oldest
+                fired_ns = now_ns if oldest == lib.PG_NIL else jobs[oldest].fired_ns
+                yield ConsumerGroup(
+                    names.get(g.namespace_row, ""),
+                    bytes(ffi.buffer(g.name, g.name_len)).decode(),
+                    g.waiting, g.leased, g.delayed, g.dead,
+                    max(0, now_ns - fired_ns),
+                )  # fmt: skip
 
     def accounts(self) -> Iterator[Account]:
         """Yield the accounts of all uids that have or had an account row, or that created a name or

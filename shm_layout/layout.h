@@ -1123,6 +1123,8 @@ struct pg_consumer_group {
     uint32_t ready_first[10];     /* derived: first waiting job of each priority; PG_NIL = none */
     uint32_t ready_last[10];
     uint32_t dead_first, dead_last; /* derived: oldest and newest dead letter */
+    uint32_t oldest, newest;      /* derived: jobs without an ack that fired first and last, dead
+                                     letters excluded; PG_NIL = none */
     uint32_t first_member;        /* derived: row of a member; PG_NIL = none */
     uint32_t last_member;         /* derived: member that got the last lease */
     char     name[64];
@@ -1207,6 +1209,8 @@ struct pg_job {
     uint8_t  own_order;           /* 1 = the timer gave an order key; 0 = its key is the order key */
     uint8_t  pad[2];
     uint32_t missed;              /* as in pg_entry */
+    uint32_t older, newer;        /* derived: neighbours in the list of the group's jobs by their
+                                     time of firing, dead letters excluded; PG_NIL = none */
     uint32_t pad1;
 };
 

@@ -14,7 +14,7 @@ from itertools import accumulate
 from typing import Any, NamedTuple
 
 from purgatoryd.shm_layout._core import ffi, lib
-from purgatoryd.shm_layout.arena import COUNTED, Handle, Namespace
+from purgatoryd.shm_layout.arena import COUNTED, ConsumerGroup, Handle, Namespace
 from purgatoryd.shm_layout.health import is_alive, overdue_ns, still_ns
 from purgatoryd.shm_layout.layout import (
     DaemonState,
@@ -287,7 +287,9 @@ class Metrics:
     """Histograms by their names in Measured, in lower case."""
     namespaces: Sequence[Namespace]
     """Namespaces of users, in descending order of their numbers of timers."""
-    cursors: Sequence[CursorLag]
+    groups: Sequence[ConsumerGroup] = ()
+    """Consumer groups, in descending order of the age of their oldest jobs."""
+    cursors: Sequence[CursorLag] = ()
     """Cursors, in descending order of their lag."""
 
 
@@ -302,6 +304,7 @@ def read_metrics(arena: Handle) -> Metrics:
         _gauges(arena),
         {name: _histogram(name, found) for name, found in histograms.items()},
         sorted(arena.namespaces_of_users(), key=lambda n: (-n.live, n.name)),
+        sorted(arena.consumer_groups(), key=lambda g: (-g.oldest_ns, g.namespace, g.name)),
         sorted(_lags(arena), key=lambda one: (-one.lag, one.namespace, one.cursor)),
     )
 

@@ -25,7 +25,15 @@ from machine import needs
 from prometheus_client.openmetrics.exposition import generate_latest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
-from real_daemon import PATIENCE_S, Daemon, StartDaemon, clean_environment, remove_arena_files, used
+from real_daemon import (
+    PATIENCE_S,
+    Daemon,
+    StartDaemon,
+    clean_environment,
+    eventually,
+    remove_arena_files,
+    used,
+)
 
 from purgatoryd.cli import exposition
 from purgatoryd.cli.app import app
@@ -42,6 +50,7 @@ from purgatoryd.cli.exposition import (
     text,
 )
 from purgatoryd.cli.metrics import address_of
+from purgatoryd.clients import Client
 from purgatoryd.shm_layout.errors import PermissionDenied
 from purgatoryd.shm_layout.layout import DaemonState, Degraded, fields
 from purgatoryd.shm_layout.metrics import COUNTERS, GAUGES, Histogram, Metrics, upper_edge_ns
@@ -85,6 +94,21 @@ def test_a_daemon_is_reported_in_openmetrics(daemon: StartDaemon) -> None:
     assert value(found, "stage_seconds_bucket", stage="remote", le="+Inf") == 2
 
 
+@pytest.mark.tier("test")
+def test_the_jobs_of_consumer_groups_are_reported(daemon: StartDaemon) -> None:
+    daemon("demo")
+    with Client("demo", namespace="shop") as client:
+        client.create_group("mailers", ["orders"])
+        assert value(parsed(text("demo")), "group_oldest_seconds", **MAILERS) == 0
+        client.add_many([(f"k{n}", 0) for n in range(3)], topic="orders")
+        eventually(lambda: client.group("mailers").waiting == 3)
+    eventually(lambda: value(parsed(text("demo")), "group_oldest_seconds", **MAILERS) > 0)
+    found = parsed(text("demo"))
+    jobs = {s: value(found, "group_jobs", **MAILERS, state=s) for s in ("waiting", "dead")}
+    assert jobs == {"waiting": 3, "dead": 0}
+
+
+MAILERS = {"namespace": "shop", "group": "mailers"}
 HOUR_NS = 3600 * 10**9
 
 
@@ -304,6 +328,8 @@ def exposed() -> dict[str, dict[str, set[str]]]:
         one = Daemon("demo", Path(directory), ("--wal-dir", f"{directory}/WAL"))
         try:
             used(lambda *_: one)
+            with Client("demo", namespace="shop") as client:
+                client.create_group("mailers", ["orders"])
             found = parsed(text("demo"))
         finally:
             one.close()
@@ -366,7 +392,7 @@ def test_prometheus_accepts_every_alert(rule: dict[str, Any]) -> None:
     assert re.fullmatch(r"\d+[smh]", rule.get("for", "0s"))
     assert rule["labels"]["severity"] in ("warning", "critical")
     named = re.findall(r"\$labels\.(\w+)", rule["annotations"]["summary"])
-    assert set(named) <= {"daemon", "instance", "reason", "stage"}
+    assert set(named) <= {"daemon", "group", "instance", "reason", "stage"}
     assert rule["expr"].count("(") == rule["expr"].count(")")
 
 

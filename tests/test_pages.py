@@ -31,7 +31,7 @@ WRITTEN = [ROOT / "CONTRIBUTING.md", *(path for path in TEXTS if path.parent != 
 REFERENCES = ("api", "cli", "settings", "errors", "metrics", "tables")
 NOT_COUNTED = {DOCS / "reference" / f"{name}.md" for name in (*REFERENCES[:4], "words")}
 """Pages that are generated as a whole, and the table that `make lint` compares with the code."""
-WORDS_MAX, GUIDE_WORDS_MAX = 25_200, 3_000
+WORDS_MAX, GUIDE_WORDS_MAX = 25_700, 3_000
 WORDS_OF = {ROOT / "README.md": 900, ROOT / "CHANGELOG.md": 510}
 LINE_MAX = 120
 NO_GUIDES = {DOCS / "protocol.md", DOCS / "architecture.md"}
@@ -208,6 +208,12 @@ def test_files_and_tests_that_pages_name_exist() -> None:
             assert known or name in OF_USERS, f"{path.name} names {name}"
             if test:
                 assert f"def {test}(" in (ROOT / name).read_text(), f"{path.name}: {test}"
+
+
+def test_each_feature_names_its_test() -> None:
+    features = re.findall(r"^\| (?!feature |---).*$", TEXTS[DOCS / "features.md"], re.MULTILINE)
+    assert len(features) > 20
+    assert [row for row in features if not re.search(r"`tests/[\w/]+\.py", row)] == []
 
 
 OF_USERS = {"prometheus.yml", "fleet.toml", "purgatoryd.toml", "default.toml"}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections import Counter
+from collections import Counter, defaultdict
 from typing import Any
 
 from jobs_driver import JobsCore, Leased, Session, record
@@ -78,6 +78,18 @@ class World:
         ]
         self.random.choice(steps)()
         self.core.check()
+        self.check_oldest()
+
+    def check_oldest(self) -> None:
+        """Check that each group names the job without an ack that fired first."""
+        jobs, fired_ns = self.core.rows(lib.PG_R_JOBS, "pg_job"), defaultdict[int, list[int]](list)
+        for row in range(self.core.header.regions[lib.PG_R_JOBS].count):
+            if jobs[row].control & 0xFF not in (lib.PG_JOB_FREE, lib.PG_JOB_DEAD):
+                fired_ns[jobs[row].group].append(jobs[row].fired_ns)
+        for row, name in enumerate(self.groups):
+            oldest = self.core.rows(lib.PG_R_GROUPS, "pg_consumer_group")[row].oldest
+            found = [] if oldest == lib.PG_NIL else [jobs[oldest].fired_ns]
+            assert found == sorted(fired_ns[row])[:1], name
 
     def add(self) -> None:
         self.keys += 1

@@ -208,30 +208,17 @@ static bool group_allowed(const struct pg_arena *a, const struct request *q, uin
 
 /* ---- GROUP: replies -------------------------------------------------------------------------- */
 
-static int64_t oldest_ns(const struct pg_arena *a, uint32_t group)
-{
-    int64_t oldest = INT64_MAX;
-    if (group_at(a, group)->jobs == group_at(a, group)->dead)
-        return oldest;
-    for (uint32_t row = 0; row < a->job_slots.capacity; row++) {
-        const struct pg_job *j = job_at(a, row);
-        if (job_state(j) != PG_JOB_FREE && job_state(j) != PG_JOB_DEAD && j->group == group &&
-            j->fired_ns < oldest)
-            oldest = j->fired_ns;
-    }
-    return oldest;
-}
-
 static void group_info_write(const struct pg_arena *a, uint32_t group, struct sink *out)
 {
     const struct pg_consumer_group *g = group_at(a, group);
     const struct name ns = namespace_name(a, g->namespace_row);
     uint32_t topics[PG_GROUP_TOPICS_MAX];
     const uint32_t count = group_topics(a, group, topics);
+    const int64_t oldest_ns = g->oldest == PG_NIL ? INT64_MAX : job_at(a, g->oldest)->fired_ns;
     const struct pg_group_info info = {
         .settings = g->settings, .pending = g->pending, .waiting = g->waiting, .leased = g->leased,
         .delayed = g->delayed, .dead = g->dead, .bytes = g->bytes, .acked = g->acked,
-        .retried = g->retried, .dropped = g->dropped, .oldest_ns = oldest_ns(a, group),
+        .retried = g->retried, .dropped = g->dropped, .oldest_ns = oldest_ns,
         .created_ns = g->created_ns, .row = group, .members = group_members(a, group),
         .topics = count, .namespace_len = (uint8_t)ns.len, .name_len = (uint8_t)g->name_len};
     sink_put(out, &info, sizeof info);

@@ -171,7 +171,8 @@ static void derived_reset(struct pg_consumer_group *g)
     g->tokens = (struct pg_tokens){0, 0};
     for (uint32_t i = 0; i <= PG_PRIORITY_MAX; i++)
         g->ready_first[i] = g->ready_last[i] = PG_NIL;
-    g->dead_first = g->dead_last = g->first_member = g->last_member = PG_NIL;
+    g->dead_first = g->dead_last = g->oldest = g->newest = PG_NIL;
+    g->first_member = g->last_member = PG_NIL;
 }
 
 static struct pg_consumer_group fields_of(const struct pg_arena *a, const struct group_wanted *g)

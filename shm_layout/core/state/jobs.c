@@ -103,8 +103,8 @@ static void job_place_again(struct pg_arena *a, uint32_t row)
 
 void jobs_place_again(struct pg_arena *a, uint32_t group)
 {
-    for (uint32_t row = 0; row < a->job_slots.capacity; row++)
-        if (job_state(job_at(a, row)) == PG_JOB_WAITING && job_at(a, row)->group == group)
+    for (uint32_t row = group_at(a, group)->oldest; row != PG_NIL; row = job_at(a, row)->newer)
+        if (job_state(job_at(a, row)) == PG_JOB_WAITING)
             job_place_again(a, row);
 }
 
@@ -133,6 +133,34 @@ static void list_remove(struct pg_arena *a, uint32_t *head, uint32_t *tail, uint
         *tail = j->previous;
     else
         job_at(a, j->next)->previous = j->previous;
+}
+
+/* Jobs fire in the order of the arena's clock, so the list of a group is in this order. */
+static void unacked_append(struct pg_arena *a, uint32_t row)
+{
+    struct pg_job *j = job_at(a, row);
+    struct pg_consumer_group *g = group_at(a, j->group);
+    j->older = g->newest;
+    j->newer = PG_NIL;
+    if (g->newest == PG_NIL)
+        g->oldest = row;
+    else
+        job_at(a, g->newest)->newer = row;
+    g->newest = row;
+}
+
+static void unacked_remove(struct pg_arena *a, uint32_t row)
+{
+    const struct pg_job *j = job_at(a, row);
+    struct pg_consumer_group *g = group_at(a, j->group);
+    if (j->older == PG_NIL)
+        g->oldest = j->newer;
+    else
+        job_at(a, j->older)->newer = j->newer;
+    if (j->newer == PG_NIL)
+        g->newest = j->older;
+    else
+        job_at(a, j->newer)->older = j->older;
 }
 
 static void ready_append(struct pg_arena *a, uint32_t row)
@@ -420,6 +448,8 @@ static void job_end(struct pg_arena *a, uint32_t row, bool acked)
         wal_append_job(a, row, &ended, acked, false);
     job_unplace(a, row);
     job_unlist(a, row);
+    if (job_state(j) != PG_JOB_DEAD)
+        unacked_remove(a, row);
     order_leave(a, row);
     job_count(a, j, -1);
     STORE_RELEASE(&j->control, (uint64_t)PG_JOB_FREE);
@@ -504,6 +534,7 @@ static void job_bury(struct pg_arena *a, uint32_t row, struct pg_job to, unsigne
     job_unlist(a, row);
     job_store(a, row, to);
     job_place_again(a, row);
+    unacked_remove(a, row);
     list_append(a, &g->dead_first, &g->dead_last, row);
     if (!(g->settings.flags & PG_G_BLOCK))
         order_leave(a, row);
@@ -607,6 +638,7 @@ void job_requeue(struct pg_arena *a, uint32_t row)
     to.first_failed_ns = to.last_failed_ns = 0;
     to.error = 0;
     job_wait(a, row, to, 0);
+    unacked_append(a, row);
 }
 
 void job_lease(struct pg_arena *a, uint32_t row, uint32_t member, int64_t lease_ns)
@@ -702,6 +734,7 @@ static void job_link(struct pg_arena *a, uint32_t row)
     index_insert(&a->job_index, j->hash, row);
     slot_mark(job_hot(a, row), PG_S_PARKED);
     job_count(a, j, 1);
+    unacked_append(a, row);
     job_place_again(a, row);
     if (!is_ordered(a, j) || order_enter(a, row))
         ready_append(a, row);
@@ -1119,6 +1152,13 @@ static int row_compare(const void *x, const void *y, void *context)
     return j->ticket < k->ticket ? -1 : j->ticket > k->ticket;
 }
 
+static int fired_compare(const void *x, const void *y, void *context)
+{
+    const struct pg_arena *a = context;
+    const struct pg_job *j = job_at(a, *(const uint32_t *)x), *k = job_at(a, *(const uint32_t *)y);
+    return (j->fired_ns > k->fired_ns) - (j->fired_ns < k->fired_ns);
+}
+
 static void job_relink(struct pg_arena *a, uint32_t row)
 {
     struct pg_job *j = job_at(a, row);
@@ -1148,6 +1188,10 @@ static void jobs_relink(struct pg_arena *a, uint32_t *rows, uint32_t count)
     for (uint32_t i = 0; i < count; i++)
         if (!is_first(job_at(a, rows[i])))
             job_relink(a, rows[i]);
+    qsort_r(rows, count, sizeof *rows, fired_compare, a);
+    for (uint32_t i = 0; i < count; i++)
+        if (job_state(job_at(a, rows[i])) != PG_JOB_DEAD)
+            unacked_append(a, rows[i]);
 }
 
 /* The memory of the free stack holds the rows to link until the free stack is built. */
@@ -1213,6 +1257,19 @@ void jobs_settle(struct pg_arena *a)
 
 /* ---- check ----------------------------------------------------------------------------------- */
 
+/* Return whether the older neighbour in the list of jobs without an ack leads to the job, and
+ * fired before it. */
+static bool unacked_sound(const struct pg_arena *a, uint32_t row)
+{
+    const struct pg_job *j = job_at(a, row);
+    if (job_state(j) == PG_JOB_DEAD)
+        return true;
+    if (j->older == PG_NIL)
+        return group_at(a, j->group)->oldest == row;
+    return j->older < a->job_slots.capacity && job_at(a, j->older)->newer == row &&
+           job_at(a, j->older)->fired_ns <= j->fired_ns;
+}
+
 static bool job_check(const struct pg_arena *a, uint32_t row, struct pg_fault *fault)
 {
     const struct pg_job *j = job_at(a, row);
@@ -1225,6 +1282,9 @@ static bool job_check(const struct pg_arena *a, uint32_t row, struct pg_fault *f
     if (is_placed(a, row) != (placed_at_ns(a, j) != INT64_MAX))
         return fault_set(fault, "jobs", "a job's place in the wheel", row,
                          placed_at_ns(a, j) != INT64_MAX, is_placed(a, row));
+    if (!unacked_sound(a, row))
+        return fault_set(fault, "jobs", "a job's place among those without an ack", row, j->older,
+                         group_at(a, j->group)->oldest);
     const struct pg_entry *e = entry_of(a, j);
     if (e != NULL && (!entry_has_jobs(e) || e->blob != j->blob))
         return fault_set(fault, "jobs", "a job and its notice use different memory", row, e->blob,
