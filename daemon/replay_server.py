@@ -1,4 +1,4 @@
-"""Serve past notices: the process that answers REPLAY messages, and its start.
+"""Serve past notices and figures: the process that answers REPLAY and STATS, and its start.
 
 The loop of the daemon does not read past notices. A REPLAY message on the command socket makes the
 loop start this process, which has a socket of its own (NAME.back, and a tcp port). It reads the
@@ -157,6 +157,10 @@ class Pages:
         if reader.state != ArenaState.READY or reader.epoch != epoch:
             raise Refused(WireError.STOPPING)
         return answer
+
+    def stats(self) -> bytes:
+        """Return the figures of the whole daemon as JSON. Raises Refused, PurgatorydError."""
+        return json.dumps(self._current().stats()).encode()
 
     def _current(self) -> Reader:
         """Return the reader of the daemon's arena, whose file may have been replaced."""
@@ -322,10 +326,7 @@ def answer(pages: Pages, body: bytes) -> bytes:
             raise Refused(WireError.MALFORMED, (len(body), wire.FRAME.size))
         magic, version, kind, session, sequence, *_ = wire.FRAME.unpack_from(body)
         _check_frame(magic, version, kind)
-        asked = wire.decode_replay_ask(body[wire.FRAME.size :])
-        if asked.first == 0:
-            raise Refused(WireError.MALFORMED, (wire.FRAME.size, 0))
-        page, error, detail = pages.page(asked), WireError.NONE, (0, 0)
+        page, error, detail = _body(pages, kind, body[wire.FRAME.size :]), WireError.NONE, (0, 0)
     except Refused as refusal:
         page, error, detail = b"", refusal.error, refusal.detail
     except ProtocolError:
@@ -336,12 +337,24 @@ def answer(pages: Pages, body: bytes) -> bytes:
     return wire.encode_frame(kind, session, sequence, error=error, detail=detail) + page
 
 
+def _body(pages: Pages, kind: int, body: bytes) -> bytes:
+    """Return the body of the reply to a message. Raises Refused, PurgatorydError."""
+    if kind == Message.STATS:
+        if body:
+            raise Refused(WireError.MALFORMED, (wire.FRAME.size + len(body), wire.FRAME.size))
+        return pages.stats()
+    asked = wire.decode_replay_ask(body)
+    if asked.first == 0:
+        raise Refused(WireError.MALFORMED, (wire.FRAME.size, 0))
+    return pages.page(asked)
+
+
 def _check_frame(magic: int, version: int, kind: int) -> None:
     if magic != WIRE_MAGIC:
         raise Refused(WireError.MALFORMED, (0, magic))
     if version != WIRE_VERSION:
         raise Refused(WireError.VERSION, (WIRE_VERSION, version))
-    if kind != Message.REPLAY:
+    if kind not in (Message.REPLAY, Message.STATS):
         raise Refused(WireError.UNKNOWN_MESSAGE, (kind, 0))
 
 

@@ -921,8 +921,8 @@ class CursorRefused(MessageRefused):
 
     `detail` has the reason, as in enum pg_cursor_refusal, and its figure.
 
-    What to do: Delete unused cursors with `purgatoryd cursor delete`, or raise --cursors; open a
-    deleted cursor again.
+    What to do: Delete unused cursors with `purgatoryd cursor delete`, or raise --cursors or
+    --topics; open a deleted cursor again.
     """
 
     def __str__(self) -> str:
@@ -931,6 +931,8 @@ class CursorRefused(MessageRefused):
             return f"cursor table full: {figure} of {figure} rows are in use; raise --cursors"
         if reason == _CURSOR_UNKNOWN:
             return "the cursor does not exist: it was deleted; open it again"
+        if reason == _TOPICS_FULL:
+            return f"topic table full: {figure} of {figure} rows are in use; raise --topics"
         return "the positions to commit belong to another stream; their notices come again"
 
 
@@ -947,7 +949,8 @@ class CursorHeld(CursorRefused):
         return f"the cursor is in use: a subscriber in {holder} has opened it"
 
 
-_CURSORS_FULL, _CURSOR_UNKNOWN = 2, 4  # enum pg_cursor_refusal; layout.py imports this module
+_CURSORS_FULL, _CURSOR_UNKNOWN, _TOPICS_FULL = 2, 4, 5
+"""Values of enum pg_cursor_refusal; layout.py imports this module."""
 
 
 @keeps_figures

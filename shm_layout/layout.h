@@ -357,7 +357,7 @@ struct pg_metrics {
     uint64_t cursor_rows;         /* derived: rows in use for cursors and their positions */
     uint64_t cursor_commits;      /* positions that cursors committed, and deleted cursors */
     uint64_t refused_cursors;     /* refusals: another session holds the cursor, or no row is free
-                                     for a cursor or a position */
+                                     for a cursor, a position or a topic */
 };
 
 /* ---- histograms ----------------------------------------------------------------- */
@@ -1977,6 +1977,9 @@ enum pg_message {
                                      name of topics */
     PG_M_REPLAY,                  /* command socket: start the process for past notices. Its socket:
                                      read notices. pg_replay_ask, names -> pg_replay_info, notices */
+    PG_M_STATS,                   /* socket of the process for past notices: figures of
+                                     `purgatoryd stats --json`, without namespaces and uids. -> the
+                                     JSON text */
     PG_M_ADVANCE = 32,            /* admin socket: move a virtual clock to at_ns. -> for each topic
                                      that is not reserved, a pg_tail and the names of namespace and
                                      topic */
@@ -2596,10 +2599,10 @@ struct pg_schedule_info {         /* 120 bytes */
  * A cursor belongs to the session that opened it, until that session ends or sends CLOSE. All
  * actions are idempotent. */
 enum pg_cursor_action {
-    PG_CA_OPEN,                   /* create the cursor if it does not exist, and hold it. Listed
-                                     topics, or all topics, that exist and have no position get a
-                                     position at their newest notice, unless they are younger than
-                                     the cursor */
+    PG_CA_OPEN,                   /* create the cursor and the listed topics if they do not exist,
+                                     and hold the cursor. Each listed topic, or all topics, without
+                                     a position get one: at its newest notice, or before the first
+                                     notice of a topic that is younger than the cursor */
     PG_CA_COMMIT,                 /* commit `sequence` of each topic; a lower sequence changes
                                      nothing. A cursor that nobody holds is then held */
     PG_CA_CLOSE,                  /* release the cursor */
@@ -2621,7 +2624,9 @@ enum pg_cursor_refusal {
     PG_CR_STALE,                  /* COMMIT, REPLAY: a sequence is of another stream or topic, so
                                      nothing of that topic was committed. Figure: stream id of the
                                      arena */
-    PG_CR_UNKNOWN                 /* COMMIT: there is no such cursor */
+    PG_CR_UNKNOWN,                /* COMMIT: there is no such cursor */
+    PG_CR_TOPICS                  /* OPEN: no row is free for a listed topic. Figure: number of rows
+                                     of the table of topics */
 };
 
 /* REPLAY on the command socket: frame. It starts the process that serves the socket for past notices

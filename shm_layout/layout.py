@@ -102,6 +102,7 @@ class Message(enum.IntEnum):
     SCHEDULE = lib.PG_M_SCHEDULE
     CURSOR = lib.PG_M_CURSOR
     REPLAY = lib.PG_M_REPLAY
+    STATS = lib.PG_M_STATS
     ADVANCE = lib.PG_M_ADVANCE
     STOP = lib.PG_M_STOP
     PUBLISH = lib.PG_M_PUBLISH
@@ -455,6 +456,7 @@ class CursorRefusal(enum.IntEnum):
     FULL = lib.PG_CR_FULL
     STALE = lib.PG_CR_STALE
     UNKNOWN = lib.PG_CR_UNKNOWN
+    TOPICS = lib.PG_CR_TOPICS
 
 
 class Cause(enum.IntEnum):

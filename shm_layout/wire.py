@@ -205,7 +205,7 @@ def encode_name(kind: str, name: str, least: int, most: int) -> bytes:
 
 def encode_cursor_name(name: str) -> bytes:
     """Encode a name of 1-63 bytes of UTF-8 without NUL. Raises InvalidName."""
-    return _encode_name("cursor", name, 1, layout.CURSOR_MAX)
+    return encode_name("cursor", name, 1, layout.CURSOR_MAX)
 
 
 def encode_payload(payload: bytes | bytearray | memoryview) -> bytes:

@@ -258,6 +258,7 @@ def test_subscribers_and_daemons_that_are_killed_lose_no_notice(
         waiting: list[str] = []
         for _ in range(25):
             line = process.stdout.readline().strip()
+            assert line, "the subscriber ended"
             if line == "committed":
                 committed |= {*waiting}
                 waiting = []
@@ -507,24 +508,56 @@ def test_a_full_table_of_cursors_is_reported(daemon: StartDaemon) -> None:
     assert stats(running)["refused_cursors"] == 1
 
 
-def test_a_cursor_keeps_the_row_of_a_topic_with_notices_that_are_not_committed(
+def fill_topics(running: Daemon, adding: Client) -> None:
+    """Use up the table of topics, and let the replay buffer drop the notice of topic t0."""
+    for number in range(40):
+        adding.add(f"x{number}", 0.0, topic="second")
+    eventually(lambda: stats(running)["live"] == 0)
+    adding.add("y", 0.0, topic="third")  # takes the row of the daemon's events
+    with pytest.raises(Full):
+        adding.add("z", 0.0, topic="fourth")
+
+
+def test_a_cursor_of_all_topics_keeps_their_rows_until_their_notices_are_committed(
     daemon: StartDaemon,
 ) -> None:
-    """The table of topics is full, and its topics have neither timers nor notices in the buffer."""
-    daemon("demo", "--topics", "2", "--replay-buffer", "16")
+    running = daemon("demo", "--topics", "2", "--replay-buffer", "16")
+    subscriber().close()
+    fire(range(1), topics=1)
+    with client() as adding:
+        fill_topics(running, adding)
+        with subscriber() as held:
+            lost: list[Lagged] = []
+            while not any(one.topic == "t0" for one in lost):
+                try:
+                    held.get(PATIENCE_S)
+                except Lagged as one:
+                    lost.append(one)
+            assert (lost[-1].first_lost, lost[-1].last_lost) == (1, 1)
+            held.commit()
+        adding.add("z", 0.0, topic="fourth")
+
+
+def test_a_cursor_of_listed_topics_keeps_their_rows_until_it_is_deleted(
+    daemon: StartDaemon,
+) -> None:
+    """The topic need not exist when the cursor is opened."""
+    running = daemon("demo", "--topics", "2", "--replay-buffer", "16")
     subscriber(topics=["t0"]).close()
     fire(range(1), topics=1)
     with client() as adding:
-        for number in range(40):
-            adding.add(f"x{number}", 0.0, topic="other")
-        with pytest.raises(Full):
-            adding.add("y", 0.0, topic="another")
+        fill_topics(running, adding)
         with subscriber(topics=["t0"]) as held:
             with pytest.raises(Lagged) as lost:
                 held.get(PATIENCE_S)
             assert (lost.value.first_lost, lost.value.last_lost) == (1, 1)
             held.commit()
-        adding.add("y", 0.0, topic="another")
+        with pytest.raises(Full):
+            adding.add("z", 0.0, topic="fourth")
+        with pytest.raises(CursorRefused, match="topic table full: 3 of 3 rows"):
+            subscriber(topics=["fourth"], timeout=0.5)
+        adding.delete_cursor("billing")
+        adding.add("z", 0.0, topic="fourth")
 
 
 @pytest.mark.tier("test")

@@ -283,6 +283,37 @@ def test_topics_of_a_cursor_message_are_bounded() -> None:
     assert (reply.error, reply.detail) == (WireError.TOO_LARGE, (len(many) - 1, len(many)))
 
 
+def test_a_listed_topic_without_a_row_is_refused() -> None:
+    core = Purgatory(**CONFIG | {"topics": 2})
+    owner = Owner(core)
+    reply = ask(owner, CursorAction.OPEN, dict.fromkeys("abc", (0, 0)))
+    assert (reply.error, reply.detail) == (WireError.CURSOR, (CursorRefusal.TOPICS, 2))
+    assert core.metrics.refused_cursors == 1
+    assert "raise --topics" in str(reply.refusal())
+
+
+@pytest.mark.parametrize(("namespace", "topic"), [(b"_n", "a"), (b"n", "_a")])
+def test_a_cursor_creates_no_reserved_name(namespace: bytes, topic: str) -> None:
+    core = Purgatory(**CONFIG)
+    owner = Owner(core)
+    name = BILLING._replace(namespace=namespace)
+    reply = ask(owner, CursorAction.OPEN, {topic: (0, 0)}, name)
+    assert reply.error == WireError.DENIED
+    assert lib.pg_topic_fill(core.a).used == 0
+
+
+def test_a_listed_topic_is_created_and_begins_with_its_first_notice() -> None:
+    core, numbers = Purgatory(**CONFIG), itertools.count()
+    owner = Owner(core)
+    fire(core, "old", numbers)
+    reply = ask(owner, CursorAction.OPEN, dict.fromkeys(("old", "new"), (0, 0)))
+    found = wire.decode_cursor(reply.body, reply.records)
+    assert found == {"old": newest(core, "old"), "new": newest(core, "new")}
+    fire(core, "new", numbers)
+    again = ask(owner, CursorAction.OPEN, dict.fromkeys(("old", "new"), (0, 0)))
+    assert wire.decode_cursor(again.body, again.records) == found
+
+
 def test_a_durable_commit_needs_a_wal() -> None:
     core = Purgatory(**CONFIG | {"wal_buffer_bytes": 0})
     reply = ask(Owner(core), CursorAction.OPEN, durable=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import time
@@ -110,7 +111,7 @@ def test_tagged_and_coalesced_timers_occurrences_and_jobs_come_from_the_wal(
         Consumer("demo", group="g", topics=["jobs"], timeout=PATIENCE_S),
         Consumer("demo", group="h", topics=["jobs"], timeout=PATIENCE_S),
     ):
-        owner.add("tagged", 0.05, topic="jobs", payload=b"tagged", tag="blue", priority=3)
+        owner.add("tagged", 0.05, topic="jobs", payload=b"tagged", tag="blue")
         owner.put_schedule("tick", every=0.1, topic="jobs", payload=b"tick", count=2)
         done = owner.watch("op", AllOf({"w": 3}), 60, payload=b"satisfied", topic="jobs")
         owner.advance("w", 3)
@@ -244,6 +245,52 @@ def test_bad_messages_get_errors(daemon: StartDaemon) -> None:
         socket.send(good)
         reply = wire.decode_reply(socket.recv())
         assert (reply.error, reply.sequence) == (0, 7)
+
+
+def asked_of(running: Daemon, message: bytes) -> wire.Reply:
+    """Send a message to the process for past notices, and return its reply."""
+    with zmq.Context() as context, context.socket(zmq.DEALER) as socket:
+        socket.setsockopt(zmq.LINGER, 0)
+        socket.setsockopt(zmq.RCVTIMEO, int(PATIENCE_S * 1000))
+        socket.connect(running.paths.back_endpoint)
+        socket.send(message)
+        return wire.decode_reply(socket.recv())
+
+
+@pytest.mark.tier("test")
+def test_stats_are_on_the_wire(daemon: StartDaemon) -> None:
+    running = daemon()
+    fire(3)
+    with closing(of(running)) as past:
+        read(past, "t", 3)
+    reply = asked_of(running, wire.encode_frame(Message.STATS, sequence=9))
+    found = json.loads(reply.body)
+    assert (reply.error, reply.sequence) == (0, 9)
+    assert (found["expiries"], found["live"], found["clock"]) == (3, 0, "real")
+    assert found.keys() == stats(running).keys()
+    assert asked_of(running, wire.encode_frame(Message.STATS) + b"x").error == WireError.MALFORMED
+
+
+@pytest.mark.tier("test")
+def test_a_probe_reports_that_the_subscription_is_live(daemon: StartDaemon) -> None:
+    """No notice that follows the answer to a probe is missed."""
+    running = daemon()
+    fire(1)
+    with zmq.Context() as context, Client("demo", timeout=PATIENCE_S) as client:
+        for n in range(50):
+            with context.socket(zmq.SUB) as socket:
+                socket.setsockopt(zmq.LINGER, 0)
+                socket.setsockopt(zmq.RCVTIMEO, int(PATIENCE_S * 1000))
+                socket.connect(running.paths.pub_endpoint)
+                socket.setsockopt(zmq.SUBSCRIBE, b"default\0t\0")
+                probe = b"\0" + os.urandom(64)
+                socket.setsockopt(zmq.SUBSCRIBE, probe)
+                while (frames := socket.recv_multipart()) != [probe, b""]:
+                    assert frames[0] == b"default\0t\0"  # a notice or a heartbeat from before
+                client.add(f"live{n}", 0, topic="t")
+                while (head := wire.decode_notice_head(socket.recv_multipart()[1])).records == 0:
+                    continue
+                assert head.first + head.records - 1 == n + 2
 
 
 def test_past_notices_of_another_host(daemon: StartDaemon, tmp_path: Path) -> None:

@@ -54,6 +54,8 @@ PARTS_MAX = 256
 """Maximum number of frames in a message; a message with more frames is an offence. An iteration
 drops at most this many frames."""
 REPORTS_PER_ITERATION = 256
+PROBED = b"\1\0"
+"""How the report of a subscription to a probe begins. No namespace begins with a zero byte."""
 HANDSHAKE_MS = 10_000
 CURVE_MAX = 512
 """Maximum number of bytes that encryption adds to a message, or that a message of the CURVE
@@ -418,7 +420,16 @@ class Sockets:
             self._notices_quiet = False
             if not self._reported():
                 return
-            self.admission.subscribed(self.notices.recv(zmq.NOBLOCK, copy=False))
+            report = self.notices.recv(zmq.NOBLOCK, copy=False)
+            self.admission.subscribed(report)
+            if report.bytes.startswith(PROBED):
+                self._answer_probe(report.bytes[1:])
+
+    def _answer_probe(self, subject: bytes) -> None:
+        """Confirm a subscription to a probe. The earlier subscriptions of its connection take
+        effect before it, so they are live."""
+        self.notices.send(subject, zmq.SNDMORE | zmq.NOBLOCK)
+        self.notices.send(b"", zmq.NOBLOCK)
 
     def publish(self, messages: Iterable[Outgoing]) -> int:
         """Hand notices to the socket, which drops them for slow peers. Return the number of

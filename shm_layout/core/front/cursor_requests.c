@@ -73,7 +73,8 @@ bool cursor_read(const struct request *q, struct cursor_request *c, struct refus
 static bool cursor_refused(struct pg_arena *a, struct refusal *why, enum pg_cursor_refusal reason,
                            uint64_t figure)
 {
-    a->metrics->refused_cursors += reason == PG_CR_HELD || reason == PG_CR_FULL;
+    a->metrics->refused_cursors +=
+        reason == PG_CR_HELD || reason == PG_CR_FULL || reason == PG_CR_TOPICS;
     return refused(why, PG_ERR_CURSOR, reason, figure);
 }
 
@@ -99,16 +100,21 @@ static bool row_admitted(struct pg_arena *a, uint32_t *row, struct pg_result *sh
 
 /* ---- open ---------------------------------------------------------------------------------- */
 
-/* Give the cursor a position at the newest notice of an older topic. */
+static bool is_younger(const struct pg_arena *a, const struct cursor_request *c, uint32_t topic)
+{
+    return topic_at(a, topic)->incarnation >= cursor_at(a, c->cursor)->incarnation;
+}
+
+/* Give the cursor a position in a topic: before the first notice of a younger topic, and at the
+ * newest notice of an older topic. */
 static bool position_open(struct pg_arena *a, const struct cursor_request *c, uint32_t topic,
                           uint32_t *row, struct pg_result *share, struct refusal *why)
 {
-    if (topic_at(a, topic)->incarnation >= cursor_at(a, c->cursor)->incarnation ||
-        cursor_position(a, c->cursor, topic) != PG_NIL)
+    if (cursor_position(a, c->cursor, topic) != PG_NIL)
         return true;
     if (!row_admitted(a, row, share, why))
         return false;
-    cursor_add(a, *row, c->cursor, topic, replay_newest(a, topic));
+    cursor_add(a, *row, c->cursor, topic, is_younger(a, c, topic) ? 0 : replay_newest(a, topic));
     return true;
 }
 
@@ -120,10 +126,31 @@ static bool every_topic_open(struct pg_arena *a, const struct cursor_request *c,
         return true;
     for (uint32_t i = 0; i < a->topic_rows; i++)
         if (topic_at(a, i)->name_len != 0 && topic_at(a, i)->namespace_row == c->namespace_row &&
-            !position_open(a, c, i, &row, share, why))
+            !is_younger(a, c, i) && !position_open(a, c, i, &row, share, why))
             return false;
     cursor_complete(a, c->cursor);
     return true;
+}
+
+/* Find or create a topic of the message: only a topic with a position keeps its row until its
+ * notices are committed. */
+static bool topic_open(struct pg_arena *a, const struct cursor_request *c, struct name name,
+                       uint32_t *topic, struct pg_result *share, struct refusal *why)
+{
+    struct pg_result lacking = {0, 0};
+    *topic = names_find_topic(a, c->namespace_row, name);
+    if (*topic == PG_NIL && name_reserved(name))
+        return refused(why, PG_ERR_DENIED, a->call.uid, 0);
+    *topic = names_topic(a, c->ns, name, &lacking);
+    const unsigned status = lacking.ticket & 0xff;
+    if (*topic != PG_NIL)
+        return true;
+    if (status == PG_ST_FULL_TOPICS)
+        return cursor_refused(a, why, PG_CR_TOPICS, a->topic_rows);
+    if (status != PG_ST_QUOTA)
+        return refused(why, PG_ERR_BUSY, status, 0);
+    *share = lacking;
+    return false;
 }
 
 static bool topics_open(struct pg_arena *a, const struct cursor_request *c,
@@ -133,10 +160,10 @@ static bool topics_open(struct pg_arena *a, const struct cursor_request *c,
     struct pg_tail tail;
     struct name name;
     for (uint32_t i = 0; i < c->count; i++) {
-        uint32_t row = 0;
+        uint32_t row = 0, topic;
         at = topic_next(at, &tail, &name);
-        const uint32_t topic = pg_find_topic(a, c->namespace_row, name.bytes, name.len);
-        if (topic != PG_NIL && !position_open(a, c, topic, &row, share, why))
+        if (!topic_open(a, c, name, &topic, share, why) ||
+            !position_open(a, c, topic, &row, share, why))
             return false;
     }
     return true;

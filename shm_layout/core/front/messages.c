@@ -519,7 +519,9 @@ static bool handle_cursor(struct pg_arena *a, struct request *q, struct sink *ou
     struct pg_result lacking = {0, 0};
     if (!session_of(a, q, &s, why) || !cursor_read(q, &c, why))
         return false;
-    if (access_of(a, names_find_namespace(a, c.ns), q->uid) == ACCESS_DENIED)
+    c.namespace_row = names_find_namespace(a, c.ns);
+    if (access_of(a, c.namespace_row, q->uid) == ACCESS_DENIED ||
+        (c.namespace_row == PG_NIL && name_reserved(c.ns)))
         return refused(why, PG_ERR_DENIED, q->uid, 0);
     if (names_elsewhere(a, c.ns))
         return wrong_shard(a, why);
@@ -527,8 +529,8 @@ static bool handle_cursor(struct pg_arena *a, struct request *q, struct sink *ou
         return refused(why, PG_ERR_NO_WAL, 0, 0);
     if (wal_buffer_refusal(a) != PG_ST_NONE)
         return refused(why, PG_ERR_BUSY, wal_buffer_refusal(a), 0);
-    c.namespace_row = c.ask.action == PG_CA_OPEN ? names_namespace(a, c.ns, &lacking)
-                                                 : names_find_namespace(a, c.ns);
+    if (c.ask.action == PG_CA_OPEN)
+        c.namespace_row = names_namespace(a, c.ns, &lacking);
     if (c.namespace_row == PG_NIL && lacking.ticket != 0)
         return namespace_refused(a, &lacking, why);
     if (!cursor_apply(a, &c, s, &lacking, why))

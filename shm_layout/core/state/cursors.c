@@ -187,6 +187,17 @@ uint64_t cursors_committed(const struct pg_arena *a, uint32_t topic)
     return committed;
 }
 
+bool cursors_hold_topic(const struct pg_arena *a, uint32_t topic)
+{
+    for (uint32_t i = 0; a->metrics->cursors != 0 && i < a->cursor_rows; i++) {
+        const struct pg_cursor *c = cursor_at(a, i);
+        if (c->state == PG_CURSOR_POSITION && c->topic == topic &&
+            cursor_at(a, c->cursor)->every_topic == 0)
+            return true;
+    }
+    return a->metrics->cursors != 0 && cursors_await(a, topic);
+}
+
 /* Follow the notices of a topic from the newest one back to the last committed one. */
 static uint64_t oldest_of(const struct pg_arena *a, uint32_t topic, uint64_t upto)
 {

@@ -37,6 +37,10 @@ static inline bool cursors_await(const struct pg_arena *a, uint32_t topic)
 {
     return cursors_committed(a, topic) < topic_at(a, topic)->sequence;
 }
+/* Return whether a topic keeps its row for a cursor: a listed topic until the cursor is deleted, and
+ * another topic of the namespace while notices are not committed. Without the row, the next topic of
+ * the same name would have no position, and its notices could be lost unreported. */
+bool cursors_hold_topic(const struct pg_arena *a, uint32_t topic);
 /* Drop the positions in a topic whose row is about to be reused. */
 void cursors_forget_topic(struct pg_arena *a, uint32_t topic);
 /* Return whether the arena has the state that a WAL frame describes. */

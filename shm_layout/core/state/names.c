@@ -168,7 +168,7 @@ static bool topic_reusable(const struct pg_arena *a, uint32_t row)
     const struct pg_topic *t = topic_at(a, row);
     return t->live == 0 && t->slack_ns == 0 && t->late == 0 && t->paused == 0 && t->missed == 0 &&
            t->groups == 0 && t->priority == 0 && t->last_position <= a->header->replay_head &&
-           !has_schedule(a, row) && !cursors_await(a, row);
+           !has_schedule(a, row) && !cursors_hold_topic(a, row);
 }
 
 /* Return a sum that rises whenever a topic may have become reusable. */
@@ -236,9 +236,9 @@ static uint32_t topic_free_row(const struct pg_arena *a)
     return PG_NIL;
 }
 
-/* Return a free row. If there is none, return the row of a topic without timers, notices, slack and
- * notices that a cursor has not committed; that topic loses its name. A failed search is repeated only after some timer, operation or notice has
- * ended, so that requests with hostile names are cheap. */
+/* Return a free row. If there is none, return the row of a topic without timers, notices, settings
+ * and cursors that need it; that topic loses its name. A failed search is repeated only after some
+ * timer, operation or notice has ended, so that requests with hostile names are cheap. */
 static uint32_t topic_row_for(struct pg_arena *a)
 {
     const uint64_t ends = ends_so_far(a);
