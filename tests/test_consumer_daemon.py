@@ -390,7 +390,7 @@ def test_a_process_ends_after_sigterm_without_failed_attempts(
         worker.stop()
         info = c.group("mailers")
         assert (info.leased, info.retried, info.delayed) == (0, 0, 0)
-        assert info.acked + info.waiting == 500
+        assert handled(c) + info.waiting == 500
 
 
 def test_a_killed_process_loses_no_job(
@@ -406,18 +406,20 @@ def test_a_killed_process_loses_no_job(
         eventually(lambda: len(first.lines()) > 100)
         first.kill()
         begin(workers, daemon_dir)
-        eventually(lambda: c.group("mailers").acked == 2000)
-    check_runs(workers, 2000)
+        eventually(lambda: handled(c) == 2000)
+        check_runs(workers, 2000, c)
 
 
-@pytest.mark.parametrize("kills", [12, wide(150)])
+@pytest.mark.costly("processes begin and are killed for seconds")
+@pytest.mark.parametrize("kills", [12, wide(int(os.environ.get("JOB_KILLS", "150")))])
 def test_kills_of_consumers_and_daemon_lose_no_job(
     daemon: StartDaemon, daemon_dir: Path, workers: list[Worker], kills: int
 ) -> None:
     demo, rng = daemon("demo", "--wal-dir", str(daemon_dir / "wal")), random.Random(kills)
     count = 0
     with client() as c, ExitStack() as stack:
-        c.create_group("mailers", ["orders"], backoff=0, max_attempts=1000, max_backlog=16_000)
+        c.create_group("mailers", ["orders"], backoff=0, max_attempts=1000, max_backlog=16_000,
+                       max_dead=8_000)  # fmt: skip
         adder = stack.enter_context(closing(client()))
         for _ in range(3):
             begin(workers, daemon_dir)
@@ -434,15 +436,23 @@ def test_kills_of_consumers_and_daemon_lose_no_job(
                 victim = alive.pop(rng.randrange(3))
                 victim.kill()
                 alive.append(begin(workers, daemon_dir))
-        eventually(lambda: c.group("mailers").acked >= count, 4 * PATIENCE_S)
+        eventually(lambda: handled(c) >= count, 4 * PATIENCE_S)
         info = c.group("mailers")
-        assert (info.acked, info.waiting, info.leased, info.dead) == (count, 0, 0, 0)
-    check_runs(workers, count)
+        assert (info.acked + info.dead, info.waiting, info.leased) == (count, 0, 0)
+        check_runs(workers, count, c)
 
 
-def check_runs(workers: list[Worker], count: int) -> None:
+def handled(client: Client) -> int:
+    """Return the number of jobs that were acknowledged or rejected."""
+    info = client.group("mailers")
+    return info.acked + info.dead
+
+
+def check_runs(workers: list[Worker], count: int, client: Client) -> None:
     """Check that each job ran, that no two live processes had it, that an acknowledged job did not
-    run again, and that only the end of a process is followed by another attempt."""
+    run again, that only the end of a process is followed by another attempt, and that the rejected
+    jobs are the dead letters, with the error of their last attempt."""
+    dead = {letter.ticket: letter for letter in client.dead_letters("mailers")}
     runs: dict[int, list[tuple[int, int, Worker]]] = defaultdict(list)
     acked: dict[int, int] = {}
     for worker in workers:
@@ -453,11 +463,15 @@ def check_runs(workers: list[Worker], count: int) -> None:
                 assert int(ticket) not in acked, f"job {ticket} was acknowledged twice"
                 acked[int(ticket)] = int(attempt)
     assert len(runs) == count
+    assert dead.keys() == {job for job in runs if job_worker.is_rejected(job)}
+    for job, letter in dead.items():
+        attempt = max(attempt for attempt, _, _ in runs[job])
+        assert (letter.reason, letter.error) == (JobReason.REJECTED, f"attempt {attempt}")
     for job, found in runs.items():
         found.sort(key=lambda run: run[1])
         assert acked.get(job, found[-1][0]) == found[-1][0], f"job {job} ran after its ack"
         for (first, _, worker), (later, at_ns, _) in itertools.pairwise(found):
             assert later > first, f"job {job} ran twice in attempt {first}"
             assert worker.killed_ns < at_ns, f"job {job} ran in two live processes"
-        if job not in acked:  # the answer came after the kill
+        if job not in acked and job not in dead:  # the answer came after the kill
             assert found[-1][2].killed_ns < 2**63

@@ -56,6 +56,7 @@ from purgatoryd.clients import (
     WatermarkOverflow,
     When,
 )
+from purgatoryd.daemon.config import Config
 from purgatoryd.shm_layout import wire
 from purgatoryd.shm_layout.arena import Reader
 from purgatoryd.shm_layout.layout import (
@@ -1245,4 +1246,4 @@ def test_the_largest_operation_is_readable(a: Purgatory, demo: Daemon) -> None:
 def test_watch_keys_and_records_are_in_the_stats(a: Purgatory, stats: Callable[[str], int]) -> None:
     a.watch("x", AllOf({"k-1": 1, "k-2": 1}), HOUR_S)
     names = ("watch_records", "watch_records_max", "watch_keys", "watch_keys_max")
-    assert [stats(name) for name in names] == [2, 131_072, 2, 65_536]
+    assert [stats(name) for name in names] == [2, Config(name="demo").watches, 2, 65_536]

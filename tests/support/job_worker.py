@@ -4,6 +4,7 @@ It writes one line for each job before it works, and one after the daemon has ta
 
     start TICKET ATTEMPT BOOT_NS
     acked TICKET ATTEMPT BOOT_NS
+    rejected TICKET ATTEMPT BOOT_NS
     lost TICKET ATTEMPT BOOT_NS
 """
 
@@ -22,6 +23,11 @@ def report(event: str, ticket: int, attempt: int) -> None:
     os.write(1, f"{event} {ticket} {attempt} {boot_ns()}\n".encode())
 
 
+def is_rejected(ticket: int) -> bool:
+    """Return whether the process rejects the job, so that it becomes a dead letter."""
+    return ticket % 97 == 0
+
+
 def main(name: str, group: str, lease: str) -> None:
     with Consumer(
         name, namespace="shop", group=group, create=False, lease=float(lease), timeout=60,
@@ -31,15 +37,19 @@ def main(name: str, group: str, lease: str) -> None:
         os.write(1, b"ready\n")
         for job in jobs:
             report("start", job.ticket, job.attempt)
+            rejects = is_rejected(job.ticket)
             try:
-                job.ack()
+                if rejects:
+                    job.reject(f"attempt {job.attempt}")
+                else:
+                    job.ack()
             except LeaseLost:
                 report("lost", job.ticket, job.attempt)
             except DaemonError as error:
                 sys.stderr.write(f"{error!r}\n")
                 raise
             else:
-                report("acked", job.ticket, job.attempt)
+                report("rejected" if rejects else "acked", job.ticket, job.attempt)
 
 
 if __name__ == "__main__":
