@@ -441,9 +441,7 @@ class AsyncClient(
         """Return which rows of a bulk load are done, as Client.bulk_load_status does."""
         return await self._bulk_load(jobs.bulk_load_status, bulk_load, 0, timeout)
 
-    async def delete_cursor(
-        self, cursor: str, *, timeout: float | timedelta | None = None
-    ) -> None:
+    async def delete_cursor(self, cursor: str, *, timeout: float | timedelta | None = None) -> None:
         """Delete a cursor of this namespace, as Client.delete_cursor does."""
         core, limit_s = await self._ready(), self._limit_s(timeout)
         name = core.cursor_name(cursor)

@@ -467,9 +467,7 @@ class Client(
 
     # ---- cursors -----------------------------------------------------------------------------
 
-    def delete_cursor(
-        self, cursor: str, *, timeout: float | timedelta | None = None
-    ) -> None:
+    def delete_cursor(self, cursor: str, *, timeout: float | timedelta | None = None) -> None:
         """Delete a cursor of this namespace. A cursor that does not exist is deleted already.
 
         Raises InvalidName, CursorHeld if a subscriber has it, DaemonError.

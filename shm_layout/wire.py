@@ -397,6 +397,7 @@ def encode_schedule(
     flags = layout.FLAG_DURABLE * durable
     return encode_frame(Message.SCHEDULE, session, sequence, flags=flags) + head + b"".join(texts)
 
+
 class CursorName(NamedTuple):
     """The name of a cursor in its namespace, encoded."""
 
@@ -915,6 +916,7 @@ def _schedule_info(body: bytes, at: int) -> tuple[ScheduleInfo, int]:
     *texts, payload = _cut(body, ends)
     names = (text.decode(errors="replace") for text in texts)
     return ScheduleInfo._make((*figures, state, *names, payload)), ends[-1]
+
 
 def decode_cursor(body: bytes, count: int) -> dict[str, tuple[int, int]]:
     """Decode the body of a reply to CURSOR: the positions of the cursor. Raises ProtocolError."""

@@ -169,9 +169,7 @@ def step_with_cursor(world: World, session: Session, rng: random.Random) -> None
 def awaited(core: Any, oldest: int) -> dict[int, tuple[int, bytes, bytes]]:
     """Return (sequence, key, payload) of the notices from `oldest` on, by position."""
     return {
-        e.position: (e.sequence, e.key, e.payload)
-        for e in core.entries()
-        if e.position >= oldest
+        e.position: (e.sequence, e.key, e.payload) for e in core.entries() if e.position >= oldest
     }
 
 

@@ -385,16 +385,20 @@ static uint32_t cursor_merge(struct merge *g, uint32_t i)
     return row;
 }
 
-/* Merge a position. If its topic starts a new sequence, cursor_carry stores the new position. */
+/* Merge a position. If its topic starts a new sequence, it begins before the first notice, and
+ * cursors_carry moves it. */
 static void position_merge(struct merge *g, uint32_t i)
 {
     struct pg_cursor p = *cursor_at(g->from, i);
-    const uint32_t ns = topic_at(g->from, p.topic)->namespace_row;
-    const uint32_t cursor = g->source->cursors[p.cursor];
-    if (cursor == PG_NIL || g->source->routes[ns].fresh_topics)
-        return;
+    const bool fresh = g->source->routes[topic_at(g->from, p.topic)->namespace_row].fresh_topics;
+    p.cursor = g->source->cursors[p.cursor];
     p.topic = g->source->topics[p.topic];
-    p.cursor = cursor;
+    if (p.cursor == PG_NIL || (fresh && cursor_position(g->to, p.cursor, p.topic) != PG_NIL))
+        return;
+    if (fresh) {
+        p.sequence = 0;
+        p.incarnation = topic_at(g->to, p.topic)->incarnation;
+    }
     const uint32_t row = g->cursors++;
     if (row < g->to->cursor_rows)
         *cursor_at(g->to, row) = p;
