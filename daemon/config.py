@@ -100,7 +100,7 @@ class Config:
     session_grace_ns: int = 60 * 10**9
     """Time that a session outlives its connection if the daemon cannot watch the client's process:
     on another host, in another pid namespace, and after a restart of the daemon."""
-    watches: int = 50_000
+    watches: int = 40_000
     """Number of watch records: one for each watch key of each operation. Each costs 32 bytes."""
     watch_keys: int = 65_536
     """Number of watch keys whose watermarks are stored. Each costs 72 bytes."""
