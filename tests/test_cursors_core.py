@@ -138,10 +138,10 @@ def test_positions_and_uncommitted_notices_are_the_same_after_any_recovery(
     redone = redo.end(core.now_ns)
     redone.check()
     assert rows(redone) == before
-    kept = sent(redone)
-    assert all(kept[position] == entries[position] for position in kept)
+    restored = sent(redone)
+    assert all(restored[position] == entries[position] for position in restored)
     assert range(oldest, core.header.replay_tail) == range(
-        max(oldest, min(kept, default=core.header.replay_tail)), core.header.replay_tail
+        max(oldest, min(restored, default=core.header.replay_tail)), core.header.replay_tail
     )
     assert rows(core.migrated(cursors=9)) == before
     assert rows(restarted(core)) == before

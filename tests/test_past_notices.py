@@ -101,7 +101,7 @@ def test_notices_from_the_wal_are_the_ones_that_subscribers_received(
 def test_tagged_and_coalesced_timers_occurrences_and_jobs_come_from_the_wal(
     daemon: StartDaemon, tmp_path: Path
 ) -> None:
-    """Their records have items before the key, or jobs after the notice."""
+    """The WAL records of these notices have items before the key, or jobs after the notice."""
     running = daemon("demo", *SMALL[2:], "--replay-buffer", "512", "--wal-dir", str(tmp_path))
     live: dict[str, list[Notice]] = {"jobs": [], "late": []}
     with (
@@ -151,7 +151,7 @@ def test_pages_reach_over_many_segments_and_are_bounded(
 def test_a_timer_that_was_armed_before_the_oldest_segment_is_found(
     daemon: StartDaemon, tmp_path: Path
 ) -> None:
-    """Its arming is only in a snapshot."""
+    """Only a snapshot has the arming of the timer."""
     options = ("--replay-buffer", "16", "--wal-segment-bytes", "256K", "--snapshot-segments", "1")
     running = daemon("demo", *options, "--wal-dir", str(tmp_path))
     fire(1, "long", delay=4.0)

@@ -55,7 +55,7 @@ PARTS_MAX = 256
 drops at most this many frames."""
 REPORTS_PER_ITERATION = 256
 PROBED = b"\1\0"
-"""How the report of a subscription to a probe begins. No namespace begins with a zero byte."""
+"""First bytes of the report of a subscription to a probe. No namespace begins with a zero byte."""
 HANDSHAKE_MS = 10_000
 CURVE_MAX = 512
 """Maximum number of bytes that encryption adds to a message, or that a message of the CURVE
