@@ -46,7 +46,7 @@ HARNESSES := $(SAN_TESTS) $(SAN_FUZZ) build/crash/crash build/crash/stores build
 LINT      := $(patsubst %.c,build/lint/%.o,$(CORE_C) $(PACK_C) $(TESTS_C) $(GUEST_C) $(FUZZ_C) $(CRASH_C) $(ORDERS_C) $(BENCH_C))
 
 .DEFAULT_GOAL := help
-.PHONY: help build run report check test test-all test-aarch64 crash-test soak fuzz world world-bugs world-coverage mutants lint bench-core bench-purgatory bench-watchers bench-recovery bench-place-again bench-flood bench-hostile bench-wal bench-pipeline bench-placement bench-metrics bench-idle bench-jobs bench-pending bench-slack bench-waiting bench-compare docs bench-commands site clean
+.PHONY: help build run report check test test-all test-aarch64 crash-test soak fuzz world world-bugs world-coverage mutants lint bench-core bench-purgatory bench-watchers bench-recovery bench-place-again bench-flood bench-hostile bench-wal bench-pipeline bench-placement bench-metrics bench-idle bench-jobs bench-pending bench-slack bench-waiting bench-replay bench-compare docs bench-commands site clean
 .DELETE_ON_ERROR:
 # If this variable were set, each of the many daemons in the tests would compile all Python modules.
 unexport PYTHONDONTWRITEBYTECODE
@@ -212,6 +212,9 @@ bench-placement: build ## measure lateness next to busy processes; writes benchm
 
 bench-metrics: build ## measure the cost of counting and reading metrics; writes benchmarks/results/metrics.json and its table
 	$(BIN)/python benchmarks/bench_metrics.py $(ARGS)
+
+bench-replay: build ## measure live notices next to a reader of past notices; writes benchmarks/results/replay.json
+	$(BIN)/python benchmarks/bench_replay.py $(ARGS)
 
 bench-slack: build ## measure daemon CPU per timer by slack; writes benchmarks/results/slack.json
 	$(BIN)/python benchmarks/bench_slack.py $(ARGS)

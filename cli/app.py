@@ -46,6 +46,7 @@ COMMANDS = {
     "resume": "topics",
     "schedules": "schedules",
     "bulk-load": "bulk_loads",
+    "cursor": "cursors",
     "session": "sessions",
     "keygen": "curve",
     "install": "install",

@@ -187,6 +187,7 @@ SECTIONS = {
         "refused_stopping", "refused_other",
     ),
     "schedules": ("schedules", "schedules_armed", "occurrences", "refused_schedules"),
+    "cursors": ("cursors", "cursor_rows", "cursor_commits", "refused_cursors"),
     "bulk_loads": (
         "bulk_loads", "bulk_load_blocks", "bulk_load_rows", "bulk_load_rows_repeated",
         "refused_bulk_loads", "refused_fenced",

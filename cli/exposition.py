@@ -36,6 +36,7 @@ from purgatoryd.shm_layout.metrics import (
     GAUGES,
     MEANINGS,
     SINCE_START,
+    CursorLag,
     Histogram,
     Metrics,
     process_gauges,
@@ -95,6 +96,7 @@ def families(name: str, found: Metrics) -> Iterator[Metric]:
     reasons = (one in found.why for one in Degraded)
     yield from _states(name, found.state, dict(zip(_REASONS, reasons, strict=True)))
     yield from _namespaces(name, found)
+    yield from _cursors(name, found)
     yield from _groups(name, found)
     yield from _histograms(name, found)
 
@@ -183,6 +185,17 @@ def _namespaces(name: str, found: Metrics) -> Iterator[Metric]:
         memory.add_metric([name, one.name], one.bytes)
     yield timers
     yield memory
+
+
+def _cursors(name: str, found: Metrics) -> Iterator[Metric]:
+    lag = GaugeMetricFamily(
+        f"{PREFIX}cursor_lag",
+        f"notices that a cursor has not committed, of the {TOP} cursors with the most",
+        labels=["daemon", "namespace", "cursor"],
+    )
+    for one in found.cursors[:TOP]:
+        lag.add_metric([name, one.namespace, one.cursor], one.lag)
+    yield lag
 
 
 def _groups(name: str, found: Metrics) -> Iterator[Metric]:
@@ -362,6 +375,7 @@ def _no_metrics() -> Metrics:
         {n.lower(): Histogram(n.lower(), (0,) * BUCKETS, 0, 0) for n in Measured.__members__},
         [Namespace("", 0, 0, 0, settings, ANYBODY)],
         [ConsumerGroup("", "", 0, 0, 0, 0, 0)],
+        [CursorLag("", "", 0)],
     )
 
 

@@ -66,6 +66,9 @@ def notice_text(notice: Notice) -> str:
     type=units.Limit(),
     help="Stop after this time without a notice, with exit code 1.",
 )
+@click.option(
+    "--cursor", help="Begin after the notices that this cursor has committed, and commit each one."
+)
 @timeout_option
 @json_option
 def listen_command(
@@ -74,6 +77,7 @@ def listen_command(
     topics: tuple[str, ...],
     count: int | None,
     idle: float | None,
+    cursor: str | None,
     timeout: float,
     as_json: bool,
 ) -> int:
@@ -85,7 +89,7 @@ def listen_command(
     """
     seen = 0
     with clients.Subscriber(
-        name, namespace=namespace, topics=topics or None, timeout=timeout
+        name, namespace=namespace, topics=topics or None, timeout=timeout, cursor=cursor
     ) as subscriber:
         click.echo("listening", err=True)
         while count is None or seen < count:
@@ -94,6 +98,8 @@ def listen_command(
                 return Exit.NEGATIVE
             emit(notice_record(notice), notice_text(notice), as_json)
             seen += 1
+            if cursor is not None:
+                subscriber.commit()
     return Exit.DONE
 
 

@@ -114,6 +114,11 @@ GROUPS: dict[str, tuple[Row, ...]] = {
         ("bulk-load-ttl", "bulk_load_ttl_ns", units.Duration(),
          "Time that the daemon remembers a bulk load after its last use."),
     ),
+    "Cursors": (
+        ("cursors", "cursors", click.INT,
+         "Number of rows for cursors of subscribers: one for each cursor, and one for its position "
+         "in each topic."),
+    ),
     "Rings": (
         ("ring-memory", "ring_bytes", units.Size(),
          "Memory for the rings of clients on this host, 36 to 260 KiB for each. Further clients "

@@ -53,19 +53,19 @@ from purgatoryd.clients.schedules import Backfilled, Plan, Schedule, ScheduleCal
 from purgatoryd.clients.subscriber import (
     GET_MOST,
     HWM_MAX,
+    OPENS_LATER,
     RECEIVE_HWM,
     Inbox,
     Item,
     Merged,
     Next,
     Opener,
+    cursor_options,
     delivered,
     unreachable,
 )
 from purgatoryd.clients.times import Late
 from purgatoryd.shm_layout.errors import (
-    ArenaMissing,
-    ArenaNotReady,
     Closed,
     DaemonError,
     DaemonUnreachable,
@@ -444,6 +444,12 @@ class AsyncClient(
         """Return which rows of a bulk load are done, as Client.bulk_load_status does."""
         return await self._bulk_load(jobs.bulk_load_status, bulk_load, 0, timeout)
 
+    async def delete_cursor(self, cursor: str, *, timeout: float | timedelta | None = None) -> None:
+        """Delete a cursor of this namespace, as Client.delete_cursor does."""
+        core, limit_s = await self._ready(), self._limit_s(timeout)
+        name = core.cursor_name(cursor)
+        await self._ask(core.connections[0], jobs.cursor_deleted(core, name, limit_s))
+
     async def _bulk_load(
         self, job: jobs.BulkLoadJob[Result], bulk_load: bytes, fencing_token: int,
         timeout: float | timedelta | None,
@@ -776,11 +782,16 @@ class AsyncSubscriber(AsyncClosing):
         ledger: Ledger | None = None,
         numa_local: bool = False,
         transport: str = "auto",
+        cursor: str | None = None,
+        auto_commit: bool = False,
+        durable: bool | None = False,
     ) -> None:
-        self._open_inbox = Opener(
-            name, namespace, topics, high_water_mark, remote, ledger, numa_local, transport
-        )
         self._timeout = check_limit_s(timeout)
+        self._open_inbox = Opener(
+            name, namespace, topics, high_water_mark, remote, ledger, numa_local, transport,
+            cursor_options(cursor, auto_commit, durable, self._timeout, transport),
+        )  # fmt: skip
+        self._cursor, self._auto_commit = cursor, auto_commit
         self._inbox: Inbox | Merged | None = None
         self._watched: tuple[zmq.Socket[bytes], ...] = ()
         self._fds: list[int] = []
@@ -813,9 +824,12 @@ class AsyncSubscriber(AsyncClosing):
         try:
             while True:
                 left_s = deadline_s - HOST.monotonic_s()
+                late = self._timeout > 0 and left_s < self._timeout / 2
                 try:
-                    return self._open_inbox(late=self._timeout > 0 and left_s < self._timeout / 2)
-                except (DaemonUnreachable, ArenaMissing, ArenaNotReady) as error:
+                    if self._cursor is None:
+                        return self._open_inbox(late=late)
+                    return await asyncio.to_thread(self._open_inbox, late=late)
+                except OPENS_LATER as error:
                     if left_s <= 0:
                         raise unreachable(self._open_inbox.name, error, self._timeout) from None
                 await asyncio.sleep(OPEN_RETRY_S)
@@ -863,6 +877,21 @@ class AsyncSubscriber(AsyncClosing):
         source, item = found
         source.taken = item; return item  # noqa: E702  # fmt: skip
 
+    async def commit(self) -> None:
+        """Commit all notices that were handed out to the cursor, as Subscriber.commit does.
+
+        A cancelled commit() may have taken effect.
+        """
+        if self._inbox is None:
+            await self.connect()
+        assert self._inbox is not None
+        committed = asyncio.ensure_future(asyncio.to_thread(self._inbox.commit))
+        try:
+            await asyncio.shield(committed)
+        except asyncio.CancelledError:
+            await asyncio.wait([committed])  # the thread uses the inbox until then
+            raise
+
     async def _await(
         self, look: Callable[[Inbox | Merged], Next[Item] | None], timeout: float | timedelta | None
     ) -> tuple[Taker, Item] | None:
@@ -871,6 +900,8 @@ class AsyncSubscriber(AsyncClosing):
         if self._inbox is None:
             await self.connect()
         assert self._inbox is not None
+        if self._auto_commit:
+            await self.commit()
         deadline_s = None if limit_s is None else HOST.monotonic_s() + limit_s
         while True:
             self._news.clear()

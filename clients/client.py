@@ -468,6 +468,18 @@ class Client(
         connection.admit()
         return self._ask(connection, job)
 
+    # ---- cursors -----------------------------------------------------------------------------
+
+    def delete_cursor(self, cursor: str, *, timeout: float | timedelta | None = None) -> None:
+        """Delete a cursor of this namespace. A cursor that does not exist is deleted already.
+
+        Raises InvalidName, CursorHeld if a subscriber has it, DaemonError.
+        """
+        name, limit_s = self._core.cursor_name(cursor), self._limit_s(timeout)
+        self._core.check()
+        job = jobs.cursor_deleted(self._core, name, limit_s)
+        self._ask(self._core.connections[0], job)
+
     def at(self, at_ns: int | None) -> None:
         """Apply later calls at virtual time `at_ns`. The daemon first moves its virtual clock
         there.

@@ -53,6 +53,7 @@ from purgatoryd.shm_layout.layout import (
     TIME_MAX_NS,
     BulkLoadAction,
     ClockKind,
+    CursorAction,
     PutMode,
     Status,
 )
@@ -377,6 +378,25 @@ class Core:
         connection.session.ask(question.query)
         return question
 
+    def cursor_name(self, cursor: str) -> wire.CursorName:
+        """Return the encoded name of a cursor. Raises InvalidName."""
+        return wire.CursorName(self.names.namespace, wire.encode_cursor_name(cursor))
+
+    def cursor_question(
+        self, connection: Connection, name: wire.CursorName, action: CursorAction,
+        topics: wire.Committed, stream_id: int = 0, *, every_topic: bool = False,
+    ) -> CursorQuestion:  # fmt: skip
+        """Queue a message that opens, commits or deletes a cursor, and return it."""
+        session = connection.session
+        question = CursorQuestion(
+            lambda number, of: wire.encode_cursor(
+                number, of, name, action, topics, stream_id=stream_id, every_topic=every_topic,
+                durable=session.durable,
+            )
+        )  # fmt: skip
+        session.ask(question.query)
+        return question
+
     def check_time(self, at_ns: int | None) -> int | None:
         """Return `at_ns` for set_time(). Raises InvalidTime, InvalidArgument."""
         if at_ns is not None:
@@ -478,6 +498,15 @@ class BulkLoadQuestion(Asked[wire.BulkLoadInfo]):
     def outcome(self) -> wire.BulkLoadInfo:
         """Return the status of the bulk load. Raises DaemonError."""
         return wire.decode_bulk_load(self._answer().body)
+
+
+class CursorQuestion(Asked[dict[str, tuple[int, int]]]):
+    """A CURSOR message. Its answer is (incarnation, newest committed sequence) by topic."""
+
+    def outcome(self) -> dict[str, tuple[int, int]]:
+        """Return the positions of the cursor. Raises DaemonError."""
+        reply = self._answer()
+        return wire.decode_cursor(reply.body, reply.records)
 
 
 class Question(Asked[TimerInfo | None]):

@@ -28,10 +28,11 @@ from purgatoryd.shm_layout.errors import (
     PurgatorydError,
     ShardUnavailable,
 )
-from purgatoryd.shm_layout.layout import BulkLoadAction
+from purgatoryd.shm_layout.layout import BulkLoadAction, CursorAction
 
 if TYPE_CHECKING:
     from purgatoryd.clients.bulk_loads import BulkLoadStatus
+    from purgatoryd.shm_layout.wire import CursorName
 
 Result = TypeVar("Result")
 Job = Generator[float, None, Result]
@@ -459,6 +460,13 @@ def asked(
     finally:
         connection.session.forget(question.query)
     return question.outcome()
+
+
+def cursor_deleted(core: Core, name: CursorName, limit_s: float) -> Job[None]:
+    """Delete a cursor in all shards that hold the namespace."""
+    for connection in core.connections:
+        ask = partial(core.cursor_question, connection, name, CursorAction.DELETE, {})
+        yield from asked(connection, ask, "cursor", limit_s)
 
 
 BulkLoadJob = Callable[[Core, bytes, int, float], Job[Result]]

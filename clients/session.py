@@ -129,7 +129,7 @@ class Session:
 
     @property
     def durable(self) -> bool:
-        """True if batches are answered once they are on disk."""
+        """True if batches and cursor commits are answered once they are on disk."""
         if self._wants_durable is None:
             return self.welcome is not None and bool(self.welcome.wal)
         return self._wants_durable
@@ -460,6 +460,7 @@ class Session:
         int(Message.LIST): _on_query,
         int(Message.SWEEP): _on_query,
         int(Message.SCHEDULE): _on_query,
+        int(Message.CURSOR): _on_query,
         int(Message.BYE): _on_bye,
         int(Message.PING): _on_ping_or_ack,
         int(Message.ACK): _on_ping_or_ack,

@@ -26,12 +26,13 @@ from dataclasses import dataclass
 
 from purgatoryd.clients.model import Notice
 from purgatoryd.clients.notices import Batch, Notices, Part, Run, Taken
+from purgatoryd.clients.past import Past
 from purgatoryd.shm_layout import wire
 from purgatoryd.shm_layout.arena import Reader
 from purgatoryd.shm_layout.errors import Lagged, PurgatorydError
 from purgatoryd.shm_layout.follower import Follower, Sleep
 from purgatoryd.shm_layout.layout import ArenaState, ClockKind
-from purgatoryd.shm_layout.wire import NoticeHead
+from purgatoryd.shm_layout.wire import NoticeHead, PastRange
 
 _READY = int(ArenaState.READY)
 REPLAY_CHUNK = 65_536  # largest number of notices read from the arena at once
@@ -55,6 +56,9 @@ class Position:
     """The next sequence to hand out; earlier notices were handed out or reported as lost."""
     broken: Lagged | None = None
     """A loss of continuity that is not in `_ready` yet."""
+    restarted: bool = False
+    """True until the topic's loss of continuity is handed out. Until then `handed` belongs to the
+    previous incarnation."""
 
 
 @dataclass(slots=True)
@@ -96,10 +100,18 @@ class Stream:
         *,
         whole: bool = False,
         words: int = 0,
+        cursor: str | None = None,
+        past: Past | None = None,
     ) -> None:
-        """`words`: number of words that a sleep has for the arena. look() then finds the notices in
-        the arena, and no messages are needed. 0 = messages are needed."""
+        """`cursor`: begin after the notices that this cursor has committed. `past`: reads notices
+        that the replay buffer has dropped. `words`: number of words that a sleep has for the
+        arena. look() then finds the notices in the arena, and no messages are needed. 0 = messages
+        are needed."""
         self._words = words
+        self._cursor = cursor
+        self._past = past
+        self._committed: dict[str, tuple[int, int]] = {}
+        """(incarnation, sequence) of the last commit, by topic."""
         self._final = False
         self._follower: Follower | None = None
         self._namespace = namespace
@@ -114,12 +126,46 @@ class Stream:
         """The item that was handed out last."""
         self.stream_id = self._reader.stream_id if self._reader else 0
         """Id of the current stream. The last item that pop() returned belongs to it."""
-        for topic, (incarnation, sequence) in self._newest_sequences().items():
-            first = 1 if whole else sequence + 1
-            self._positions[topic] = Position(topic, incarnation, first)
+        newest = self._newest_sequences()
+        first = self._first_sequences(newest, whole=whole)
+        for topic, (incarnation, _) in newest.items():
+            self._positions[topic] = Position(topic, incarnation, first[topic])
         for topic in topics or ():
             self._position(topic)
         self._follow_reader()
+
+    def _first_sequences(self, newest: Newest, *, whole: bool) -> dict[str, int]:
+        """Return the sequence with which each topic begins."""
+        reader = self._reader
+        if reader is None or not (whole or self._cursor):
+            return {topic: sequence + 1 for topic, (_, sequence) in newest.items()}
+        if self._cursor is None:
+            carried = reader.carried(self._namespace)
+            return {topic: carried.get(topic, 0) + 1 for topic in newest}
+        self._committed = reader.committed(self._namespace, self._cursor) or {}
+        return {topic: self._committed.get(topic, (0, 0))[1] + 1 for topic in newest}
+
+    def handed(self) -> dict[str, tuple[int, int]]:
+        """Return (incarnation, sequence of the newest notice that was handed out or reported as
+        lost) by topic, for the topics where it has risen since noted_commit()."""
+        handed = {p.topic: p.handed for p in self._positions.values() if not p.restarted}
+        taken = self.taken
+        if isinstance(taken, Notices | Batch):
+            handed |= {run.topic: stop for run, _, stop in taken.parts if run.topic in handed}
+        elif isinstance(taken, Notice) and taken.topic in handed:
+            handed[taken.topic] = taken.seq + 1
+        elif isinstance(taken, Lagged) and taken.topic in handed:
+            handed[taken.topic] = max(handed[taken.topic], _end_of(taken))
+        found = {t: (self._positions[t].incarnation, end - 1) for t, end in handed.items()}
+        return {
+            topic: position
+            for topic, position in found.items()
+            if position[1] > 0 and position != self._committed.get(topic)
+        }
+
+    def noted_commit(self, positions: Newest) -> None:
+        """Note what the cursor has committed."""
+        self._committed |= positions
 
     @property
     def daemon(self) -> bytes:
@@ -192,6 +238,8 @@ class Stream:
         """Unmap the arena."""
         if self._reader is not None:
             self._reader.close()
+        if self._past is not None:
+            self._past.close()
 
     # ---- in ----------------------------------------------------------------------------------
 
@@ -260,7 +308,9 @@ class Stream:
         while sum(len(run) for _, run in self._ready if isinstance(run, Run)) < most:
             if not self._todo or not self._work(self._todo[0]):
                 break
-        return Notices(self._parts(most))
+        parts = self._parts(most)
+        # The stream of a cursor may have changed, so that the item is gone.
+        return Notices(parts) if parts else self.peek_many(most)
 
     def _next(self) -> Run | Lagged | None:
         """Return the first item of `_ready` that is not handed out yet; None if there is none."""
@@ -306,6 +356,7 @@ class Stream:
 
     def _lost_one(self, taken: Lagged) -> None:
         self._positions[taken.topic].handed = _end_of(taken)
+        self._positions[taken.topic].restarted &= taken.last_lost != 0
         if self._ready and self._ready[0][1] is taken:
             self._ready.popleft()
 
@@ -358,15 +409,37 @@ class Stream:
             self._lose(position, gap.last)
             return True
         first, last = position.next, min(gap.last, position.next + REPLAY_CHUNK - 1)
+        if self._past is not None and self._past.waits_for(self._range(position, gap.last)):
+            return self._fill_past(self._past, position, gap.last)
         epoch = self._reader.epoch
         lost_until, bodies = self._reader.replay(self._namespace, position.topic, first, last)
         if not self._current(self.stream_id) or self._reader.epoch != epoch:
             return False  # read during a rebuild of the arena: the result is not reliable
+        if self._past is not None and lost_until >= first:
+            return self._fill_past(self._past, position, gap.last)
         for body in bodies:
             head = wire.decode_notice_head(body)
             self._lose(position, head.first - 1)
             self._deliver(position, head, body, self._received_ns())
         self._lose(position, lost_until)
+        return position.next > first
+
+    def _range(self, position: Position, last: int) -> PastRange:
+        return PastRange(
+            self._namespace, position.topic, self.stream_id, position.incarnation, position.next,
+            last,
+        )  # fmt: skip
+
+    def _fill_past(self, past: Past, position: Position, last: int) -> bool:
+        """Take the next page of past notices. Return False if it is not there yet."""
+        first = position.next
+        page = past.page(self._range(position, last))
+        if page is None:
+            return False
+        self._lose(position, min(page.lost_until, last))
+        head = wire.decode_notice_head(page.body) if page.body else None
+        if head is not None and head.records:
+            self._deliver(position, head, page.body, None)
         return position.next > first
 
     def _deliver(
@@ -453,9 +526,36 @@ class Stream:
         """Report a loss of continuity for every topic, and continue with the new stream. This loss
         covers all notices that the new stream has sent so far. Later losses are reported again."""
         newest = self._newest_sequences()
-        for position in self._positions.values():
-            self._restart(position, 0, newest.get(position.topic, (0, 0))[1])
+        if not self._continue(newest):
+            for position in self._positions.values():
+                self._restart(position, 0, newest.get(position.topic, (0, 0))[1])
+            self._skip_carried()
         self.stream_id = stream_id
+
+    def _skip_carried(self) -> None:
+        """Begin after the notices that were sent in the previous stream."""
+        if self._reader is not None:
+            for topic, carried in self._reader.carried(self._namespace).items():
+                if self._topics is None or topic in self._topics:
+                    self._position(topic).next = carried + 1
+
+    def _continue(self, newest: Newest) -> bool:
+        """Begin the new stream after the notices that the cursor has committed in it. The others
+        come again. Returns False if there is no such cursor."""
+        reader, cursor = self._reader, self._cursor
+        if reader is None or cursor is None:
+            return False
+        if reader.committed(self._namespace, cursor) is None:
+            return False
+        self._ready.clear()
+        self.taken = None
+        first = self._first_sequences(newest, whole=False)
+        for topic in {*self._positions, *newest}:
+            position = self._position(topic)
+            position.incarnation, position.next = newest.get(topic, (0, 0))[0], first.get(topic, 1)
+            position.reported = position.handed = 0
+            position.broken, position.restarted = None, False
+        return True
 
     def _adopt(self, position: Position, incarnation: int, sent: int) -> None:
         if position.incarnation == 0:
@@ -468,6 +568,7 @@ class Stream:
         were already sent."""
         broken = position.broken
         if position.incarnation:
+            position.restarted = True
             broken = Lagged(self._namespace, position.topic, position.next, 0)
         position.incarnation, position.next, position.reported, position.broken = (
             incarnation, 1, sent, broken,

@@ -28,11 +28,13 @@ from purgatoryd.clients.arena_requests import ArenaRequests
 from purgatoryd.clients.arguments import check_limit_s, check_type, check_whole, each
 from purgatoryd.clients.channel import Subscribe, Subscription
 from purgatoryd.clients.closing import Closing
+from purgatoryd.clients.cursors import CursorHold, CursorOptions
 from purgatoryd.clients.fork_guard import ForkGuard
 from purgatoryd.clients.ledger import Ledger, Source
 from purgatoryd.clients.model import Notice
 from purgatoryd.clients.notices import Batch, Notices, Taken, Taker
 from purgatoryd.clients.numa_local import pin_numa_local, refuse_remote
+from purgatoryd.clients.past import Past
 from purgatoryd.clients.remote import Remote
 from purgatoryd.clients.route import Route
 from purgatoryd.clients.stream import Stream
@@ -41,6 +43,7 @@ from purgatoryd.shm_layout.arena import Reader
 from purgatoryd.shm_layout.errors import (
     ArenaMissing,
     ArenaNotReady,
+    CursorHeld,
     DaemonUnreachable,
     InvalidArgument,
     Lagged,
@@ -96,8 +99,10 @@ class Inbox:
         unmapped: bool = False,
         requests: ArenaRequests | None = None,
         words: int = WORDS_MAX,
+        cursor: CursorOptions | None = None,
     ) -> None:
         """`whole`: begin with all notices that the arena has, instead of those from now on.
+        `cursor`: begin after the notices that a cursor has committed.
         `local`: read notices from the arena without a socket, if it can be read. `unmapped`: use
         messages alone while there is no arena file. `requests`: the requests for arena files that
         are not in /dev/shm. `words`: number of words that a sleep has for the arena."""
@@ -128,6 +133,9 @@ class Inbox:
         self._subscription: Subscription | None = None
         self.poller = zmq.Poller()
         chosen = None if topics is None else frozenset(topics)
+        self._hold: CursorHold | None = None
+        if cursor is not None:
+            self._hold = CursorHold(self._route.name, namespace, chosen, cursor)
         local = local and remote is None and can_sleep()
         if not local:
             self._open_socket()
@@ -145,13 +153,21 @@ class Inbox:
         self, namespace: str, topics: frozenset[str] | None, whole: bool, words: int
     ) -> Stream:
         """Return the stream. If it cannot be opened, close the socket, and raise its error."""
+        hold = self._hold
         try:
-            return Stream(
-                namespace, topics, self._attach, self._host.boot_ns, whole=whole, words=words
-            )
+            stream = Stream(
+                namespace, topics, self._attach, self._host.boot_ns, whole=whole, words=words,
+                cursor=None if hold is None else hold.cursor,
+                past=None if hold is None else Past(lambda: self._route.find()[0]),
+            )  # fmt: skip
+            if self._hold is not None and not stream.mapped:
+                raise InvalidArgument("a cursor needs an arena of this ABI")
+            return stream
         except BaseException:
             if self._subscription is not None:
                 self._subscription.close()
+            if self._hold is not None:
+                self._hold.close()
             raise
 
     def _open_socket(self) -> None:
@@ -224,8 +240,20 @@ class Inbox:
         """Raise Closed or ForkedProcess if the inbox may not be used."""
         self._fork_guard.check()
 
+    def commit(self) -> None:
+        """Commit the notices that were handed out to the cursor. Raises InvalidArgument without a
+        cursor, CursorHeld, CursorRefused, DaemonError."""
+        self.check()
+        if self._hold is None:
+            raise InvalidArgument("commit() needs a subscriber with a cursor")
+        handed, stream_id = self._stream.handed(), self._stream.stream_id
+        if handed and self._hold.commit(stream_id, handed):
+            self._stream.noted_commit(handed)
+
     def _peek(self, look: Callable[[], Item | Lagged | None]) -> Next[Item] | None:
         self.check()
+        if self._hold is not None:
+            self._hold.renew()
         while (item := look()) is None:
             if self._stream.stuck or not (self._receive() or self._compare()):
                 return None
@@ -263,8 +291,13 @@ class Inbox:
         return self._fork_guard.mine and not self._fork_guard.closed
 
     def end(self) -> list[Lagged]:
-        """Close an inbox whose daemon is gone for good. Returns a Lagged to report for each
-        topic."""
+        """Close an inbox whose daemon is gone for good. Returns a Lagged to report for each topic;
+        none with a cursor, because the successors continue after what it has committed."""
+        if self._hold is not None:
+            self._hold.drop()
+            self._hold = None
+            self.close()
+            return []
         lost = self._stream.broken()
         if self._ledger is not None:
             for one in lost:
@@ -281,6 +314,8 @@ class Inbox:
             self._stream.close()
             if self._subscription is not None:
                 self._subscription.close()
+            if self._hold is not None:
+                self._hold.close()
 
     def _attach(self) -> Reader | None:
         """Attach to the arena. Return None if it cannot be read: the daemon is on another host, has
@@ -417,9 +452,11 @@ class Merged:
     """The inboxes of all shards that hold a namespace, merged. The notices of a topic are in order
     only within each shard."""
 
-    def __init__(self, route: Route, open_one: OpenInbox) -> None:
+    def __init__(self, route: Route, open_one: OpenInbox, *, cursor: bool = False) -> None:
+        """`cursor`: True if the inboxes have a cursor."""
         self._route = route
         self._open_one = open_one
+        self._cursor = cursor
         self._inboxes: list[Inbox] = []
         self._reported: deque[Lagged] = deque()
         """Losses in the previous shard generation that are still to be raised."""
@@ -469,6 +506,11 @@ class Merged:
     def let_in(self) -> bool:
         """True once every shard has let this subscriber in."""
         return all(inbox.let_in() for inbox in self._inboxes)
+
+    def commit(self) -> None:
+        """Commit the notices that were handed out to the cursor of each shard."""
+        for inbox in self._inboxes:
+            inbox.commit()
 
     def peek(self) -> Next[Notice] | None:
         """Return the next notice of any shard, or Lagged; None if there is none."""
@@ -543,8 +585,9 @@ class Merged:
     def _follow(self) -> None:
         """Open the inboxes of the next shard generation after the number of shards has changed.
 
-        In the new shard generation, topics begin with the notices that were not sent to any
-        subscriber before. Notices that were sent before are read from the previous arenas first.
+        With a cursor, the new inboxes begin after the notices that it has committed. Otherwise
+        topics begin with the notices that were not sent to any subscriber before, and the notices
+        that were sent before are read from the previous arenas first.
         Some may be lost, so a Lagged reports the end of each topic of the previous arenas.
         """
         now_s = self._route.host.monotonic_s()
@@ -553,7 +596,9 @@ class Merged:
             _, table = self._route.table()
             if table is None or table.shard_generation == self._shard_generation:
                 return
-            if self._finished:
+            if self._cursor:
+                self._open_all(whole=False)
+            elif self._finished:
                 self._open_all(whole=True)
                 self._finished = False
             else:
@@ -614,6 +659,7 @@ class Opener:
         ledger: Ledger | None,
         numa_local: bool,
         transport: str,
+        cursor: CursorOptions | None = None,
     ) -> None:
         self.name = name
         if not isinstance(transport, str) or transport not in ("auto", "zmq"):
@@ -621,6 +667,9 @@ class Opener:
         self._local = transport == "auto"
         self._arguments = (name, namespace, topics, high_water_mark, remote, ledger, numa_local)
         self._route = Route(name, namespace)
+        self._cursor = cursor
+        if cursor is not None and remote is not None:
+            raise InvalidArgument("a cursor needs the arena of the daemon: it excludes remote=")
         self._remote = remote
         self._unmapped = False
         self._requests = ArenaRequests()
@@ -633,11 +682,11 @@ class Opener:
         `late`: half of the time for opening it is over. Without an arena file, messages alone are
         then used: `/dev/shm` is that of another container, and the daemon does not pass its arena.
         """
-        self._unmapped = late and self._remote is None
+        self._unmapped = late and self._remote is None and self._cursor is None
         if self._remote is None:
             paths, table = self._route.table()
             if table is not None and self._route.placed(paths, table).partitions > 1:
-                return Merged(self._route, self._one)
+                return Merged(self._route, self._one, cursor=self._cursor is not None)
         return self._one(self._route, whole=False, words=WORDS_MAX)
 
     def close(self) -> None:
@@ -649,8 +698,27 @@ class Opener:
         local = self._local and words >= WORDS_MIN
         return Inbox(
             *self._arguments, route=route, whole=whole, local=local, unmapped=self._unmapped,
-            requests=self._requests, words=words,
+            requests=self._requests, words=words, cursor=self._cursor,
         )  # fmt: skip
+
+
+OPENS_LATER = (DaemonUnreachable, ArenaMissing, ArenaNotReady, CursorHeld)
+"""Errors after which an inbox can perhaps be opened a little later."""
+
+
+def cursor_options(
+    cursor: str | None, auto_commit: bool, durable: bool | None, timeout_s: float, transport: str
+) -> CursorOptions | None:
+    """Return the options of a subscriber's cursor; None without a cursor. Raises
+    InvalidArgument."""
+    check_type("auto_commit", auto_commit, bool)
+    check_type("durable", durable, bool)
+    check_type("cursor", cursor, str)
+    if cursor is not None:
+        return CursorOptions(cursor, durable, timeout_s, transport)
+    if auto_commit or durable is not False:
+        raise InvalidArgument("auto_commit and durable need a cursor")
+    return None
 
 
 class Subscriber(Closing):
@@ -677,7 +745,14 @@ class Subscriber(Closing):
     message arrives. Unless the daemon refuses its arena, the constructor waits half of `timeout`
     for one.
 
-    Not thread-safe. Raises DaemonUnreachable, ArenaError, InvalidName.
+    `cursor`: name of a cursor, which the daemon stores. The subscriber begins after the notices
+    that the cursor has committed, so it continues where an earlier process stopped. A new cursor
+    begins with the notices from now on. commit() commits all notices that were handed out; with
+    `auto_commit`, each call commits those of earlier calls. Notices that were not committed come
+    again after a restart. `durable`: as in Client, for commits. One subscriber at a time can have
+    the cursor: another one waits up to `timeout` and then gets CursorHeld.
+
+    Not thread-safe. Raises DaemonUnreachable, ArenaError, InvalidName, CursorHeld, CursorRefused.
     """
 
     def __init__(
@@ -692,12 +767,17 @@ class Subscriber(Closing):
         ledger: Ledger | None = None,
         numa_local: bool = False,
         transport: str = "auto",
+        cursor: str | None = None,
+        auto_commit: bool = False,
+        durable: bool | None = False,
     ) -> None:
         timeout = check_limit_s(timeout)
         deadline_s = HOST.monotonic_s() + timeout
         open_inbox = Opener(
-            name, namespace, topics, high_water_mark, remote, ledger, numa_local, transport
-        )
+            name, namespace, topics, high_water_mark, remote, ledger, numa_local, transport,
+            cursor_options(cursor, auto_commit, durable, timeout, transport),
+        )  # fmt: skip
+        self._auto_commit = auto_commit
         self._iterated = open_inbox.iterated
         self._batch: Batch | None = None
         while True:
@@ -705,7 +785,7 @@ class Subscriber(Closing):
             try:
                 self._inbox = open_inbox(late=timeout > 0 and left_s < timeout / 2)
                 break
-            except (DaemonUnreachable, ArenaMissing, ArenaNotReady) as error:
+            except OPENS_LATER as error:
                 if left_s <= 0:
                     open_inbox.close()
                     raise unreachable(name, error, timeout) from None
@@ -751,6 +831,8 @@ class Subscriber(Closing):
         """Return (source, next item that `look` finds), or raise its Lagged."""
         limit_s = None if timeout is None else check_limit_s(timeout)
         inbox = self._inbox
+        if self._auto_commit:
+            inbox.commit()
         found = look()
         deadline_s = None if limit_s is None else HOST.monotonic_s() + limit_s
         while found is None and limit_s != 0:
@@ -783,8 +865,17 @@ class Subscriber(Closing):
         source.taken = batch = Batch(source, notices)
         return batch
 
+    def commit(self) -> None:
+        """Commit all notices that were handed out to the cursor.
+
+        A process that opens the cursor later begins after them. A daemon that has lost such notices
+        commits nothing, and they come again. Raises InvalidArgument without a cursor, CursorHeld if
+        another subscriber has the cursor, CursorRefused, DaemonError.
+        """
+        self._inbox.commit()
+
     def close(self) -> None:
-        """End the subscription."""
+        """End the subscription, and release the cursor. This commits nothing."""
         self._inbox.close()
 
 

@@ -7,8 +7,8 @@ usually 0. The daemon has one pidfd for each process, however many sessions the 
 The end of the connection ends the session after `grace_ns`, or after the session's own grace period
 if that is longer. If the client sends a message before this end, the session stays. This rule alone
 applies where the kernel does not report the client's process (in another pid namespace and over
-tcp), and after a restart of the daemon, because the pid that is stored with a session may belong to
-another process by then.
+tcp). It also applies after a restart of the daemon, because the pid that is stored with a session
+may belong to another process by then; but if no process has this pid, the client has ended.
 """
 
 from __future__ import annotations
@@ -89,8 +89,9 @@ class ClientWatch:
         self._now_ns = now_ns
         self._closed: deque[Peer] = deque()
         peers.on_closed = self._closed.append
-        for session in arena.session_ids():
-            self._ends_in(session, max(grace_ns, arena.session_grace_ns(session) or 0))
+        for session, pid in arena.session_pids().items():
+            most_ns = 0 if processes.is_gone(pid) else grace_ns
+            self._ends_in(session, max(most_ns, arena.session_grace_ns(session) or 0))
 
     def close(self) -> None:
         """Stop watching processes."""

@@ -9,7 +9,7 @@ the peer that last spoke for their session.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Hashable, Set
+from collections.abc import Callable, Hashable, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,6 +47,8 @@ ROW = 0xFFFF  # mask of the row number in a session id
 _SESSION = slice(8, 16)  # this and the following slices are fields of struct pg_frame
 _KIND = slice(6, 8)
 _BYE = Message.BYE.to_bytes(2, "little")
+_REPLAY = wire.encode_frame(Message.REPLAY)[:8]
+"""The bytes with which a REPLAY message begins: magic, version and kind."""
 _ERROR = slice(30, 32)
 _NO_ERROR = b"\0\0"
 _EXPIRED = WireError.SESSION_EXPIRED.to_bytes(2, "little")
@@ -115,6 +117,8 @@ class Commands:
         self._taken_of: Counter[Hashable] | None = None
         """Number of messages taken from each peer of the socket since libzmq has read all bytes
         from before note_wakeup(); None = all messages from before note_wakeup() have been taken."""
+        self.start_replay: Callable[[], object] = lambda: None
+        """Starts the process that serves past notices, unless it runs."""
         self._dropped = False
         self._owners: dict[int, _Owner] = {}
         """Owners of sessions, by the session's row in the arena."""
@@ -266,6 +270,9 @@ class Commands:
         if not self._access.may_connect(message.uid, message.gid):
             self._socket.send(message.route, _denied(message))
             return True
+        if message.body[: len(_REPLAY)] == _REPLAY:
+            self._start_replay(message)
+            return True
         begun_boot_ns = self._host.boot_ns()
         state, reply = self._arena.handle(
             message.body, message.uid, message.pid, message.received_boot_ns, begun_boot_ns
@@ -285,6 +292,19 @@ class Commands:
         self._go_after(message, state, reply, ended_boot_ns)
         self.shares.charge(message.uid, begun_boot_ns, self._host.boot_ns())
         return state != Handled.AGAIN
+
+    def _start_replay(self, message: Request) -> None:
+        """Start the process that serves past notices. It answers from a socket of its own."""
+        size = len(message.body)
+        bad = size != wire.FRAME.size
+        if not bad:
+            self.start_replay()
+        _, session, sequence = wire.FRAME.unpack_from(bytes(message.body).ljust(64))[2:5]
+        reply = wire.encode_frame(
+            Message.REPLAY, session, sequence, error=WireError.MALFORMED * bad,
+            detail=(size, wire.FRAME.size) if bad else (0, 0),
+        )  # fmt: skip
+        self._socket.send(message.route, reply)
 
     def _go_after(self, message: Request, state: Handled, reply: Any, built_boot_ns: int) -> None:
         """Do what the core asks for after a message."""

@@ -40,6 +40,7 @@ BOUNDS = {
     "bulk_loads": (0, 32_767),
     "bulk_load_rows": (0, 2**38),
     "schedules": (0, 65_535),
+    "cursors": (0, 32_767),
     "bulk_load_ttl_ns": (10**9, 10**9 * 86_400 * 3650),
     "quota_timers": (0, 2**48 - 1),
     "quota_bytes": (0, 2**48 - 1),
@@ -99,7 +100,7 @@ class Config:
     session_grace_ns: int = 60 * 10**9
     """Time that a session outlives its connection if the daemon cannot watch the client's process:
     on another host, in another pid namespace, and after a restart of the daemon."""
-    watches: int = 50_000
+    watches: int = 40_000
     """Number of watch records: one for each watch key of each operation. Each costs 32 bytes."""
     watch_keys: int = 65_536
     """Number of watch keys whose watermarks are stored. Each costs 72 bytes."""
@@ -131,6 +132,9 @@ class Config:
     """Total number of rows of all remembered bulk loads, counted in blocks of 4096 rows."""
     bulk_load_ttl_ns: int = 7 * 86_400 * 10**9
     """Time that a bulk load is remembered after its last use, on the real clock."""
+    cursors: int = 1_024
+    """Number of rows for cursors of subscribers: one for each cursor, and one for its position in
+    each topic. Each costs 128 bytes."""
     ring_bytes: int = 64 * MIB
     """Memory for the rings of clients on this host, 36 to 260 KiB for each client. Further clients
     use ZeroMQ. 0 = all clients use ZeroMQ."""

@@ -28,6 +28,7 @@ from purgatoryd.daemon.placement import Placement
 from purgatoryd.daemon.processes import Processes
 from purgatoryd.daemon.reaper import Reaper
 from purgatoryd.daemon.reload import Reload
+from purgatoryd.daemon.replay_server import ReplayServer
 from purgatoryd.daemon.service_manager import ServiceManager
 from purgatoryd.daemon.store import Opening, open_arena, owned, place_again, wal_end
 from purgatoryd.daemon.waiting import Waiter, allow_descriptors
@@ -89,6 +90,7 @@ def _run(opening: Opening, lifecycle: DaemonLifecycle, reread: Callable[[], Conf
             Sockets(paths, access, Remotes.of(config), ring_bytes=config.ring_bytes)
         ) as sockets,
         contextlib.closing(Processes()) as processes,
+        contextlib.closing(ReplayServer(config, paths)) as replay,
         loop_of(opening, sockets, access, lifecycle, placement, processes) as reaper,
     ):
         _warn_of(opening.wal)
@@ -96,9 +98,10 @@ def _run(opening: Opening, lifecycle: DaemonLifecycle, reread: Callable[[], Conf
         with contextlib.closing(Waiter(fds, sockets.bells, *reaper.wal.fds)) as waiter:
             placement.settle(reaper.arena, partial(lifecycle.step, "placing the arena in memory"))
             reload = Reload(
-                config, reread, reaper.arena, sockets, placement, lifecycle.service_manager
+                config, reread, reaper.arena, sockets, placement, lifecycle.service_manager, replay
             )
             reaper.reload_by(reload)
+            reaper.replay_by(replay.start)
             reaper.loop.handle_signals()
             _settle_memory()
             reaper.begin()

@@ -46,6 +46,10 @@ class Processes:
         """True if a watched process has ended."""
         return _has_ended(pidfd)
 
+    def is_gone(self, pid: int) -> bool:
+        """True if no process has this pid, which an earlier daemon has stored."""
+        return pid != 0 and _names_nobody(pid)
+
     def ended(self, limit: int) -> list[int]:
         """Return the pidfds of watched processes that have ended, at most `limit` of them."""
         return [pidfd for pidfd, _ in self._ended.poll(0, limit)]

@@ -129,6 +129,10 @@ class Reaper:
         """Set the function that reads the settings again when a reload is requested."""
         self._reload = reload
 
+    def replay_by(self, start: Callable[[], None]) -> None:
+        """Set the function that starts the process for past notices."""
+        self._commands.start_replay = start
+
     def reload(self) -> bool:
         """Read the settings again."""
         self._reload()

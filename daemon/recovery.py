@@ -52,7 +52,9 @@ class Way:
     force: bool
 
 
-_OF_BLOBS = ("payload_bytes", "watches", "bulk_loads", "bulk_load_blocks", "schedules")
+_OF_BLOBS = (
+    "payload_bytes", "watches", "bulk_loads", "bulk_load_blocks", "schedules", "cursors",
+)  # fmt: skip
 _MISSING = "confirmed records are missing"
 
 

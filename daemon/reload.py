@@ -10,6 +10,7 @@ from purgatoryd.daemon.config import Config
 from purgatoryd.daemon.listeners.sockets import Sockets
 from purgatoryd.daemon.log import log
 from purgatoryd.daemon.placement import Placement
+from purgatoryd.daemon.replay_server import ReplayServer
 from purgatoryd.daemon.service_manager import ServiceManager
 from purgatoryd.shm_layout.arena import Arena
 from purgatoryd.shm_layout.errors import PurgatorydError
@@ -33,6 +34,7 @@ class Reload:
         sockets: Sockets,
         placement: Placement,
         service_manager: ServiceManager,
+        replay: ReplayServer,
     ) -> None:
         """`reread` reads the settings again and returns them; it may raise."""
         self._config = config
@@ -41,6 +43,7 @@ class Reload:
         self._sockets = sockets
         self._placement = placement
         self._service_manager = service_manager
+        self._replay = replay
 
     def __call__(self) -> None:
         """Read the settings and the list of tcp keys, and decide the placement again."""
@@ -50,6 +53,7 @@ class Reload:
                 part()
             except PurgatorydError as error:
                 log.error(f"{error}; the {name} are unchanged")
+        self._replay.reread()
         self._placement.again(self._arena, self._config)
         gc.collect()  # the garbage collector is off, and parsing leaves reference cycles
         self._service_manager.ready()

@@ -77,6 +77,7 @@ _SIZES = {
     "bulk loads in use": "bulk_loads",
     "rows of bulk loads in use": "bulk_load_rows",
     "schedules in use": "schedules",
+    "rows of cursors in use": "cursors",
 }
 
 
@@ -89,7 +90,7 @@ notices."""
 _SPACE = (
     "capacity", "payload_bytes", "replay_capacity", "replay_bytes_max", "namespaces", "topics",
     "watches", "watermarks", "accounts", "bulk_loads", "bulk_load_blocks", "groups", "jobs",
-    "schedules",
+    "schedules", "cursors",
 )  # fmt: skip
 
 
@@ -432,6 +433,7 @@ def _geometry(config: Config) -> dict[str, int]:
         "bulk_loads": config.bulk_loads,
         "bulk_load_blocks": -(-config.bulk_load_rows // BULK_LOAD_BLOCK_ROWS),
         "schedules": config.schedules,
+        "cursors": config.cursors,
         "wal_buffer_bytes": config.wal_buffer_bytes if config.wal_dir else 0,
     }
 
@@ -560,6 +562,7 @@ def _current(arena: Arena | Previous) -> dict[str, int]:
         "bulk_loads": header.regions[lib.PG_R_BULK_LOADS].count,
         "bulk_load_blocks": header.regions[lib.PG_R_BULK_LOAD_BLOCKS].count,
         "schedules": header.regions[lib.PG_R_SCHEDULES].count,
+        "cursors": header.regions[lib.PG_R_CURSORS].count,
         "wal_buffer_bytes": arena.wal_buffer.size if arena.wal_buffer is not None else 0,
     }
 

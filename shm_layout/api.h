@@ -42,6 +42,8 @@ struct pg_config {                /* settings of a new arena */
     uint32_t jobs;                /* number of jobs of all consumer groups together, and of pending
                                      timers that will become jobs */
     uint32_t schedules;           /* number of schedules that the arena can have; 0 = none */
+    uint32_t cursors;             /* number of rows for cursors and their positions; 0 = none */
+    uint32_t pad;
     uint64_t watermark_ttl_ns;
     uint64_t inbox_max;
     uint64_t wal_buffer_bytes;    /* size of the WAL buffer's ring in bytes, a power of two; 0 = no
@@ -105,14 +107,15 @@ struct pg_route {                 /* the shards that hold a namespace */
                                      keys */
     uint32_t partitions;          /* 0 = no shard holds the namespace */
     uint32_t fresh_topics;        /* 1 = the namespace comes from several arenas or goes to several
-                                     arenas. Its topics then start new sequences, and notices that
-                                     were sent are not copied */
+                                     arenas. Its topics then start new sequences, and of the
+                                     notices that were sent only those are copied that a cursor has
+                                     not committed */
 };
 struct pg_source {                /* a source arena, which is attached with its private arena file
                                      and rebuilt */
     const struct pg_arena *arena;
     const struct pg_route *routes;            /* one route for each row of its namespace table */
-    uint32_t *namespaces, *topics, *watermarks, *sessions, *bulk_loads, *schedules;
+    uint32_t *namespaces, *topics, *watermarks, *sessions, *bulk_loads, *schedules, *cursors;
                                   /* scratch memory, one element per row */
     uint64_t next;                /* scratch memory */
 };
@@ -241,6 +244,12 @@ int pg_bulk_load_admin(struct pg_arena *a, const void *body, uint64_t bytes, voi
                        uint64_t *out_bytes, uint64_t detail[2]);
 /* Forget at most one bulk load that was last used more than ttl_ns ago. */
 void pg_bulk_loads_sweep(struct pg_arena *a, int64_t real_boot_ns, int64_t ttl_ns);
+
+/* ---- cursors (cursors.c) --------------------------------------------------------------------- */
+
+/* Return the position of the oldest notice in the replay buffer that some cursor has not committed;
+ * `upto` = none is older. Readers may call this. */
+uint64_t pg_cursors_oldest(const struct pg_arena *a, uint64_t upto);
 
 /* ---- notices without a timer (publish.c) ----------------------------------------------------- */
 
@@ -548,6 +557,42 @@ const struct pg_timestamps *pg_frame_timestamps(const struct pg_frame_head *fram
                                                 const struct pg_timestamps **replaced);
 /* Return the request that ended the frame's timer; NULL = the frame contains no such request. */
 const struct pg_asked *pg_frame_asked(const struct pg_frame_head *frame);
+
+/* ---- notices in WAL files (past_notices.c) --------------------------------------------------- */
+
+struct pg_past {                  /* a notice in a WAL file */
+    uint64_t sequence;
+    uint64_t ticket;              /* 0 = the frame of the notice contains key and payload */
+    uint64_t origin_lsn;          /* LSN of the frame with its key and payload; 0 = unknown */
+    const void *notice;           /* frame of the notice */
+    const void *origin;           /* frame with its key and payload; NULL = not found */
+    int64_t shift_ns;             /* is added to the times of the notice */
+    int64_t origin_shift_ns;      /* is added to the times of `origin` */
+};
+struct pg_past_search {           /* the caller sets the fields from `topic` to `found` */
+    uint32_t topic;               /* row of the topic */
+    uint32_t capacity;            /* length of `found` */
+    uint64_t incarnation;         /* incarnation of the topic */
+    uint64_t first, last;         /* sequences */
+    struct pg_past *found;        /* the notices, in the order of their sequences */
+    uint32_t count;
+    uint32_t born;                /* 1 = the frames contain the creation of the topic */
+    uint32_t over;                /* 1 = another topic has taken the row */
+    uint32_t pad;
+};
+/* Search successive frames for notices of a topic. Returns 1 if the search is complete. */
+int pg_past_find(struct pg_past_search *s, const void *frames, uint64_t bytes);
+/* Return the frame with this LSN, if it has key and payload of this ticket; else NULL. */
+const void *pg_past_origin(const void *frames, uint64_t bytes, uint64_t lsn, uint64_t ticket);
+/* Find the origin of each notice by its ticket. `order`: indexes of `count` notices, in the order of
+ * their tickets. `shift_ns` is added to the times of these frames. */
+void pg_past_match(struct pg_past *found, const uint32_t *order, uint32_t count,
+                     const void *frames, uint64_t bytes, int64_t shift_ns);
+/* Write the first notices of `found` that have successive sequences, have an origin, and fit into `size`
+ * bytes, in the form of the second frame of a notice message. Sets head->count. Returns the number
+ * of bytes. */
+uint64_t pg_past_write(const struct pg_past *found, uint32_t count, struct pg_notices *head,
+                       void *bytes, uint64_t size);
 
 /* ---- columns (wal_columns.c): records as the columns of a table --------------------------- */
 

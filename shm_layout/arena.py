@@ -200,6 +200,37 @@ class KnownBulkLoad:
 
 
 @dataclass(frozen=True, slots=True)
+class KnownCursor:
+    """A cursor of a subscriber."""
+
+    name: str
+    namespace_row: int
+    uid: int
+    session: int
+    """Session that opened the cursor last; it may have ended."""
+    used_boot_ns: int
+    incarnation: int
+    """Topics with this incarnation or a later one are younger than the cursor."""
+    every_topic: bool
+    positions: Mapping[int, tuple[int, int]]
+    """(incarnation, sequence of the newest committed notice) by row of the topic."""
+
+    def committed(self, row: int, topic: Topic) -> int | None:
+        """Return the sequence of the newest committed notice of a topic in row `row`; None if the
+        cursor does not cover the topic."""
+        incarnation, sequence = self.positions.get(row, (0, 0))
+        if incarnation == topic.incarnation:
+            return sequence
+        younger = self.every_topic and topic.incarnation >= self.incarnation
+        return 0 if younger and topic.namespace_row == self.namespace_row else None
+
+    def lag(self, topics: Mapping[int, Topic]) -> int:
+        """Return the number of notices that are not committed. `topics`: all topics, by row."""
+        committed = ((topic, self.committed(row, topic)) for row, topic in topics.items())
+        return sum(max(0, t.sequence - done) for t, done in committed if done is not None)
+
+
+@dataclass(frozen=True, slots=True)
 class Placed:
     """struct pg_placement, with CPUs and NUMA nodes as the kernel numbers them. None = any CPU or
     node."""
@@ -321,6 +352,11 @@ class Handle:
         for row in range(self.topic_rows):
             if (topic := self.topic_at(row)) is not None:
                 yield topic
+
+    def topics_by_row(self) -> dict[int, Topic]:
+        """Return the rows of the topic table that are in use, by row number."""
+        rows = ((row, self.topic_at(row)) for row in range(self.topic_rows))
+        return {row: topic for row, topic in rows if topic is not None}
 
     @property
     def topic_rows(self) -> int:
@@ -462,6 +498,25 @@ class Handle:
             kernel_number(p.reaper_cpu), PlacementPart(p.applied), PlacementPart(p.clamped),
             p.pages_sampled, p.pages_elsewhere,
         )  # fmt: skip
+
+    def cursors(self) -> Iterator[KnownCursor]:
+        """Yield the cursors of subscribers. The daemon may change them during the call."""
+        region = self.header.regions[lib.PG_R_CURSORS]
+        rows = self.rows(lib.PG_R_CURSORS, "pg_cursor")
+        found = range(region.count)
+        positions: dict[int, dict[int, tuple[int, int]]] = {}
+        for i in found:
+            if rows[i].state == lib.PG_CURSOR_POSITION:
+                position = (int(rows[i].incarnation), int(rows[i].sequence))
+                positions.setdefault(rows[i].cursor, {})[int(rows[i].topic)] = position
+        for i in found:
+            c = rows[i]
+            if c.state == lib.PG_CURSOR_HEAD:
+                yield KnownCursor(
+                    bytes(ffi.buffer(c.name, c.name_len)).decode(), c.namespace_row, c.uid,
+                    c.session, c.used_boot_ns, c.incarnation, bool(c.every_topic),
+                    positions.get(i, {}),
+                )  # fmt: skip
 
     def in_use(self) -> tuple[int, int]:
         """Return (number of slots with timers, number of slots with operations). An unacknowledged
@@ -1016,6 +1071,11 @@ class Arena(_Owned):
         rows, count = self._sessions(uid)
         return bytes(ffi.buffer(rows))[: count * size_of("pg_session_info")]
 
+    def session_pids(self) -> dict[int, int]:
+        """Return the pid of the client of each open session, by session id; 0 = unknown."""
+        rows, count = self._sessions(None)
+        return {int(rows[i].session): int(rows[i].pid) for i in range(count)}
+
     def session_ids(self, uid: int | None = None) -> list[int]:
         """Return the ids of the open sessions of `uid`; None = sessions of all uids."""
         rows, count = self._sessions(uid)
@@ -1174,6 +1234,33 @@ class Reader(Handle):
             bodies.append(bytes(memoryview(out)[:used]))
             first = got[0] + 1
         return lost_until, bodies
+
+    def committed(self, namespace: str, cursor: str) -> dict[str, tuple[int, int]] | None:
+        """Return (incarnation, sequence of the newest committed notice) by topic, for a cursor of
+        the namespace. Topics without a committed notice are left out. None = there is no such
+        cursor."""
+        row = self.namespace_row(namespace)
+        for known in self.cursors():
+            if (known.namespace_row, known.name) == (row, cursor):
+                topics = {i: self.topic_at(i) for i in known.positions}
+                return {
+                    t.name: known.positions[i]
+                    for i, t in topics.items()
+                    if t is not None and t.incarnation == known.positions[i][0]
+                }
+        return None
+
+    def carried(self, namespace: str) -> dict[str, int]:
+        """Return the sequence of the last notice that a resharding or a recovery from the WAL
+        carried over after it was sent, by topic of the namespace. Topics without such a notice are
+        left out."""
+        wanted, rows = self.namespace_row(namespace), self.rows(lib.PG_R_TOPICS, "pg_topic")
+        topics = ((i, self.topic_at(i)) for i in range(self.topic_rows) if rows[i].carried)
+        return {
+            topic.name: int(rows[i].carried)
+            for i, topic in topics
+            if topic is not None and topic.namespace_row == wanted
+        }
 
     # ---- watch keys ----
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from purgatoryd.shm_layout.errors import BadPath, InvalidArgument
 
 KEY_CHARACTERS = 40
-PORT_MAX = 65_534
+PORT_MAX = 65_533
 """Highest port of the command socket; the notice socket has the next higher port."""
 _UID_MAX = 2**32 - 2
 _PAIR = re.compile(rb'public-key = "(\S+)"\nsecret-key = "(\S+)"\n')
@@ -33,6 +33,8 @@ class Place(NamedTuple):
 
     commands: str
     notices: str
+    past: str
+    """Address for past notices."""
 
 
 def place(text: str) -> Place:
@@ -41,7 +43,7 @@ def place(text: str) -> Place:
     if found is None or not 1 <= int(found[2]) <= PORT_MAX:
         raise InvalidArgument(f"{text!r} is not HOST:PORT with a port from 1 to {PORT_MAX}")
     host, port = found[1], int(found[2])
-    return Place(f"tcp://{host}:{port}", f"tcp://{host}:{port + 1}")
+    return Place(*(f"tcp://{host}:{port + n}" for n in range(3)))
 
 
 def check_key(text: str) -> bytes:

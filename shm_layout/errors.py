@@ -47,6 +47,8 @@ PurgatorydError
 |   |       +-- GroupMissing         there is no such consumer group
 |   |       +-- GroupMismatch        the consumer group has other settings or topics
 |   |   +-- ScheduleRefused          the daemon did not accept a schedule or an occurrence
+|   |   +-- CursorRefused            a cursor is unknown, or the table of cursors is full
+|   |       +-- CursorHeld           another subscriber has the cursor
 |   +-- NotDurable                   applied, but the WAL stopped before the change was on disk
 |   +-- ProtocolError                received bytes break docs/protocol.md
 +-- Lagged                           the replay buffer dropped notices before a subscriber read them
@@ -912,6 +914,43 @@ class UidShareExceeded(MessageRefused):
 
     def __str__(self) -> str:
         return _share_exceeded(self.uid, self.used, self.limit, self.resource)
+
+
+class CursorRefused(MessageRefused):
+    """The daemon refuses to open, commit or delete a cursor of a subscriber.
+
+    `detail` has the reason, as in enum pg_cursor_refusal, and its figure.
+
+    What to do: Delete unused cursors with `purgatoryd cursor delete`, or raise --cursors or
+    --topics; open a deleted cursor again.
+    """
+
+    def __str__(self) -> str:
+        reason, figure = self.detail
+        if reason == _CURSORS_FULL:
+            return f"cursor table full: {figure} of {figure} rows are in use; raise --cursors"
+        if reason == _CURSOR_UNKNOWN:
+            return "the cursor does not exist: it was deleted; open it again"
+        if reason == _TOPICS_FULL:
+            return f"topic table full: {figure} of {figure} rows are in use; raise --topics"
+        return "the positions to commit belong to another stream; their notices come again"
+
+
+class CursorHeld(CursorRefused):
+    """Another live subscriber has the cursor. `detail[1]` is the pid of its process, 0 = unknown.
+
+    What to do: Close the other subscriber, or use another cursor. The daemon releases a cursor when
+    the process of its subscriber ends.
+    """
+
+    def __str__(self) -> str:
+        pid = self.detail[1]
+        holder = f"process {pid}" if pid else "another process"
+        return f"the cursor is in use: a subscriber in {holder} has opened it"
+
+
+_CURSORS_FULL, _CURSOR_UNKNOWN, _TOPICS_FULL = 2, 4, 5
+"""Values of enum pg_cursor_refusal; layout.py imports this module."""
 
 
 @keeps_figures

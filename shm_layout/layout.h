@@ -54,6 +54,8 @@
 #define PG_WORKER_MAX 63                 /* maximum length of a client's own name in bytes */
 #define PG_TAG_MAX 63                    /* maximum length of a timer's tag in bytes */
 #define PG_ITEMS_MAX 1024                /* maximum length of a timer's extension items in bytes */
+#define PG_CURSOR_MAX 63                 /* maximum length of a cursor's name in bytes */
+#define PG_CURSOR_TOPICS 64              /* maximum number of topics in one CURSOR message */
 #define PG_GRACE_MAX_NS 86400000000000   /* longest time a session outlives its client: 1 day */
 #define PG_SLACK_MAX_NS 70368744177664   /* largest slack of a timer: 2^46 ns, 19.5 hours */
 #define PG_QUOTA_MAX 281474976710655u    /* largest quota of timers or bytes: 2^48 - 1 */
@@ -98,7 +100,7 @@ enum pg_region_id {
     PG_R_GROUPS, PG_R_GROUP_TOPICS, PG_R_MEMBERS, PG_R_JOBS, PG_R_FREE_JOBS, PG_R_JOB_INDEX,
     PG_R_ORDER_INDEX, PG_R_GROUP_CHANGE,
     PG_R_SCHEDULES,
-    PG_R_CURSORS,                 /* for durable subscribers: committed position per cursor */
+    PG_R_CURSORS,                 /* has length 0 in an arena without cursors */
     PG_R_SWEEPS,                  /* PG_SWEEPS rows */
     PG_R_COUNT
 };
@@ -351,6 +353,11 @@ struct pg_metrics {
     uint64_t occurrences;         /* occurrences of schedules that were armed */
     uint64_t refused_schedules;   /* refusals: no free row for a schedule, or no time that its spec
                                      names */
+    uint64_t cursors;             /* derived: cursors of subscribers */
+    uint64_t cursor_rows;         /* derived: rows in use for cursors and their positions */
+    uint64_t cursor_commits;      /* positions that cursors committed, and deleted cursors */
+    uint64_t refused_cursors;     /* refusals: another session holds the cursor, or no row is free
+                                     for a cursor, a position or a topic */
 };
 
 /* ---- histograms ----------------------------------------------------------------- */
@@ -784,6 +791,9 @@ struct pg_topic {
                                      fired */
     uint64_t coalescing;          /* timer that is being coalesced: ticket << 8 | low byte of the
                                      value that `missed` will have; 0 = none */
+    uint64_t carried;             /* sequence of the last notice that was sent before a resharding
+                                     or a recovery from the WAL, and that stays in the replay
+                                     buffer for cursors; other subscribers begin after it */
     uint32_t paused;              /* 1 = its timers fall due without firing; the row of a paused
                                      topic is not reused */
     uint32_t pad;
@@ -971,6 +981,38 @@ struct pg_schedule {              /* 352 bytes */
     uint8_t  rechecks;            /* derived: 1 = the armed occurrence has to be computed again */
     uint8_t  pad[5];
     struct pg_schedule_fields fields[2];
+};
+
+/* ---- cursors --------------------------------------------------------------------------- */
+
+enum pg_cursor_state {
+    PG_CURSOR_FREE,               /* unused row */
+    PG_CURSOR_HEAD,               /* a cursor */
+    PG_CURSOR_POSITION            /* the position of a cursor in one topic */
+};
+
+/* A cursor of a subscriber, or its position in one topic. All notices of the topic up to `sequence`
+ * are committed: the subscriber has handled them. A topic without a position has no committed
+ * notice. Authoritative. 128 bytes. */
+struct pg_cursor {
+    uint64_t sequence;            /* position: sequence of the newest committed notice */
+    uint64_t incarnation;         /* position: incarnation of the topic. Cursor: next incarnation
+                                     when the cursor was created, so topics with a lower incarnation
+                                     are older than the cursor */
+    uint64_t session;             /* cursor: session that holds it, as long as that session exists;
+                                     0 = none */
+    int64_t  used_boot_ns;        /* real clock: cursor: last OPEN or COMMIT; position: last
+                                     COMMIT */
+    uint32_t state;               /* enum pg_cursor_state; written last */
+    uint32_t cursor;              /* position: row of its cursor */
+    uint32_t topic;               /* position: row of the topic */
+    uint32_t namespace_row;       /* cursor: its namespace */
+    uint32_t uid;                 /* cursor: uid that created it */
+    uint32_t every_topic;         /* cursor: 1 = it has a position in every older topic of the
+                                     namespace */
+    uint32_t name_len;            /* cursor: length of the name in bytes */
+    uint32_t pad;
+    char     name[64];            /* cursor: its name, which is unique in the namespace */
 };
 
 /* ---- the replay buffer (authoritative) ---------------------------------------------------- */
@@ -1296,7 +1338,7 @@ enum pg_wal_type {
                                      of its outcomes */
     PG_WAL_HEAD,                  /* only in snapshots, first frame: pg_wal_head */
     PG_WAL_ENTRY,                 /* pg_wal_entry, key, payload: a published notice; in snapshots
-                                     any unsent notice */
+                                     any notice that was not sent or not committed by a cursor */
     PG_WAL_LAST,                  /* only in snapshots, last frame: pg_wal_last */
     PG_WAL_OPENED,                /* pg_wal_opened, name: a session was opened */
     PG_WAL_REPLIED,               /* pg_wal_replied: replies were handed to the socket */
@@ -1317,13 +1359,14 @@ enum pg_wal_type {
                                      snapshots any job */
     PG_WAL_SCHEDULE,              /* pg_wal_schedule, and if has_blob key, spec, zone, payload: a
                                      schedule was put, changed or deleted, or armed an occurrence */
+    PG_WAL_CURSOR,                /* pg_wal_cursor, name: a cursor was created, changed or deleted,
+                                     or it committed a position */
     PG_WAL_TYPES
 };
 /* Reserved numbers; a reader of this version refuses them. */
 enum pg_wal_type_later {
-    PG_LATER_BATCH = 64,          /* for replication: sequence and statuses of a session's newest
+    PG_LATER_BATCH = 64           /* for replication: sequence and statuses of a session's newest
                                      batch, in the same commit group as the effects of the batch */
-    PG_LATER_CURSOR               /* for durable subscribers: a position was committed */
 };
 
 struct pg_wal_group {
@@ -1595,6 +1638,17 @@ struct pg_wal_block {
     uint64_t bits[64];
 };
 
+struct pg_wal_cursor {
+    uint64_t sequence;            /* as in pg_cursor */
+    uint64_t incarnation;         /* as in pg_cursor */
+    uint32_t state;               /* enum pg_cursor_state; FREE = the cursor was deleted */
+    uint32_t namespace_row;
+    uint32_t topic;               /* position: row of the topic; else 0 */
+    uint32_t uid;
+    uint32_t every_topic;         /* as in pg_cursor */
+    uint32_t name_len;            /* length of the cursor's name in bytes */
+};
+
 /* The arena's settings that struct pg_config needs, and the arena's counters that only rise. */
 struct pg_wal_head {
     uint8_t  uuid[16];
@@ -1632,6 +1686,8 @@ struct pg_wal_head {
     uint32_t groups;
     uint32_t jobs;
     uint32_t schedules;
+    uint32_t cursors;
+    uint32_t pad;
 };
 
 struct pg_wal_entry {
@@ -1918,6 +1974,14 @@ enum pg_message {
     PG_M_SCHEDULE = 15,           /* command socket: put, change, run or look up schedules.
                                      pg_schedule_ask, names, key, spec, zone, payload ->
                                      pg_schedule_reply, pg_schedule_info or nominal times */
+    PG_M_CURSOR,                  /* command socket: open, commit, close or delete a cursor.
+                                     pg_cursor_ask, names, pg_tail and name of topics -> pg_tail and
+                                     name of topics */
+    PG_M_REPLAY,                  /* command socket: start the process for past notices. Its socket:
+                                     read notices. pg_replay_ask, names -> pg_replay_info, notices */
+    PG_M_STATS,                   /* socket of the process for past notices: figures of
+                                     `purgatoryd stats --json`, without namespaces and uids. -> the
+                                     JSON text */
     PG_M_ADVANCE = 32,            /* admin socket: move a virtual clock to at_ns. -> for each topic
                                      that is not reserved, a pg_tail and the names of namespace and
                                      topic */
@@ -1961,8 +2025,8 @@ struct pg_frame {
 };
 enum pg_frame_flag {
     PG_W_AT = 1,                  /* at_ns is set */
-    PG_W_DURABLE = 2,             /* BATCH, SCHEDULE: send the reply only after the WAL has committed
-                                     the changes */
+    PG_W_DURABLE = 2,             /* BATCH, SCHEDULE, CURSOR: send the reply only after the WAL has
+                                     committed the changes */
     PG_W_DRAIN = 4,               /* STOP: refuse new timers, and stop once no timer is armed */
     PG_W_RESUME = 8,              /* STOP: end the drain, so that timers can be armed again */
     PG_W_BULK_LOAD = 16           /* BATCH: a struct pg_rows precedes the name table; the records
@@ -2155,7 +2219,8 @@ enum pg_quota {
     PG_Q_UID_OPERATIONS,          /* number of operations that the uid's sessions own */
     PG_Q_UID_BULK_LOADS,          /* number of bulk loads that the uid began */
     PG_Q_UID_BULK_LOAD_BLOCKS,    /* number of blocks of rows of the uid's bulk loads */
-    PG_Q_UID_SCHEDULES            /* number of schedules that the uid put */
+    PG_Q_UID_SCHEDULES,           /* number of schedules that the uid put */
+    PG_Q_UID_CURSORS              /* number of rows of the uid's cursors */
 };
 
 /* Error of a whole message. Nothing of the message was applied, unless the comment says otherwise.
@@ -2204,13 +2269,15 @@ enum pg_error {
                                      table, number of shards */
     PG_ERR_PLACED = 21,           /* PLACE: the namespace exists with another number of partitions.
                                      detail: number of its partitions, number requested */
-    PG_ERR_QUOTA = 22,            /* HELLO, NAMESPACE, BULK_LOAD, PLACE: the uid already holds its
-                                     whole share of a table. detail: ticket and deadline_ns as for
-                                     status QUOTA */
+    PG_ERR_QUOTA = 22,            /* HELLO, NAMESPACE, BULK_LOAD, PLACE, CURSOR: the uid already
+                                     holds its whole share of a table. detail: ticket and
+                                     deadline_ns as for status QUOTA */
     PG_ERR_GROUP = 23,            /* GROUP, DEAD: refused. detail: enum pg_group_refusal, figure */
-    PG_ERR_SCHEDULE = 25          /* SCHEDULE: nothing was changed. detail: status (FULL_SCHEDULES,
+    PG_ERR_SCHEDULE = 25,         /* SCHEDULE: nothing was changed. detail: status (FULL_SCHEDULES,
                                      BAD_SPEC, NO_OCCURRENCE, or one that refuses a PUT), and for
                                      FULL_SCHEDULES the number of rows in the table */
+    PG_ERR_CURSOR = 26            /* CURSOR, REPLAY: refused. detail: enum pg_cursor_refusal, its
+                                     figure */
 };
 
 /* HELLO request: frame, struct pg_hello, name. Reply: frame, struct pg_welcome. */
@@ -2541,6 +2608,65 @@ struct pg_schedule_info {         /* 120 bytes */
     uint64_t pad1;
 };
 
+/* CURSOR request: frame (count = number of topics, at most PG_CURSOR_TOPICS), struct pg_cursor_ask,
+ * the names of namespace and cursor, then per topic a struct pg_tail without a namespace and the
+ * topic's name. Reply to OPEN: frame (count = positions), then per position a struct pg_tail without
+ * a namespace and the topic's name; `sequence` is the newest committed notice. Other replies: frame.
+ * A cursor belongs to the session that opened it, until that session ends or sends CLOSE. All
+ * actions are idempotent. */
+enum pg_cursor_action {
+    PG_CA_OPEN,                   /* create the cursor and the listed topics if they do not exist,
+                                     and hold the cursor. Each listed topic, or all topics, without
+                                     a position get one: at its newest notice, or before the first
+                                     notice of a topic that is younger than the cursor */
+    PG_CA_COMMIT,                 /* commit `sequence` of each topic; a lower sequence changes
+                                     nothing. A cursor that nobody holds is then held */
+    PG_CA_CLOSE,                  /* release the cursor */
+    PG_CA_DELETE,                 /* delete the cursor and its positions */
+    PG_CURSOR_ACTIONS
+};
+struct pg_cursor_ask {            /* 16 bytes */
+    uint64_t stream_id;           /* COMMIT: stream of the sequences; else 0 */
+    uint32_t action;              /* enum pg_cursor_action */
+    uint8_t  namespace_len;       /* length of the namespace's name in bytes, 1..63 */
+    uint8_t  name_len;            /* length of the cursor's name in bytes, 1..63 */
+    uint8_t  every_topic;         /* OPEN: 1 = all topics of the namespace; then no topic follows */
+    uint8_t  pad;
+};
+enum pg_cursor_refusal {
+    PG_CR_HELD = 1,               /* another session holds the cursor. Figure: pid of its client, 0 =
+                                     unknown */
+    PG_CR_FULL,                   /* no row is free. Figure: number of rows of the table */
+    PG_CR_STALE,                  /* COMMIT, REPLAY: a sequence is of another stream or topic, so
+                                     nothing of that topic was committed. Figure: stream id of the
+                                     arena */
+    PG_CR_UNKNOWN,                /* COMMIT: there is no such cursor */
+    PG_CR_TOPICS                  /* OPEN: no row is free for a listed topic. Figure: number of rows
+                                     of the table of topics */
+};
+
+/* REPLAY on the command socket: frame. It starts the process that serves the socket for past notices
+ * (NAME.back, tcp: the port after that of the notices). Reply: frame. Then, on that socket, REPLAY
+ * request: frame, struct pg_replay_ask, the names of namespace and topic. Reply: frame, struct
+ * pg_replay_info, and the second frame of a notice message with successive notices from `first` on.
+ * They come from the replay buffer or from the WAL. If `count` of that message is 0, no notice of
+ * the range is left. */
+struct pg_replay_ask {            /* 40 bytes */
+    uint64_t stream_id;           /* stream of the sequences; 0 = the current stream */
+    uint64_t incarnation;         /* incarnation of the topic; 0 = the current topic */
+    uint64_t first;               /* sequence of the first notice; not 0 */
+    uint64_t last;                /* sequence of the last notice */
+    uint8_t  namespace_len;       /* length of the namespace's name in bytes, 1..63 */
+    uint8_t  topic_len;           /* length of the topic's name in bytes, 0..127 */
+    uint8_t  pad[6];
+};
+struct pg_replay_info {           /* 16 bytes */
+    uint64_t lost_until;          /* the notices from `first` to this sequence are lost; first - 1 =
+                                     none is lost */
+    uint64_t next;                /* value of `first` for the next request; above `last` = the range
+                                     is complete */
+};
+
 /* SESSIONS reply: frame, `count` structs. DROP request: frame, whose `session` is the session to
  * end. */
 struct pg_session_info {          /* 56 bytes */
@@ -2692,7 +2818,7 @@ struct pg_sweep_info {            /* 56 bytes */
 };
 
 /* ADVANCE reply: frame (count = topics), then per topic this struct, the name of the namespace and
- * the name of the topic. */
+ * the name of the topic. CURSOR has the same parts. */
 struct pg_tail {
     uint64_t sequence;            /* sequence of the topic's newest notice */
     uint64_t incarnation;         /* identity of the topic; it changes when another topic takes the

@@ -74,6 +74,8 @@ LATE_GRACE_MIN_NS: int = lib.PG_LATE_GRACE_MIN_NS
 LATE_GRACE_MAX_NS: int = lib.PG_LATE_GRACE_MAX_NS
 TICKET_MAX: int = lib.PG_TICKET_MAX
 BULK_LOAD_ROW_MAX: int = lib.PG_BULK_LOAD_ROW_MAX
+CURSOR_MAX: int = lib.PG_CURSOR_MAX
+CURSOR_TOPICS: int = lib.PG_CURSOR_TOPICS
 BULK_LOAD_BLOCK_ROWS: int = lib.PG_BULK_LOAD_BLOCK_ROWS
 ANYBODY: int = lib.PG_NIL
 """Stands for the owner of a namespace that has no owner."""
@@ -99,6 +101,9 @@ class Message(enum.IntEnum):
     JOBS = lib.PG_M_JOBS
     DEAD = lib.PG_M_DEAD
     SCHEDULE = lib.PG_M_SCHEDULE
+    CURSOR = lib.PG_M_CURSOR
+    REPLAY = lib.PG_M_REPLAY
+    STATS = lib.PG_M_STATS
     ADVANCE = lib.PG_M_ADVANCE
     STOP = lib.PG_M_STOP
     PUBLISH = lib.PG_M_PUBLISH
@@ -243,6 +248,7 @@ class Quota(enum.IntEnum):
     UID_BULK_LOADS = lib.PG_Q_UID_BULK_LOADS
     UID_BULK_LOAD_BLOCKS = lib.PG_Q_UID_BULK_LOAD_BLOCKS
     UID_SCHEDULES = lib.PG_Q_UID_SCHEDULES
+    UID_CURSORS = lib.PG_Q_UID_CURSORS
 
 
 class NamespaceField(enum.IntFlag):
@@ -303,6 +309,7 @@ class WireError(enum.IntEnum):
     QUOTA = lib.PG_ERR_QUOTA
     GROUP = lib.PG_ERR_GROUP
     SCHEDULE = lib.PG_ERR_SCHEDULE
+    CURSOR = lib.PG_ERR_CURSOR
 
 
 class RingRefusal(enum.IntEnum):
@@ -434,6 +441,25 @@ class ScheduleAction(enum.IntEnum):
     TRIGGER = lib.PG_SA_TRIGGER
     BACKFILL = lib.PG_SA_BACKFILL
     NEXT = lib.PG_SA_NEXT
+
+
+class CursorAction(enum.IntEnum):
+    """enum pg_cursor_action: the request of a CURSOR message."""
+
+    OPEN = lib.PG_CA_OPEN
+    COMMIT = lib.PG_CA_COMMIT
+    CLOSE = lib.PG_CA_CLOSE
+    DELETE = lib.PG_CA_DELETE
+
+
+class CursorRefusal(enum.IntEnum):
+    """enum pg_cursor_refusal: the reason why the daemon refuses a CURSOR message."""
+
+    HELD = lib.PG_CR_HELD
+    FULL = lib.PG_CR_FULL
+    STALE = lib.PG_CR_STALE
+    UNKNOWN = lib.PG_CR_UNKNOWN
+    TOPICS = lib.PG_CR_TOPICS
 
 
 class Cause(enum.IntEnum):

@@ -16,6 +16,7 @@ _SCRATCH = {
     "watermarks": lib.PG_R_WATERMARKS,
     "bulk_loads": lib.PG_R_BULK_LOADS,
     "schedules": lib.PG_R_SCHEDULES,
+    "cursors": lib.PG_R_CURSORS,
 }
 
 
@@ -26,7 +27,8 @@ class Route:
     shards: tuple[int, ...]
     """Shard of each partition."""
     fresh_topics: bool = False
-    """True if its topics start again at sequence 1, without the notices that were already sent."""
+    """True if its topics start again at sequence 1, without the notices that were already sent and
+    that all cursors have committed."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ import struct
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any
+from typing import Any, NamedTuple
 
 from purgatoryd.shm_layout._core import ffi, lib
 from purgatoryd.shm_layout.arena import COUNTED, ConsumerGroup, Handle, Namespace
@@ -69,6 +69,7 @@ COUNTERS: dict[str, str] = {
     "jobs_dead": "jobs that became dead letters",
     "jobs_dropped": "jobs and dead letters that were removed unfinished",
     "refused_group": "the budget of a consumer group is used up",
+    "cursor_commits": "positions that cursors committed, and deleted cursors",
     "moved": "timers cascaded to a finer level of the wheel",
     "iterations": "loop iterations that advanced the wheel",
     "iterations_full": "loop iterations that used up their budget",
@@ -94,6 +95,7 @@ COUNTERS: dict[str, str] = {
     "refused_wal": "the WAL buffer was too full, or the WAL has stopped",
     "refused_bulk_loads": "no free slots for a bulk load",
     "refused_schedules": "no free slot for a schedule, or no time that its expression names",
+    "refused_cursors": "a cursor is held by another session, or no row is free for it",
     "refused_fenced": "the bulk load is closed, or a newer run of it has begun",
     "refused_exists": "the key is armed, and the call has mode=error",
     "refused_stopping": "the daemon is draining",
@@ -122,6 +124,8 @@ GAUGES: dict[str, str] = {
     "jobs": "jobs of consumer groups, dead letters included",
     "schedules": "schedules that the daemon has",
     "schedules_armed": "schedules whose next occurrence is armed",
+    "cursors": "cursors of subscribers",
+    "cursor_rows": "rows in use for cursors and their positions",
     "capacity": "slots for timers, operations and outcomes",
     "slots_used": "slots in use",
     "payload_bytes": "size of the memory for keys and payloads",
@@ -260,6 +264,14 @@ def recorded(count: int, rest: bytes) -> dict[str, Histogram]:
 # ---- all of an arena -------------------------------------------------------------------------
 
 
+class CursorLag(NamedTuple):
+    """A cursor, and the number of notices that it has not committed."""
+
+    namespace: str
+    cursor: str
+    lag: int
+
+
 @dataclass(frozen=True, slots=True)
 class Metrics:
     """Metrics of an arena. The daemon works while they are read, so they are not of exactly the
@@ -277,6 +289,8 @@ class Metrics:
     """Namespaces of users, in descending order of their numbers of timers."""
     groups: Sequence[ConsumerGroup] = ()
     """Consumer groups, in descending order of the age of their oldest jobs."""
+    cursors: Sequence[CursorLag] = ()
+    """Cursors, in descending order of their lag."""
 
 
 def read_metrics(arena: Handle) -> Metrics:
@@ -291,7 +305,16 @@ def read_metrics(arena: Handle) -> Metrics:
         {name: _histogram(name, found) for name, found in histograms.items()},
         sorted(arena.namespaces_of_users(), key=lambda n: (-n.live, n.name)),
         sorted(arena.consumer_groups(), key=lambda g: (-g.oldest_ns, g.namespace, g.name)),
+        sorted(_lags(arena), key=lambda one: (-one.lag, one.namespace, one.cursor)),
     )
+
+
+def _lags(arena: Handle) -> Iterator[CursorLag]:
+    names, topics = arena.namespaces(), arena.topics_by_row()
+    for cursor in arena.cursors():
+        namespace = names.get(cursor.namespace_row)
+        if namespace is not None:
+            yield CursorLag(namespace.name, cursor.name, cursor.lag(topics))
 
 
 def process_gauges(header: Any) -> dict[str, float]:

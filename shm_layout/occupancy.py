@@ -99,6 +99,7 @@ def tables(arena: Handle) -> list[Fill]:
             int(arena.metrics.bulk_load_blocks),
             _count(arena, lib.PG_R_BULK_LOAD_BLOCKS),
         ),
+        Fill("cursor rows", int(arena.metrics.cursor_rows), _count(arena, lib.PG_R_CURSORS)),
     ]
 
 

@@ -46,6 +46,8 @@ class Paths(NamedTuple):
     admin: Path
     ring: Path
     lock: Path
+    back: Path
+    """Socket of the process that serves past notices."""
 
     @property
     def arena(self) -> str:
@@ -71,6 +73,11 @@ class Paths(NamedTuple):
     def admin_endpoint(self) -> str:
         """ZeroMQ address of the admin socket."""
         return f"ipc://{self.admin}"
+
+    @property
+    def back_endpoint(self) -> str:
+        """ZeroMQ address of the socket for past notices."""
+        return f"ipc://{self.back}"
 
 
 def ring_path(endpoint: str) -> str:
@@ -122,6 +129,7 @@ def paths_in(directory: Path, name: str) -> Paths:
         admin=longest,
         ring=directory / f"{name}.ring",
         lock=directory / f"{name}.lock",
+        back=directory / f"{name}.back",
     )
 
 

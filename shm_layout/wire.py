@@ -15,6 +15,8 @@ from typing import Any, NamedTuple
 
 from purgatoryd.shm_layout import layout
 from purgatoryd.shm_layout.errors import (
+    CursorHeld,
+    CursorRefused,
     InvalidKey,
     InvalidName,
     InvalidPayload,
@@ -74,6 +76,9 @@ VERDICT = struct.Struct(struct_format("pg_verdict"))
 NAMESPACE_SET = struct.Struct(struct_format("pg_namespace_set"))
 TOPIC_SET = struct.Struct(struct_format("pg_topic_set"))
 ROWS = struct.Struct(struct_format("pg_rows"))
+REPLAY_ASK = struct.Struct(struct_format("pg_replay_ask"))
+REPLAY_INFO = struct.Struct(struct_format("pg_replay_info"))
+CURSOR_ASK = struct.Struct(struct_format("pg_cursor_ask"))
 BULK_LOAD_ASK = struct.Struct(struct_format("pg_bulk_load_ask"))
 BULK_LOAD_INFO = struct.Struct(struct_format("pg_bulk_load_info"))
 BULK_LOAD_PART = struct.Struct("<Q512s")  # struct pg_bulk_load_part, but with `bits` as bytes
@@ -213,6 +218,11 @@ def encode_name(kind: str, name: str, least: int, most: int) -> bytes:
     else:
         return data
     raise InvalidName(kind=kind, name=name, reason=reason, length=len(data), limit=most)
+
+
+def encode_cursor_name(name: str) -> bytes:
+    """Encode a name of 1-63 bytes of UTF-8 without NUL. Raises InvalidName."""
+    return encode_name("cursor", name, 1, layout.CURSOR_MAX)
 
 
 def encode_payload(payload: bytes | bytearray | memoryview) -> bytes:
@@ -405,6 +415,64 @@ def encode_schedule(
     return encode_frame(Message.SCHEDULE, session, sequence, flags=flags) + head + b"".join(texts)
 
 
+class CursorName(NamedTuple):
+    """The name of a cursor in its namespace, encoded."""
+
+    namespace: bytes
+    cursor: bytes
+
+
+Committed = Mapping[str, tuple[int, int]]
+"""(incarnation, sequence of the newest committed notice) by topic."""
+
+
+def encode_cursor(
+    sequence: int, session: int, name: CursorName, action: int, topics: Committed,
+    *, stream_id: int = 0, every_topic: bool = False, durable: bool = False,
+) -> bytes:  # fmt: skip
+    """Return a CURSOR message. `stream_id`: for COMMIT, the stream of the sequences. Raises
+    InvalidName."""
+    ask = CURSOR_ASK.pack(stream_id, action, len(name.namespace), len(name.cursor), every_topic)
+    parts = [ask, *name]
+    for topic, (incarnation, newest) in topics.items():
+        data = encode_topic(topic)
+        parts += [TAIL.pack(newest, incarnation, 0, len(data)), data]
+    flags = layout.FLAG_DURABLE * durable
+    head = encode_frame(Message.CURSOR, session, sequence, count=len(topics), flags=flags)
+    return head + b"".join(parts)
+
+
+class PastRange(NamedTuple):
+    """Notices `first` to `last` of a topic, for a REPLAY message."""
+
+    namespace: str
+    topic: str
+    stream_id: int
+    incarnation: int
+    first: int
+    last: int
+
+
+def encode_replay(sequence: int, asked: PastRange) -> bytes:
+    """Return a REPLAY message, which reads past notices. Raises InvalidName."""
+    namespace, topic = encode_namespace(asked.namespace), encode_topic(asked.topic)
+    body = REPLAY_ASK.pack(
+        asked.stream_id, asked.incarnation, asked.first, asked.last, len(namespace), len(topic)
+    )
+    return encode_frame(Message.REPLAY, 0, sequence) + body + namespace + topic
+
+
+def decode_replay_ask(body: bytes) -> PastRange:
+    """Decode a REPLAY message without its frame. Raises ProtocolError."""
+    _need("REPLAY", body, 0, REPLAY_ASK.size)
+    *numbers, namespace_len, topic_len = REPLAY_ASK.unpack_from(body)
+    ends = _ends(REPLAY_ASK.size, (namespace_len, topic_len))
+    if ends[-1] != len(body):
+        raise ProtocolError("names of a REPLAY", REPLAY_ASK.size, ends[-1], len(body))
+    namespace, topic = (part.decode(errors="replace") for part in _cut(body, ends))
+    return PastRange(namespace, topic, *numbers)
+
+
 class NamespaceSettings(NamedTuple):
     """Settings of a namespace that an admin sets; 0 means no quota."""
 
@@ -518,6 +586,9 @@ class Reply(NamedTuple):
         if self.error == WireError.SCHEDULE:
             reason = layout.Status(self.detail[0]).name if self.detail[0] in _STATUSES else "?"
             return ScheduleRefused(self.error, name, self.detail, reason)
+        if self.error == WireError.CURSOR:
+            held = self.detail[0] == layout.CursorRefusal.HELD
+            return (CursorHeld if held else CursorRefused)(self.error, name, self.detail)
         kind = _REFUSALS.get(self.error, MessageRefused)
         return kind(error=self.error, name=name, detail=self.detail)
 
@@ -533,6 +604,7 @@ _SHARED = {
     layout.Quota.UID_BULK_LOADS: "bulk loads",
     layout.Quota.UID_SCHEDULES: "schedules",
     layout.Quota.UID_BULK_LOAD_BLOCKS: "blocks of 4096 rows of bulk loads",
+    layout.Quota.UID_CURSORS: "rows of cursors",
 }
 
 
@@ -864,6 +936,30 @@ def _schedule_info(body: bytes, at: int) -> tuple[ScheduleInfo, int]:
     *texts, payload = _cut(body, ends)
     names = (text.decode(errors="replace") for text in texts)
     return ScheduleInfo._make((*figures, state, *names, payload)), ends[-1]
+
+
+def decode_cursor(body: bytes, count: int) -> dict[str, tuple[int, int]]:
+    """Decode the body of a reply to CURSOR: the positions of the cursor. Raises ProtocolError."""
+    found = decode_newest_sequences(body, count)
+    return {topic: position for (_, topic), position in found.items()}
+
+
+class PastPage(NamedTuple):
+    """The reply to a REPLAY message."""
+
+    lost_until: int
+    """The notices from the first one to this sequence are lost; first - 1 = none is lost."""
+    next: int
+    """The first sequence for the next message."""
+    body: bytes
+    """Second frame of a notice message."""
+
+
+def decode_replay(body: bytes) -> PastPage:
+    """Decode the body of a reply to REPLAY. Raises ProtocolError."""
+    _need("page of past notices", body, 0, REPLAY_INFO.size)
+    lost_until, following = REPLAY_INFO.unpack_from(body)
+    return PastPage(lost_until, following, body[REPLAY_INFO.size :])
 
 
 class SessionInfo(NamedTuple):

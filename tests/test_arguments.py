@@ -104,6 +104,7 @@ CLIENT_CALLS: dict[str, dict[str, Any]] = {
     "sweep_status": {"sweep_id": BULK_LOAD},
     "stop_sweep": {"sweep_id": BULK_LOAD},
     "sweeps": {},
+    "delete_cursor": {"cursor": "billing"},
     "at": {"at_ns": None},
     "settle": {"result": BulkResult(None, arrays=False)},
     "flush": {},

@@ -1,4 +1,4 @@
-"""The purgatory's benchmark runs, and every design ends every request as predicted."""
+"""Benchmarks run, and their programs get the results that they predict."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import pytest
 
 pytestmark = pytest.mark.tier("all")
 
-SCRIPT = Path(__file__).resolve().parent.parent / "benchmarks" / "bench_purgatory.py"
+BENCHMARKS = Path(__file__).resolve().parent.parent / "benchmarks"
+SCRIPT = BENCHMARKS / "bench_purgatory.py"
 
 
 @pytest.mark.tier("all")
@@ -20,3 +21,12 @@ def test_all_designs_agree_with_the_prediction() -> None:
     )
     assert done.returncode == 0, done.stderr
     assert "every outcome as predicted" in done.stdout
+
+
+def test_a_reader_of_past_notices_gets_all_of_them() -> None:
+    done = subprocess.run(
+        [sys.executable, str(BENCHMARKS / "bench_replay.py"), "--quick"],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "'complete': True" in done.stdout

@@ -248,7 +248,9 @@ async def outcome_of(client: Any, handle: Any) -> Any:
 def test_a_cancelled_call_has_a_handle_or_no_effect(
     daemon: StartDaemon, partitions: int, name: str
 ) -> None:
-    start_partitioned(daemon, partitions, "--bulk-loads", "4096", "--schedules", "4096")
+    start_partitioned(
+        daemon, partitions, "--bulk-loads", "4096", "--schedules", "4096", "--cursors", "4096"
+    )
     effect = EFFECTS[name]
 
     async def scenario() -> None:
@@ -591,6 +593,32 @@ def test_calls_end_after_an_exception_in_a_callback_of_the_loop(daemon: StartDae
 
 # ---- completeness ------------------------------------------------------------------------------
 
+
+@pytest.mark.tier("test")
+def test_a_cancelled_commit_loses_no_notice(daemon: StartDaemon) -> None:
+    daemon("demo")
+
+    async def scenario() -> None:
+        async with (
+            AsyncClient("demo", timeout=PATIENCE_S) as client,
+            AsyncSubscriber("demo", timeout=PATIENCE_S, cursor="c") as subscriber,
+        ):
+
+            async def take(n: int) -> None:
+                await client.add(f"k{n}", 0, topic="t")
+                notice = await subscriber.get(PATIENCE_S)
+                assert notice is not None
+                assert notice.key == f"k{n}"
+
+            async for _, found, _ in cancelled(lambda _: subscriber.commit(), [take]):
+                assert found is None
+            await subscriber.commit()
+        async with AsyncSubscriber("demo", timeout=PATIENCE_S, cursor="c") as later:
+            assert await later.get(0.3) is None
+
+    asyncio.run(scenario())
+
+
 TRIED: dict[type, set[str]] = {
     AsyncClient: {*ADDS, *CALLS, *EFFECTS, "close", "connect"},
     AsyncPurgatory: {*ADDS, *CALLS, *EFFECTS, *WATCHES, "close", "connect"},
@@ -601,7 +629,7 @@ TRIED: dict[type, set[str]] = {
     },
     # `wait` is tested in test_operation_columns.py; only AsyncPurgatory calls the others.
     AsyncOperations: {"wait", "failed", "wake", "call_back"},
-    AsyncSubscriber: {"get", "get_many", "close", "connect"},
+    AsyncSubscriber: {"get", "get_many", "commit", "close", "connect"},
     # Both are tested in test_consumer.py.
     AsyncConsumer: public(AsyncConsumer),
     AsyncJob: public(AsyncJob),

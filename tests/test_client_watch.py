@@ -22,6 +22,12 @@ GRACE_NS = 100
 PID, PIDFD, CONNECTION = 5, 50, 9
 
 
+GONE = 77
+"""A pid that no process has."""
+ORPHAN = 99
+"""A session whose client has this pid."""
+
+
 @dataclass
 class FakeArena:
     """Stand-in for an arena with sessions, each with its own grace period."""
@@ -30,8 +36,8 @@ class FakeArena:
     ended: list[int] = field(default_factory=list)
     full: bool = False
 
-    def session_ids(self) -> list[int]:
-        return [*self.graces]
+    def session_pids(self) -> dict[int, int]:
+        return {session: GONE if session == ORPHAN else 0 for session in self.graces}
 
     def session_grace_ns(self, session: int) -> int | None:
         return self.graces.get(session)
@@ -57,6 +63,7 @@ class Clients:
         processes: Any = SimpleNamespace(
             watch=self._watch, unwatch=self.watched.remove, ended=lambda _: self.ended_pidfds,
             has_ended=lambda pidfd: pidfd in self.ended_pidfds,
+            is_gone=lambda pid: pid == GONE,
         )  # fmt: skip
         self.watch = ClientWatch(
             self.arena, self.peers, processes, GRACE_NS, now_ns, self.left.append
@@ -96,6 +103,17 @@ def test_a_quarter_of_the_descriptors_watches_processes(monkeypatch: pytest.Monk
     for session in (1, 2, 3):
         clients.watch.speaks(session, PID + session, PID + session)
     assert len(clients.watched) == 2
+
+
+def test_a_session_of_a_process_that_is_gone_ends_after_its_own_grace() -> None:
+    clients = Clients({ORPHAN: 0, 8: 0})
+    clients.watch.serve(0)
+    assert clients.arena.ended == [ORPHAN]
+    patient = Clients({ORPHAN: 10, 8: 0})
+    patient.watch.serve(9)
+    assert patient.arena.ended == []
+    patient.watch.serve(10)
+    assert patient.arena.ended == [ORPHAN]
 
 
 def test_sessions_of_the_arena_end_after_their_grace_unless_they_speak() -> None:

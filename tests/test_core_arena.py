@@ -84,7 +84,7 @@ def test_a_region_that_is_not_where_it_belongs(region: int, field: str) -> None:
     sizes = (
         lib.PG_R_NAMESPACES, lib.PG_R_TOPICS, lib.PG_R_WATCHES, lib.PG_R_WATERMARKS,
         lib.PG_R_ACCOUNTS, lib.PG_R_BULK_LOADS, lib.PG_R_BULK_LOAD_BLOCKS, lib.PG_R_GROUPS,
-        lib.PG_R_JOBS, lib.PG_R_SCHEDULES,
+        lib.PG_R_JOBS, lib.PG_R_SCHEDULES, lib.PG_R_CURSORS,
     )  # fmt: skip
     if field != "count" or region not in sizes:
         assert (fault.where, fault.expected, fault.found) == (region, was, was + 64)

@@ -126,7 +126,7 @@ def test_a_histogram_keeps_every_value_below_its_ends(
     for bucket in (0, 100, 227, 228, 400, 487):
         counts[bucket] = 1
     histogram = Histogram(name, tuple(counts), 2 * 10**9, 2**63 - 1)
-    known = Metrics(DaemonState.READY, Degraded(0), {}, {}, {name: histogram}, [])
+    known = Metrics(DaemonState.READY, Degraded(0), {}, {}, {name: histogram}, [], [])
     (found,) = [f for f in families("demo", known) if family in f.name]
     reached = {s.labels["le"]: s.value for s in found.samples if s.name.endswith("_bucket")}
     for edge_ns, (end, count) in zip([*edges_ns, 2**63], reached.items(), strict=True):
@@ -195,7 +195,7 @@ def test_an_unreadable_daemon_hides_no_other(
     def read(name: str) -> Metrics:
         if name == "demo-1-0":
             raise PermissionDenied(name)
-        return Metrics(DaemonState.READY, Degraded(0), {}, {}, {}, [])
+        return Metrics(DaemonState.READY, Degraded(0), {}, {}, {}, [], [])
 
     def readable() -> dict[str, float]:
         found = parsed(generate_latest(registry("demo")).decode())  # type: ignore[no-untyped-call]

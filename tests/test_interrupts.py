@@ -160,7 +160,9 @@ def outcome_of(client: Any, handle: Any) -> Any:
 def test_an_interrupted_call_has_a_handle_or_no_effect(
     daemon: StartDaemon, partitions: int, name: str
 ) -> None:
-    start_partitioned(daemon, partitions, "--bulk-loads", "4096", "--schedules", "4096")
+    start_partitioned(
+        daemon, partitions, "--bulk-loads", "4096", "--schedules", "4096", "--cursors", "4096"
+    )
     effect, doubts = EFFECTS[name], 0
     with Purgatory("demo", timeout=PATIENCE_S) as client:
         prepare = [partial(step, client) for step in effect.before]
@@ -599,6 +601,27 @@ def test_an_interrupted_subscriber_returns_each_notice_once(
     assert [notice.seq for notice in seen] == list(range(1, sent + 1))
 
 
+@pytest.mark.tier("test")
+def test_an_interrupted_commit_loses_no_notice(daemon: StartDaemon) -> None:
+    daemon("demo")
+    with (
+        Client("demo", timeout=PATIENCE_S) as client,
+        Subscriber("demo", timeout=PATIENCE_S, cursor="c") as subscriber,
+    ):
+
+        def take(n: int) -> None:
+            client.add(f"k{n}", 0, topic="t")
+            notice = subscriber.get(PATIENCE_S)
+            assert notice is not None
+            assert notice.key == f"k{n}"
+
+        for _, found, _ in interrupted(lambda _: subscriber.commit(), [take]):
+            assert found is None
+        subscriber.commit()
+    with Subscriber("demo", timeout=PATIENCE_S, cursor="c") as later:
+        assert later.get(0.3) is None
+
+
 # ---- completeness ------------------------------------------------------------------------------
 
 TRIED: dict[type, set[str]] = {
@@ -606,7 +629,7 @@ TRIED: dict[type, set[str]] = {
     Purgatory: {*ADDS, *CALLS, *EFFECTS, *WATCHES, "close"},
     Handle: {name.removeprefix("Handle.") for name in CALLS},
     Operation: {name.removeprefix("Operation.") for name in (*CALLS, *EFFECTS, *CALLBACKS)},
-    Subscriber: {"get", "get_many", "close"},
+    Subscriber: {"get", "get_many", "commit", "close"},
     Admin: public(Admin),
 }
 """Calls that the tests of this file interrupt, by class."""

@@ -12,8 +12,9 @@ from jobs_driver import JobsCore, Session
 from jobs_world import MS, World, fire, step
 from wal_driver import Redo, Snapshot, Wal, frames_of
 
+from purgatoryd.shm_layout import wire
 from purgatoryd.shm_layout._core import ffi, lib
-from purgatoryd.shm_layout.layout import Status
+from purgatoryd.shm_layout.layout import CursorAction, Status
 
 pytestmark = pytest.mark.tier("test")
 
@@ -140,6 +141,61 @@ def test_a_cut_inside_the_wal_gives_a_sound_arena(seed: int) -> None:
             snapshot.data, b"".join(f.data for f in frames[:end]), snapshot.cursor.start_lsn,
             core.header.now_ns,
         )  # fmt: skip
+
+
+def ask_cursor(session: Session, action: CursorAction, **about: Any) -> None:
+    """Send a CURSOR message for all topics. OPEN has no sequences, COMMIT the newest ones."""
+    core, topics = session.core, {}
+    row = lib.pg_find_topic(core.a, 0, b"t", 1)
+    if action == CursorAction.COMMIT and row != lib.PG_NIL:
+        t = core.rows(lib.PG_R_TOPICS, "pg_topic")[row]
+        topics = {"t": (int(t.incarnation), max(int(t.sequence) - 1, 0))}
+    name = wire.CursorName(b"n", b"billing")
+    reply = core.handle(
+        wire.encode_cursor(1, session.id, name, action, topics, **about), uid=session.uid
+    )
+    assert isinstance(reply, wire.Reply)
+    assert reply.error == 0, reply
+
+
+def step_with_cursor(world: World, session: Session, rng: random.Random) -> None:
+    world.step()
+    world.core.publish_all()
+    if rng.random() < 0.1:
+        about = {"stream_id": int(world.core.header.stream_id)}
+        ask_cursor(session, CursorAction.COMMIT, **about)
+
+
+def awaited(core: Any, oldest: int) -> dict[int, tuple[int, bytes, bytes]]:
+    """Return (sequence, key, payload) of the notices from `oldest` on, by position."""
+    return {
+        e.position: (e.sequence, e.key, e.payload) for e in core.entries() if e.position >= oldest
+    }
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_notices_of_a_cursor_and_their_jobs_survive_a_power_cut(seed: int) -> None:
+    """A sent notice stays for the cursor, and uses the memory of its jobs."""
+    rng = random.Random(seed)
+    core, wal = started(cursors=8, replay_capacity=256)
+    world, session = World(seed, core, max_dead=60), Session(core)
+    ask_cursor(session, CursorAction.OPEN, every_topic=True)
+    for _ in range(rng.randrange(40)):
+        step_with_cursor(world, session, rng)
+        wal.take()
+    snapshot = Snapshot(core)
+    while not snapshot.done:
+        snapshot.step(rng.choice([64, 300, 1000, 9000]))
+        step_with_cursor(world, session, rng)
+        wal.take()
+    for _ in range(6):
+        for _ in range(rng.randrange(1, 12)):
+            step_with_cursor(world, session, rng)
+            wal.take()
+        again = redone(snapshot.data, wal.data, snapshot.cursor.start_lsn, core.header.now_ns)
+        assert jobs_of(again) == jobs_of(core, SHIFT_NS)
+        oldest = int(lib.pg_cursors_oldest(core.a, core.header.published))
+        assert awaited(again, oldest) == awaited(core, oldest)
 
 
 def test_jobs_of_a_group_that_starts_with_the_replay_buffer_survive_a_power_cut() -> None:

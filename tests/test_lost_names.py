@@ -425,14 +425,14 @@ def test_a_socket_that_cannot_be_bound_again_keeps_no_other_from_it(
         for path in ours:
             path.unlink()
         with monkeypatch.context() as patch:
-            listen_at = sockets._listen_at
+            listen_at = sockets.listen_at
 
             def fail(socket: zmq.Socket[bytes], path: Path) -> None:
                 if path in (paths.cmd, paths.pub):
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
                 listen_at(socket, path)
 
-            patch.setattr(sockets, "_listen_at", fail)
+            patch.setattr(sockets, "listen_at", fail)
             for _ in range(3):
                 bound.bind_again()
             assert [path.is_socket() for path in ours] == [False, True, False]

@@ -58,7 +58,7 @@ def serving(
     arena: Any = SimpleNamespace(
         handle=lambda *message: (Handled.REPLY, next(handled)), durable_lsn=5,
         served=lambda ended_boot_ns: None, inbox_to=lambda session: None,
-        session_ids=list, session_grace_ns=lambda session: None, measure=measure,
+        session_pids=dict, session_grace_ns=lambda session: None, measure=measure,
     )  # fmt: skip
     host: Any = SimpleNamespace(boot_ns=boot_ns)
     wal: Any = SimpleNamespace(

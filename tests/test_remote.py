@@ -67,10 +67,10 @@ def test_tcp_without_netlink_is_refused_before_libzmq_aborts(
     monkeypatch.setattr(socket, "socket", refuse)
     with zmq.Context() as context, context.socket(zmq.ROUTER) as router:
         with pytest.raises(BadPath, match="libzmq needs AF_NETLINK sockets: not supported"):
-            sockets._listen(router, "tcp://127.0.0.1:1", pair, 1000)
+            sockets.listen_tcp(router, "tcp://127.0.0.1:1", pair, 1000)
         monkeypatch.undo()
         with pytest.raises(BadPath, match="cannot be bound: Cannot assign"):
-            sockets._listen(router, "tcp://192.0.2.1:1", pair, 1000)
+            sockets.listen_tcp(router, "tcp://192.0.2.1:1", pair, 1000)
 
 
 @pytest.mark.tier("test")

@@ -32,7 +32,7 @@ class Queue:
         self.cost_ns = SHARE_NS
         arena: Any = SimpleNamespace(
             handle=self._handle, served=lambda _: None, measure=lambda *_: None, durable_lsn=0,
-            session_ids=list,
+            session_pids=dict,
         )  # fmt: skip
         wal: Any = SimpleNamespace(committed_lsn=0, replied=lambda *_: None, requests=ffi.NULL)
         access: Any = SimpleNamespace(may_connect=lambda *_: True)

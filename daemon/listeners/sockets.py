@@ -54,6 +54,8 @@ PARTS_MAX = 256
 """Maximum number of frames in a message; a message with more frames is an offence. An iteration
 drops at most this many frames."""
 REPORTS_PER_ITERATION = 256
+PROBED = b"\1\0"
+"""First bytes of the report of a subscription to a probe. No namespace begins with a zero byte."""
 HANDSHAKE_MS = 10_000
 CURVE_MAX = 512
 """Maximum number of bytes that encryption adds to a message, or that a message of the CURVE
@@ -280,7 +282,7 @@ class Sockets:
         self.bells = self._rings.bells
         self.admin = RequestSocket(admin, self.admission, host)
         self.notices = self._socket(zmq.XPUB, NOTICE_HWM, SUBSCRIPTION_MAX)
-        _accept_only(self.notices, access)
+        accept_only(self.notices, access)
         self._bind(self.notices, paths.pub)
         self._notices_quiet = False
         """True if the XPUB socket had no report at the last call. Its descriptor is then readable
@@ -288,8 +290,8 @@ class Sockets:
         self.notices_fd = int(self.notices.getsockopt(zmq.FD))
         self._sockets = (commands, admin, self.notices)
         if remotes is not None:
-            _listen(commands, remotes.place.commands, remotes.pair, MESSAGE_MAX)
-            _listen(self.notices, remotes.place.notices, remotes.pair, SUBSCRIPTION_MAX)
+            listen_tcp(commands, remotes.place.commands, remotes.pair, MESSAGE_MAX)
+            listen_tcp(self.notices, remotes.place.notices, remotes.pair, SUBSCRIPTION_MAX)
         self._remotes = remotes
         self._watched = {self._zap.fd, *self.admission.fds}
         self._ask_ns = self._watched_ns = 0
@@ -310,7 +312,7 @@ class Sockets:
 
     def _bind(self, socket: zmq.Socket[bytes], path: Path) -> None:
         try:
-            _listen_at(socket, path)
+            listen_at(socket, path)
             self.admission.iterate(self._host.boot_ns())
         except (zmq.ZMQError, OSError) as error:
             raise BadPath(str(path), f"cannot be bound: {error.strerror}") from error
@@ -334,7 +336,7 @@ class Sockets:
         connections together with it. If another file has such a path, it is left alone.
         """
         binds: dict[Path, Callable[[], None]] = {
-            path: partial(_listen_at, socket, path)
+            path: partial(listen_at, socket, path)
             for path, socket in zip(self._paths, self._sockets, strict=True)
         }
         if self._rings.listens:
@@ -418,7 +420,16 @@ class Sockets:
             self._notices_quiet = False
             if not self._reported():
                 return
-            self.admission.subscribed(self.notices.recv(zmq.NOBLOCK, copy=False))
+            report = self.notices.recv(zmq.NOBLOCK, copy=False)
+            self.admission.subscribed(report)
+            if report.bytes.startswith(PROBED):
+                self._answer_probe(report.bytes[1:])
+
+    def _answer_probe(self, subject: bytes) -> None:
+        """Confirm a subscription to a probe. The earlier subscriptions of its connection take
+        effect before it, so they are live."""
+        self.notices.send(subject, zmq.SNDMORE | zmq.NOBLOCK)
+        self.notices.send(b"", zmq.NOBLOCK)
 
     def publish(self, messages: Iterable[Outgoing]) -> int:
         """Hand notices to the socket, which drops them for slow peers. Return the number of
@@ -471,7 +482,7 @@ def _refuse_without_netlink(endpoint: str) -> None:
         raise BadPath(endpoint, why) from error
 
 
-def _listen(
+def listen_tcp(
     socket: zmq.Socket[bytes], endpoint: str, pair: curve.KeyPair, message_max: int
 ) -> None:
     """Bind a socket to tcp in addition to ipc. Options apply only to later binds. They are reset
@@ -493,7 +504,8 @@ def _listen(
     socket.setsockopt(zmq.HEARTBEAT_IVL, 0)
 
 
-def _listen_at(socket: zmq.Socket[bytes], path: Path) -> None:
+def listen_at(socket: zmq.Socket[bytes], path: Path) -> None:
+    """Bind a socket to a path."""
     with _closed():
         socket.bind(f"ipc://{path}")
     path.chmod(SOCKET_MODE)
@@ -510,7 +522,7 @@ def _closed() -> Iterator[None]:
         os.umask(before)
 
 
-def _accept_only(socket: zmq.Socket[bytes], access: Access) -> None:
+def accept_only(socket: zmq.Socket[bytes], access: Access) -> None:
     """Let libzmq close connections of users without access at once, because a subscriber sends no
     request that could be refused."""
     if access.everybody:

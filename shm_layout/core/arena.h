@@ -208,11 +208,12 @@ struct pg_arena {
     struct key_index job_index;   /* by key */
     struct key_index order_index; /* first job of each order key */
     struct pg_schedule *schedules;
+    struct pg_cursor *cursors;
     struct pg_wal_buffer *wal_buffer; /* NULL = no WAL */
     uint8_t *ring;
     struct pg_timestamps *timestamps; /* one per slot; NULL = no WAL */
     uint32_t namespace_rows, topic_rows, name_cells, account_rows, watch_rows, watermark_rows;
-    uint32_t bulk_load_rows, bulk_load_block_rows, schedule_rows;
+    uint32_t bulk_load_rows, bulk_load_block_rows, schedule_rows, cursor_rows;
     uint32_t group_rows, group_topic_rows, member_rows;
 
     struct arena_state state;
@@ -242,6 +243,7 @@ ROW(member_at, pg_member, members, member_rows, "members")
 ROW(job_at, pg_job, jobs, job_slots.capacity, "jobs")
 ROW(job_hot, pg_hot, job_slots.hot, job_slots.capacity, "jobs")
 ROW(schedule_at, pg_schedule, schedules, schedule_rows, "schedules")
+ROW(cursor_at, pg_cursor, cursors, cursor_rows, "cursors")
 ROW(session_at, pg_session, sessions, secret->sessions, "sessions")
 #undef ROW
 

@@ -23,6 +23,7 @@
 #include "core/wal/wal_buffer.h"
 #include "core/state/bulk_loads.h"
 #include "core/state/catch_up.h"
+#include "core/state/cursors.h"
 #include "core/state/inbox.h"
 #include "core/state/items.h"
 #include "core/state/keys.h"

@@ -16,7 +16,8 @@ static const struct pg_config config = {
     .layout_id = 1, .payload_bytes = 4096, .replay_bytes_max = 1024, .tick_ns = 1000000,
     .stream_id = 1, .secret = {1, 2}, .capacity = 8, .replay_capacity = 16, .fanout = 64,
     .namespaces = 1, .topics = 1, .sessions = 2, .watches = 8, .watermarks = 8,
-    .accounts = 2, .bulk_loads = 1, .bulk_load_blocks = 2, .inbox_max = 8, .groups = 1, .jobs = 2,
+    .accounts = 2, .bulk_loads = 1, .bulk_load_blocks = 2, .cursors = 2, .inbox_max = 8,
+    .groups = 1, .jobs = 2,
     .clock_kind = PG_CLOCK_VIRTUAL, .wal_buffer_bytes = PG_WAL_BUFFER_MIN};
 
 /* Memory of an arena, which all processes forked later share. */
@@ -269,6 +270,12 @@ static void wal_stopped_twice(struct pg_arena *a)
     pg_group_commit_iterate(c);
 }
 
+static void cursor_in_a_used_row(struct pg_arena *a)
+{
+    cursor_create(a, 0, 0, (struct name){"c", 1});
+    cursor_create(a, 0, 0, (struct name){"d", 1});
+}
+
 static const struct {
     void (*act)(struct pg_arena *a);
     const char *message;
@@ -310,6 +317,7 @@ static const struct {
     {watch_twice, "watches: no record is given back twice"},
     {watermark_twice, "watermarks: no row is given back twice"},
     {watermark_taken_in_use, "watermarks: a taken row is free"},
+    {cursor_in_a_used_row, "cursors: a row for a cursor is free"},
     {block_taken_in_use, "bulk loads: a taken block is free"},
     {block_given_back_in_use, "bulk loads: a block given back belongs to no bulk load"},
     {session_uncounted, "quotas: a session that ends was counted"},

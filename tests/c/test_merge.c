@@ -126,7 +126,8 @@ static void a_shard_that_is_not_there_is_refused(void)
 static const uint32_t whole[] = {0}, parts[] = {0, 1, 2, 1};
 
 struct scratch {
-    uint32_t namespaces[4], topics[8], watermarks[4], sessions[2], bulk_loads[1], schedules[1];
+    uint32_t namespaces[4], topics[8], watermarks[4], sessions[2], bulk_loads[1], schedules[1],
+             cursors[4];
     struct pg_route routes[4];
 };
 
@@ -141,7 +142,7 @@ static struct pg_source source_of(const struct world *w, struct scratch *s)
             s->routes[row] = (struct pg_route){parts, 4, 1};
     }
     return (struct pg_source){w->a, s->routes, s->namespaces, s->topics, s->watermarks, s->sessions,
-                              s->bulk_loads, s->schedules, 0};
+                              s->bulk_loads, s->schedules, s->cursors, 0};
 }
 
 static void merged(struct world *to, const struct world *from, uint32_t count)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import inspect
 import itertools
@@ -10,6 +11,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple
@@ -17,7 +19,10 @@ from typing import Any, NamedTuple
 from real_daemon import PATIENCE_S, boot_ns
 
 from purgatoryd import clients
-from purgatoryd.clients import AllOf, BulkLoad, BulkLoadState, BulkResult, CancelResult
+from purgatoryd.clients import AllOf, BulkLoad, BulkLoadState, BulkResult, CancelResult, jobs
+from purgatoryd.shm_layout.arena import Reader
+from purgatoryd.shm_layout.layout import CursorAction
+from purgatoryd.shm_layout.paths import client_paths
 
 HOUR_S = 3600.0
 OURS = str(Path(clients.__file__).parent)
@@ -152,6 +157,23 @@ def id_of(n: int) -> bytes:
     return b"bulk load" + n.to_bytes(7, "big")
 
 
+def opened_cursor(c: Any, n: int) -> Any:
+    """Create a cursor, which the client's own session holds."""
+    connection = c._core.connections[0]
+    ask = partial(
+        c._core.cursor_question, connection, c._core.cursor_name(f"c{n}"), CursorAction.OPEN, {}
+    )
+    return c._ask(connection, jobs.asked(connection, ask, "cursor", PATIENCE_S))
+
+
+def has_cursor(c: Any, n: int) -> Any:
+    """Return whether a cursor exists, for an asyncio client as a coroutine."""
+    reader = Reader.attach(client_paths("demo"))
+    found = f"c{n}" in {cursor.name for cursor in reader.cursors()}
+    reader.close()
+    return asyncio.sleep(0, found) if hasattr(c, "connect") else found
+
+
 def watched(c: Any, n: int) -> Any:
     return c.watch(f"o{n}", AllOf({f"w{n}": 1}), HOUR_S)
 
@@ -251,6 +273,10 @@ EFFECTS: dict[str, Effect] = {
     "get": Effect(
         [lambda c, n: c.add(f"k{n}", HOUR_S)], lambda c, n: c.get(f"k{n}"),
         lambda found: found.key[0] == "k", [], never,
+    ),
+    "delete_cursor": Effect(
+        [opened_cursor], lambda c, n: c.delete_cursor(f"c{n}"), is_none,
+        [has_cursor], lambda found: not found,
     ),
     "open_bulk_load": Effect(
         [], lambda c, n: c.open_bulk_load(id_of(n), 5), state_is(BulkLoadState.OPEN),

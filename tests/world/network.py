@@ -569,6 +569,9 @@ class SimulatedProcesses:
     def has_ended(self, pidfd: int) -> bool:
         return pidfd in self._ended
 
+    def is_gone(self, pid: int) -> bool:
+        return pid != 0 and pid not in self.alive
+
     def ended(self, limit: int) -> list[int]:
         return list(self._ended[:limit])
 

@@ -46,9 +46,10 @@ bool frame_read(struct request *q, struct refusal *why)
         return refused(why, PG_ERR_MALFORMED, 0, q->frame.magic);
     if (q->frame.version != PG_WIRE_VERSION)
         return refused(why, PG_ERR_VERSION, PG_WIRE_VERSION, q->frame.version);
+    const bool waits = q->frame.message == PG_M_SCHEDULE || q->frame.message == PG_M_CURSOR;
     const uint32_t known = q->frame.message == PG_M_BATCH ? PG_W_AT | PG_W_DURABLE | PG_W_BULK_LOAD
-                           : q->frame.message == PG_M_SCHEDULE ? PG_W_AT | PG_W_DURABLE
-                                                               : PG_W_AT;
+                           : waits                        ? PG_W_AT | PG_W_DURABLE
+                                                          : PG_W_AT;
     if (q->frame.error != 0 || (q->frame.flags & ~known) != 0)
         return refused(why, PG_ERR_MALFORMED, offsetof(struct pg_frame, flags), q->frame.flags);
     return true;

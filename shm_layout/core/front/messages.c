@@ -18,6 +18,7 @@
 #include "core/state/session.h"
 #include "core/state/timers.h"
 #include "core/front/consumers.h"
+#include "core/front/cursor_requests.h"
 #include "core/front/request.h"
 #include "core/front/scan.h"
 
@@ -508,6 +509,40 @@ static bool handle_schedule(struct pg_arena *a, struct request *q, struct sink *
     return true;
 }
 
+/* ---- cursors ------------------------------------------------------------------------------- */
+
+static bool handle_cursor(struct pg_arena *a, struct request *q, struct sink *out,
+                          struct refusal *why)
+{
+    struct cursor_request c;
+    struct pg_session *s;
+    struct pg_result lacking = {0, 0};
+    if (!session_of(a, q, &s, why) || !cursor_read(q, &c, why))
+        return false;
+    c.namespace_row = names_find_namespace(a, c.ns);
+    if (access_of(a, c.namespace_row, q->uid) == ACCESS_DENIED ||
+        (c.namespace_row == PG_NIL && name_reserved(c.ns)))
+        return refused(why, PG_ERR_DENIED, q->uid, 0);
+    if (names_elsewhere(a, c.ns))
+        return wrong_shard(a, why);
+    if ((q->frame.flags & PG_W_DURABLE) && !has_wal(a))
+        return refused(why, PG_ERR_NO_WAL, 0, 0);
+    if (wal_buffer_refusal(a) != PG_ST_NONE)
+        return refused(why, PG_ERR_BUSY, wal_buffer_refusal(a), 0);
+    if (c.ask.action == PG_CA_OPEN)
+        c.namespace_row = names_namespace(a, c.ns, &lacking);
+    if (c.namespace_row == PG_NIL && lacking.ticket != 0)
+        return namespace_refused(a, &lacking, why);
+    if (!cursor_apply(a, &c, s, &lacking, why))
+        return lacking.ticket != 0 ? share_refused(a, &lacking, why) : false;
+    a->call.durable = (q->frame.flags & PG_W_DURABLE) != 0 ||
+                      (c.namespace_row != PG_NIL &&
+                       namespace_at(a, c.namespace_row)->durability != 0);
+    reply_head(q, out, cursor_positions(a, &c));
+    cursor_positions_write(a, &c, out);
+    return true;
+}
+
 /* A PING with a session also lets the daemon learn through which connection the session's owner can
  * be reached. */
 static bool handle_ping(struct pg_arena *a, struct request *q, struct sink *out,
@@ -538,6 +573,7 @@ static bool dispatch(struct pg_arena *a, struct request *q, struct sink *out,
     case PG_M_LIST: return handle_list(a, q, out, why);
     case PG_M_SWEEP: return handle_sweep(a, q, out, why);
     case PG_M_SCHEDULE: return handle_schedule(a, q, out, why);
+    case PG_M_CURSOR: return handle_cursor(a, q, out, why);
     default: return refused(why, PG_ERR_UNKNOWN_MESSAGE, q->frame.message, 0);
     }
 }

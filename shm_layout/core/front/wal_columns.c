@@ -521,6 +521,20 @@ static void block_row(const struct row *r, const void *body)
     put(r, PG_LC_BULK_LOAD_ROW, (int64_t)(j->number * PG_BULK_LOAD_BLOCK_ROWS));
 }
 
+static void cursor_row(const struct row *r, const void *body)
+{
+    const struct pg_wal_cursor *j = body;
+    put_int(r, PG_IC_FLAGS, j->state);
+    put_uid(r, j->uid);
+    put_bytes(r, PG_BC_NAME, j + 1, j->name_len);
+    if (j->state != PG_CURSOR_POSITION) {
+        put_namespace(r, j->namespace_row);
+        return;
+    }
+    put(r, PG_LC_SEQUENCE, (int64_t)j->sequence);
+    put_topic(r, j->topic);
+}
+
 /* ---- rows in order --------------------------------------------------------------------------- */
 
 static const struct rule {
@@ -539,6 +553,7 @@ static const struct rule {
     [PG_WAL_DONE] = {done_row, false}, [PG_WAL_BLOCK] = {block_row, false},
     [PG_WAL_UNPARK] = {unpark_row, false}, [PG_WAL_METRICS] = {metrics_row, false},
     [PG_WAL_SCHEDULE] = {schedule_row, false},
+    [PG_WAL_CURSOR] = {cursor_row, false},
 };
 
 static void row_begin(const struct row *r, const struct pg_frame_head *f, const struct pg_walk *w)

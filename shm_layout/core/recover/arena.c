@@ -11,6 +11,7 @@
 #include "core/wal/wal_buffer.h"
 #include "core/state/bulk_loads.h"
 #include "core/state/groups.h"
+#include "core/state/cursors.h"
 #include "core/state/inbox.h"
 #include "core/state/jobs.h"
 #include "core/state/members.h"
@@ -80,6 +81,7 @@ static bool config_bounded(const struct pg_config *c, struct pg_fault *why)
         {"bulk loads", c->bulk_loads, 0, 65535},
         {"blocks of rows of bulk loads", c->bulk_load_blocks, 0, PG_CAPACITY_MAX},
         {"schedules", c->schedules, 0, 65535},
+        {"rows of cursors", c->cursors, 0, 65535},
         {"outcomes in an inbox", c->inbox_max, 1, UINT64_MAX},
         {"stream id", c->stream_id, 1, UINT64_MAX},
         {"bits of the replay buffer entries", (uint64_t)__builtin_popcount(c->replay_capacity), 1,
@@ -175,6 +177,8 @@ static void plan_make(struct plan *p, const struct pg_config *c)
         groups_plan(p, c);
     if (c->schedules != 0)
         plan_add(p, PG_R_SCHEDULES, sizeof(struct pg_schedule), c->schedules);
+    if (c->cursors != 0)
+        plan_add(p, PG_R_CURSORS, sizeof(struct pg_cursor), c->cursors);
     if (c->wal_buffer_bytes != 0) {
         plan_add(p, PG_R_TIMESTAMPS, sizeof(struct pg_timestamps), slots);
         plan_add(p, PG_R_WAL_BUFFER, PG_WAL_BUFFER_HEAD,
@@ -262,6 +266,8 @@ static void handle_open_authoritative(struct pg_arena *a)
     a->sweeps = region(a, PG_R_SWEEPS);
     a->schedules = region(a, PG_R_SCHEDULES);
     a->schedule_rows = region_count(a, PG_R_SCHEDULES);
+    a->cursors = region(a, PG_R_CURSORS);
+    a->cursor_rows = region_count(a, PG_R_CURSORS);
     a->replay_buffer = region(a, PG_R_REPLAY_BUFFER);
     a->purgatory = region(a, PG_R_PURGATORY);
     a->watches = region(a, PG_R_WATCHES);
@@ -483,6 +489,7 @@ static struct pg_config config_of(const struct pg_header *h)
                               .inbox_max = 1, .groups = h->regions[PG_R_GROUPS].count,
                               .jobs = h->regions[PG_R_JOBS].count,
                               .schedules = h->regions[PG_R_SCHEDULES].count,
+                              .cursors = h->regions[PG_R_CURSORS].count,
                               .wal_buffer_bytes = wal_buffer_bytes_of(h), .shard = h->shard,
                               .shards = h->shards};
 }
@@ -653,7 +660,7 @@ int pg_check(struct pg_arena *a, struct pg_fault *fault)
            replay_check(a, fault, &granules) && watermarks_check(a, fault, &granules) &&
            watches_check(a, fault) && operations_check(a, fault) && bulk_loads_check(a, fault) &&
            sweeps_check(a, fault) && schedules_check(a, fault, &granules) &&
-           wal_buffer_check(a, fault) &&
+           cursors_check(a, fault) && wal_buffer_check(a, fault) &&
            (a->secret == NULL || (sessions_check(a, fault, &granules) &&
                                   blobs_check(&a->blobs, granules, fault)));
 }

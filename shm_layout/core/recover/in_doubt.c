@@ -11,6 +11,7 @@
 #include "core/state/groups.h"
 #include "core/state/jobs.h"
 #include "core/state/names.h"
+#include "core/state/cursors.h"
 #include "core/state/operations.h"
 #include "core/state/records.h"
 #include "core/state/replay_buffer.h"
@@ -196,6 +197,13 @@ static bool schedule_visible(const struct pg_arena *a, const void *body)
     return j->row < a->schedule_rows && schedule_at(a, j->row)->version == j->version;
 }
 
+static bool cursor_visible(const struct pg_arena *a, const void *body)
+{
+    const struct pg_wal_cursor *j = body;
+    const struct name name = {(const char *)(j + 1), j->name_len};
+    return cursor_agrees(a, j, name);
+}
+
 static const visible_fn visible[PG_WAL_TYPES] = {
     [PG_WAL_NAMESPACE] = namespace_visible, [PG_WAL_TOPIC] = topic_visible,
     [PG_WAL_ARM] = arm_visible, [PG_WAL_MOVE] = move_visible, [PG_WAL_END] = end_visible,
@@ -207,7 +215,7 @@ static const visible_fn visible[PG_WAL_TYPES] = {
     [PG_WAL_BULK_LOAD] = bulk_load_visible, [PG_WAL_DONE] = done_visible,
     [PG_WAL_UNPARK] = unpark_visible, [PG_WAL_METRICS] = always_visible,
     [PG_WAL_CONSUMER_GROUP] = group_visible, [PG_WAL_JOB] = job_visible,
-    [PG_WAL_SCHEDULE] = schedule_visible,
+    [PG_WAL_SCHEDULE] = schedule_visible, [PG_WAL_CURSOR] = cursor_visible,
 };
 
 /* Store all settings of the frame again. They were stored one by one, so a kill may have left some

@@ -17,6 +17,7 @@
 #include "core/state/groups.h"
 #include "core/state/items.h"
 #include "core/state/jobs.h"
+#include "core/state/cursors.h"
 #include "core/state/operations.h"
 #include "core/state/quotas.h"
 #include "core/state/replay_buffer.h"
@@ -43,7 +44,8 @@ struct merge {
     struct pg_source *source;
     struct pg_fault *why;
     /* Number of rows in use, per table. */
-    uint32_t namespaces, topics, watermarks, bulk_loads, schedules, sessions, watches, slots;
+    uint32_t namespaces, topics, watermarks, bulk_loads, schedules, cursors, sessions, watches,
+             slots;
     uint32_t groups, jobs;
     uint64_t wanted_slots, wanted_granules;
 };
@@ -166,6 +168,7 @@ static uint32_t topic_merge(struct merge *g, uint32_t i)
     n->coalescing = 0;
     n->namespace_row = ns;
     n->last_position = t->sequence == 0 || fresh_topics ? 0 : FIRST_POSITION;
+    n->carried = 0;
     if (fresh_topics) {
         n->sequence = 0;
         n->incarnation = g->to->header->next_incarnation++;
@@ -360,6 +363,97 @@ static void occurrence_merge(const struct merge *g, uint32_t i, uint32_t slot)
     const size_t place = (size_t)((const uint8_t *)slot_item(g->from, i, PG_EXT_SCHEDULE) -
                                   blob_at(&g->from->blobs, slot_cold(g->from, i)->blob));
     ((struct pg_ext *)(at + place))->extra = g->source->schedules[row];
+}
+
+/* ---- cursors ------------------------------------------------------------------------------- */
+
+/* Return the new arena's row for a cursor of the source. All partitions of a namespace share one
+ * row. Nobody holds the cursor until its subscriber opens it in the new arena. */
+static uint32_t cursor_merge(struct merge *g, uint32_t i)
+{
+    struct pg_cursor c = *cursor_at(g->from, i);
+    c.namespace_row = g->source->namespaces[c.namespace_row];
+    c.session = 0;
+    uint32_t row = cursor_find(g->to, c.namespace_row, (struct name){c.name, c.name_len});
+    if (row == PG_NIL) {
+        row = g->cursors++;
+        if (row < g->to->cursor_rows)
+            *cursor_at(g->to, row) = c;
+    }
+    if (row < g->to->cursor_rows && c.every_topic)
+        cursor_at(g->to, row)->every_topic = 1;
+    return row;
+}
+
+/* Merge a position. If its topic starts a new sequence, it begins before the first notice, and
+ * cursors_carry moves it. */
+static void position_merge(struct merge *g, uint32_t i)
+{
+    struct pg_cursor p = *cursor_at(g->from, i);
+    const bool fresh = g->source->routes[topic_at(g->from, p.topic)->namespace_row].fresh_topics;
+    p.cursor = g->source->cursors[p.cursor];
+    p.topic = g->source->topics[p.topic];
+    if (p.cursor == PG_NIL || (fresh && cursor_position(g->to, p.cursor, p.topic) != PG_NIL))
+        return;
+    if (fresh) {
+        p.sequence = 0;
+        p.incarnation = topic_at(g->to, p.topic)->incarnation;
+    }
+    const uint32_t row = g->cursors++;
+    if (row < g->to->cursor_rows)
+        *cursor_at(g->to, row) = p;
+}
+
+static bool cursors_merge(struct merge *g)
+{
+    for (uint32_t i = 0; i < g->from->cursor_rows; i++) {
+        const struct pg_cursor *c = cursor_at(g->from, i);
+        const bool here = c->state == PG_CURSOR_HEAD &&
+                          g->source->namespaces[c->namespace_row] != PG_NIL;
+        g->source->cursors[i] = here ? cursor_merge(g, i) : PG_NIL;
+    }
+    for (uint32_t i = 0; i < g->from->cursor_rows; i++)
+        if (cursor_at(g->from, i)->state == PG_CURSOR_POSITION)
+            position_merge(g, i);
+    return fits(g, "rows of cursors in use", g->cursors, g->to->cursor_rows);
+}
+
+/* Return whether a cursor of the source has committed a notice. */
+static bool is_committed(const struct merge *g, uint32_t cursor, const struct pg_entry *e)
+{
+    const uint32_t row = cursor_position(g->from, cursor, e->topic);
+    return row != PG_NIL && cursor_at(g->from, row)->sequence >= e->sequence;
+}
+
+/* Let the new position of a cursor include notice `sequence`, the newest one of the topic. */
+static void position_carry(struct merge *g, uint32_t cursor, uint32_t topic, uint64_t sequence)
+{
+    const uint32_t found = cursor_position(g->to, cursor, topic);
+    const uint32_t row = found != PG_NIL ? found : g->cursors++;
+    if (row >= g->to->cursor_rows)
+        return;
+    *cursor_at(g->to, row) = (struct pg_cursor){.sequence = sequence,
+                                                .incarnation = topic_at(g->to, topic)->incarnation,
+                                                .used_boot_ns = g->from->call.real_boot_ns,
+                                                .state = PG_CURSOR_POSITION, .cursor = cursor,
+                                                .topic = topic};
+}
+
+/* A notice of the source has become notice `sequence` of a topic with a new sequence. Each cursor
+ * that has committed it, and every notice before it, has committed it in the new topic as well. A
+ * cursor that has committed a later notice only gets that notice again. */
+static void cursors_carry(struct merge *g, const struct pg_entry *e, uint32_t topic,
+                          uint64_t sequence)
+{
+    for (uint32_t i = 0; i < g->from->cursor_rows; i++) {
+        const uint32_t cursor = g->source->cursors[i];
+        if (cursor_at(g->from, i)->state != PG_CURSOR_HEAD || cursor >= g->to->cursor_rows)
+            continue;
+        const uint32_t row = cursor_position(g->to, cursor, topic);
+        const uint64_t before = row == PG_NIL ? 0 : cursor_at(g->to, row)->sequence;
+        if (before + 1 == sequence && is_committed(g, i, e))
+            position_carry(g, cursor, topic, sequence);
+    }
 }
 
 /* ---- sessions ------------------------------------------------------------------------------ */
@@ -683,13 +777,15 @@ static const struct pg_entry *entry_next(const struct pg_source *s)
     return replay_at(s->arena, s->next);
 }
 
-/* True if an entry has to be merged. If a topic restarts its sequences, its sent entries are
- * dropped, because it is unknown which of them a subscriber has received. */
+/* True if an entry has to be merged. If a topic restarts its sequences, only those sent entries are
+ * merged that a cursor has not committed: it is unknown which of them other subscribers have
+ * received. */
 static bool entry_wanted(const struct merge *g, const struct pg_entry *e, bool sent)
 {
     const uint32_t ns = topic_at(g->from, e->topic)->namespace_row;
     return belongs(g, ns, blob_at(&g->from->blobs, e->blob), e->key_len) &&
-           !(sent && g->source->routes[ns].fresh_topics);
+           !(sent && g->source->routes[ns].fresh_topics &&
+             cursors_committed(g->from, e->topic) >= e->sequence);
 }
 
 /* Move to the next entry of a source that has to be merged. Return false if there is none. */
@@ -730,7 +826,34 @@ static struct pg_source *oldest_of(struct merge *g, struct pg_source *sources, u
     return oldest;
 }
 
-static bool entry_merge(struct merge *g, const struct pg_entry *e)
+static bool is_fresh(const struct merge *g, const struct pg_entry *e)
+{
+    return g->source->routes[topic_at(g->from, e->topic)->namespace_row].fresh_topics != 0;
+}
+
+/* Give the next notice of a topic with a new sequence its number. */
+static uint64_t entry_number(struct merge *g, const struct pg_entry *e, bool sent)
+{
+    const uint32_t row = g->source->topics[e->topic];
+    struct pg_topic *t = topic_at(g->to, row);
+    t->sequence++;
+    if (sent) {
+        t->carried = t->sequence;
+        cursors_carry(g, e, row, t->sequence);
+    }
+    return t->sequence;
+}
+
+/* Drop a sent entry for which the replay buffer has no space. */
+static void entry_drop(struct merge *g, const struct pg_entry *e)
+{
+    if (!is_fresh(g, e))
+        return;
+    entry_number(g, e, true);
+    topic_at(g->to, g->source->topics[e->topic])->last_position = FIRST_POSITION;
+}
+
+static bool entry_merge(struct merge *g, const struct pg_entry *e, bool sent)
 {
     struct pg_header *h = g->to->header;
     const uint32_t row = g->source->topics[e->topic];
@@ -745,8 +868,8 @@ static bool entry_merge(struct merge *g, const struct pg_entry *e)
     n->topic = (uint16_t)row;
     n->hash = key_hash(g->to, t->namespace_row, entry_key_type(e), blob_at(&g->to->blobs, blob),
                        e->key_len);
-    if (g->source->routes[topic_at(g->from, e->topic)->namespace_row].fresh_topics)
-        n->sequence = ++t->sequence;
+    if (is_fresh(g, e))
+        n->sequence = entry_number(g, e, sent);
     n->back = entry_back(h->replay_tail, n->sequence == 1 ? 0 : t->last_position);
     n->commit = t->last_position = ++h->replay_tail;
     return true;
@@ -762,8 +885,11 @@ static bool entries_merge(struct merge *g, struct pg_source *sources, uint32_t c
         const struct pg_entry *e = entry_next(s);
         g->source = s;
         g->from = s->arena;
-        if (all.entries <= space.entries && all.bytes <= space.bytes && !entry_merge(g, e))
+        const bool fits_in = all.entries <= space.entries && all.bytes <= space.bytes;
+        if (fits_in && !entry_merge(g, e, sent))
             return false;
+        if (!fits_in)
+            entry_drop(g, e);
         all.entries--;
         all.bytes -= (uint64_t)entry_granules(e) * PG_GRANULE;
     }
@@ -789,7 +915,8 @@ static bool replay_merge(struct merge *g, struct pg_source *sources, uint32_t co
     if (!entries_merge(g, sources, count, true, sent, space))
         return false;
     h->published = h->replay_tail;
-    return entries_merge(g, sources, count, false, unsent, unsent);
+    return entries_merge(g, sources, count, false, unsent, unsent) &&
+           fits(g, "rows of cursors in use", g->cursors, g->to->cursor_rows);
 }
 
 /* ---- the whole merge ----------------------------------------------------------------------- */
@@ -815,7 +942,7 @@ int pg_merge(struct pg_arena *to, struct pg_source *sources, uint32_t count,
            each(&g, sources, count, namespaces_merge) &&
            each(&g, sources, count, topics_merge) && each(&g, sources, count, slots_count) &&
            slots_fit(&g) && each(&g, sources, count, watermarks_merge) &&
-           each(&g, sources, count, bulk_loads_merge) &&
+           each(&g, sources, count, bulk_loads_merge) && each(&g, sources, count, cursors_merge) &&
            each(&g, sources, count, schedules_merge) && each(&g, sources, count, sessions_merge) &&
            each(&g, sources, count, slots_merge) && each(&g, sources, count, groups_merge) &&
            budgets_fit(to, why) && each(&g, sources, count, jobs_merge) &&

@@ -16,6 +16,7 @@
 #include "core/state/bulk_loads.h"
 #include "core/state/groups.h"
 #include "core/state/jobs.h"
+#include "core/state/cursors.h"
 #include "core/state/names.h"
 #include "core/state/operations.h"
 #include "core/state/quotas.h"
@@ -207,6 +208,20 @@ static bool schedules_migrate(struct pg_arena *to, const struct pg_arena *from,
         if (used && f.blob == PG_NIL)
             return no_memory(to, from, why);
         schedule_restore(to, row, schedule_at(from, row)->version, &f);
+    }
+    return true;
+}
+
+/* Copy the cursors and their positions. Their row numbers stay the same. */
+static bool cursors_migrate(struct pg_arena *to, const struct pg_arena *from,
+                            struct pg_fault *why)
+{
+    for (uint32_t i = 0; i < from->cursor_rows; i++) {
+        if (cursor_at(from, i)->state == PG_CURSOR_FREE)
+            continue;
+        if (i >= to->cursor_rows)
+            return fits(why, "rows of cursors in use", i + 1, to->cursor_rows);
+        *cursor_at(to, i) = *cursor_at(from, i);
     }
     return true;
 }
@@ -424,8 +439,9 @@ int pg_migrate(struct pg_arena *to, const struct pg_arena *from, struct pg_fault
            groups_migrate(to, from, why) && budgets_fit(to, why) && jobs_migrate(to, from, why) &&
            replay_migrate(to, from, why) && watches_migrate(to, from, why) &&
            watermarks_migrate(to, from, why) && bulk_loads_migrate(to, from, why) &&
-           bulk_load_blocks_migrate(to, from, why) && schedules_migrate(to, from, why) &&
-           slots_migrate(to, from, why) && sweeps_migrate(to, from) &&
+           bulk_load_blocks_migrate(to, from, why) && cursors_migrate(to, from, why) &&
+           schedules_migrate(to, from, why) && slots_migrate(to, from, why) &&
+           sweeps_migrate(to, from) &&
            pg_rebuild(to, from->header->now_ns, why);
 }
 
@@ -466,7 +482,7 @@ static bool regions_convert(struct pg_arena *to, const struct pg_arena *from,
         PG_R_TOPICS, PG_R_ACCOUNTS, PG_R_REPLAY_BUFFER, PG_R_WATCHES, PG_R_WATERMARKS,
         PG_R_TIMESTAMPS, PG_R_BULK_LOADS, PG_R_BULK_LOAD_BLOCKS, PG_R_BULK_LOAD_BITS,
         PG_R_GROUPS, PG_R_GROUP_TOPICS, PG_R_JOBS, PG_R_GROUP_CHANGE, PG_R_SWEEPS,
-        PG_R_SCHEDULES,
+        PG_R_SCHEDULES, PG_R_CURSORS,
     };
     for (uint32_t i = 0; i < sizeof authoritative / sizeof authoritative[0]; i++)
         if (!region_convert(to, from, authoritative[i], why))

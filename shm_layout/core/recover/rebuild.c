@@ -27,6 +27,7 @@
 #include "core/state/groups.h"
 #include "core/state/items.h"
 #include "core/state/jobs.h"
+#include "core/state/cursors.h"
 #include "core/state/names.h"
 #include "core/state/operations.h"
 #include "core/state/prefetch.h"
@@ -306,7 +307,8 @@ int rebuild_begin(struct pg_arena *a, int64_t now_ns, struct pg_fault *why)
     blobs_rebuild_begin(&a->blobs);
     if (!replay_settle(a, why) || !names_check(a, why) || !groups_rebuild(a, why) ||
         !jobs_void(a, why) || !watermarks_rebuild(a, why) || !bulk_loads_rebuild(a, why) ||
-        !schedules_rebuild(a, why) || !sweeps_rebuild(a, why) || !sessions_rebuild(a, why))
+        !schedules_rebuild(a, why) || !sweeps_rebuild(a, why) || !cursors_rebuild(a, why) ||
+        !sessions_rebuild(a, why))
         return 0;
     a->state.rebuild = (struct rebuild){.fired = fired_ctl(a), .fired_slot = PG_NIL,
                                         .newest = PG_NIL, .outcome = PG_NIL,

@@ -20,6 +20,7 @@
 #include "core/state/groups.h"
 #include "core/state/jobs.h"
 #include "core/state/compaction.h"
+#include "core/state/cursors.h"
 #include "core/state/inbox.h"
 #include "core/state/items.h"
 #include "core/state/lateness.h"
@@ -355,10 +356,10 @@ static bool schedule_blob_set(const struct redo *r, const struct pg_wal_schedule
         f->blob = old->blob;
         return true;
     }
-    schedule_blob_drop(r->a, old);
     f->blob = blobs_take(&r->a->blobs, blob_granules(schedule_bytes(f)));
     if (f->blob == PG_NIL)
         return no_space(r, blob_granules(schedule_bytes(f)));
+    schedule_blob_drop(r->a, old);
     memcpy(blob_at(&r->a->blobs, f->blob), j + 1, schedule_bytes(f));
     return true;
 }
@@ -401,22 +402,42 @@ static bool redo_schedule(const struct redo *r)
 
 #define POSITION_MAX (1ull << 62)  /* larger positions occur only in damaged frames */
 
-/* Drop the entries below position `upto`, which were sent. No subscriber will ask for them, because
- * subscribers see a new stream id. */
+/* Drop the sent entries below position `upto`. Only subscribers with cursors ask for them, because
+ * other subscribers see a new stream id. */
 static void entries_drop(struct pg_arena *a, uint64_t upto)
 {
     struct pg_header *h = a->header;
-    const uint64_t cells_end = h->published + h->replay_capacity;
-    for (; h->published < upto && h->published < cells_end; h->published++) {
-        struct pg_entry *e = replay_at(a, h->published);
-        if (e->commit != h->published + 1)
+    const uint64_t cells_end = h->replay_head + h->replay_capacity;
+    for (; h->replay_head < upto && h->replay_head < cells_end; h->replay_head++) {
+        struct pg_entry *e = replay_at(a, h->replay_head);
+        if (e->commit != h->replay_head + 1)
             continue;
         if (!entry_has_jobs(e))
             blobs_give(&a->blobs, e->blob, entry_granules(e));
+        h->replay_bytes -= (uint64_t)entry_granules(e) * PG_GRANULE;
         e->commit = 0;
     }
+    if (h->replay_head < upto)
+        h->replay_head = upto;
+}
+
+/* Note that the entries below position `upto` were sent. They stay for cursors, as long as the
+ * replay buffer has space for them. */
+static void entries_sent(struct pg_arena *a, uint64_t upto)
+{
+    struct pg_header *h = a->header;
     if (h->published < upto)
         h->published = upto;
+}
+
+/* Make space for the entry at `position`, as the daemon did. */
+static void entries_make_space(struct pg_arena *a, uint64_t position)
+{
+    struct pg_header *h = a->header;
+    if (position >= h->replay_capacity)
+        entries_drop(a, position - h->replay_capacity + 1);
+    while (h->replay_bytes > h->replay_bytes_max && h->replay_head < h->published)
+        entries_drop(a, h->replay_head + 1);
 }
 
 /* Return whether a notice may have this position. While a snapshot is taken, more notices may be
@@ -432,7 +453,9 @@ static bool position_sound(const struct redo *r, uint64_t position)
     if (!below(r, "the position of a notice is too large", POSITION_MAX, position))
         return false;
     if (position >= capacity)
-        entries_drop(r->a, position - capacity + 1);
+        entries_sent(r->a, position - capacity + 1);
+    if (position < h->replay_head)
+        h->replay_head = position;
     return true;
 }
 
@@ -453,18 +476,23 @@ static bool notice_seen(const struct redo *r, uint32_t topic, uint64_t position,
     }
     if (position >= h->replay_tail)
         h->replay_tail = position + 1;
-    *wanted = position >= h->published && replay_at(r->a, position)->commit != position + 1;
+    *wanted = (position >= h->published || in_snapshot(r)) &&
+              replay_at(r->a, position)->commit != position + 1;
+    if (*wanted)
+        entries_make_space(r->a, position);
     return true;
 }
 
 static void entry_put(struct pg_arena *a, uint64_t position, const struct pg_entry *e,
                       uint64_t sequence, uint64_t previous)
 {
+    struct pg_header *h = a->header;
     struct pg_entry *at = replay_at(a, position);
     *at = *e;
     at->sequence = sequence;
     at->back = entry_back(position, previous);
     at->commit = position + 1;
+    h->replay_bytes += (uint64_t)entry_granules(at) * PG_GRANULE;
 }
 
 /* Check the jobs that began with a notice. */
@@ -555,7 +583,7 @@ static bool redo_sent(const struct redo *r)
     struct pg_header *h = r->a->header;
     if (!below(r, "the frame marks notices as sent that do not exist", h->replay_tail + 1, j->upto))
         return false;
-    entries_drop(r->a, j->upto);
+    entries_sent(r->a, j->upto);
     return true;
 }
 
@@ -777,6 +805,11 @@ static bool redo_topic(const struct redo *r)
         r->a->header->next_incarnation = j->incarnation + 1;
     if (t->incarnation > j->incarnation)
         return true;
+    if (t->incarnation != j->incarnation)
+        /* The daemon reuses a row only if the replay buffer has no notice of its topic. */
+        entries_drop(r->a, t->last_position < r->a->header->published
+                               ? t->last_position
+                               : r->a->header->published);
     *t = (struct pg_topic){.name_len = j->name_len + 1, .namespace_row = j->namespace_row,
                            .incarnation = j->incarnation, .sequence = j->sequence,
                            .last_position = j->last_position, .slack_ns = j->slack_ns,
@@ -785,6 +818,21 @@ static bool redo_topic(const struct redo *r)
                            .created_uid = j->created_uid, .groups = t->groups};
     memcpy(t->name, j + 1, j->name_len);
     return true;
+}
+
+/* ---- cursors ------------------------------------------------------------------------------- */
+
+static bool redo_cursor(const struct redo *r)
+{
+    const struct pg_wal_cursor *j = r->body;
+    const struct name name = {(const char *)(j + 1), j->name_len};
+    if (!below(r, "state of a cursor", PG_CURSOR_POSITION + 1, j->state) ||
+        !below(r, "a namespace that does not exist", r->a->namespace_rows, j->namespace_row) ||
+        !below(r, "a topic that does not exist", r->a->topic_rows, j->topic) ||
+        !below(r, "length of a cursor's name", PG_CURSOR_MAX, j->name_len - 1ull))
+        return false;
+    return cursor_restore(r->a, j, name) ||
+           refuse(r, "no space for the rows of cursors", r->a->cursor_rows, j->state);
 }
 
 /* ---- a snapshot's first and last frame ----------------------------------------------------- */
@@ -806,7 +854,7 @@ static bool redo_head(const struct redo *r)
     h->epoch = j->epoch;
     h->next_ticket = h->shard * PG_TICKET_SHARD + number;
     h->next_incarnation = j->next_incarnation;
-    h->published = j->published;
+    h->replay_head = h->published = j->published;
     h->replay_tail = j->replay_tail;
     h->wall_offset_ns = j->wall_offset_ns;
     return true;
@@ -855,6 +903,7 @@ int pg_redo_config(const void *frame, uint64_t bytes, struct pg_config *c, struc
     c->groups = j->groups;
     c->jobs = j->jobs;
     c->schedules = j->schedules;
+    c->cursors = j->cursors;
     c->clock_kind = j->clock_kind;
     c->shard = j->shard;
     c->shards = j->shards;
@@ -893,7 +942,27 @@ static const struct rule {
     [PG_WAL_CONSUMER_GROUP] = {redo_group, IN_SNAPSHOT | IN_WAL},
     [PG_WAL_JOB] = {redo_job, IN_SNAPSHOT | IN_WAL},
     [PG_WAL_SCHEDULE] = {redo_schedule, IN_SNAPSHOT | IN_WAL},
+    [PG_WAL_CURSOR] = {redo_cursor, IN_SNAPSHOT | IN_WAL},
 };
+
+static bool lacks_space(const struct redo *r)
+{
+    return strncmp(r->why->detail, "no space", strlen("no space")) == 0;
+}
+
+/* Apply a frame. If there is no space for its effect, apply it again without the sent entries: the
+ * daemon may have dropped some of them earlier. A rule that finds no space can be repeated. */
+static bool rule_apply(const struct redo *r)
+{
+    struct pg_header *h = r->a->header;
+    if (rules[r->frame->type].redo(r))
+        return true;
+    if (!lacks_space(r) || h->replay_head >= h->published)
+        return false;
+    entries_drop(r->a, h->published);
+    memset(r->why, 0, sizeof *r->why);
+    return rules[r->frame->type].redo(r);
+}
 
 static bool snapshot_redo(const struct redo *r)
 {
@@ -903,7 +972,7 @@ static bool snapshot_redo(const struct redo *r)
     if ((number == 1) != (r->frame->type == PG_WAL_HEAD))
         return refuse(r, "a snapshot without its first frame", PG_WAL_HEAD, r->frame->type);
     r->state->frames++;
-    return rules[r->frame->type].redo(r);
+    return rule_apply(r);
 }
 
 static bool wal_redo(const struct redo *r)
@@ -914,7 +983,7 @@ static bool wal_redo(const struct redo *r)
         return refuse(r, "the WAL has a gap", r->state->next_lsn, r->frame->lsn);
     r->state->next_lsn++;
     r->a->metrics->records_redone++;
-    return rules[r->frame->type].redo(r);
+    return rule_apply(r);
 }
 
 static bool frame_redo(const struct redo *r)
@@ -1036,9 +1105,21 @@ static void slots_finish(struct pg_arena *a, int64_t shift_ns)
     }
 }
 
+/* Keep the sent entries that have no gap behind them. A snapshot leaves out entries that were
+ * dropped while it was taken. */
+static void replay_head_set(struct pg_arena *a)
+{
+    const struct pg_header *h = a->header;
+    uint64_t head = h->published;
+    while (head > h->replay_head && h->replay_tail - head < h->replay_capacity &&
+           replay_at(a, head - 1)->commit == head)
+        head--;
+    a->header->replay_head = head;
+}
+
 static void replay_finish(struct pg_arena *a, int64_t shift_ns)
 {
-    a->header->replay_head = a->header->published;
+    replay_head_set(a);
     for (uint64_t p = a->header->replay_head; p < a->header->replay_tail; p++) {
         struct pg_entry *e = replay_at(a, p);
         e->hash = hash_in_topic(a, e->topic, entry_key_type(e), blob_at(&a->blobs, e->blob),
@@ -1078,6 +1159,14 @@ static void schedules_finish(struct pg_arena *a, int64_t shift_ns)
     }
 }
 
+/* Let subscribers without cursors begin after the notices that were sent. */
+static void topics_finish(struct pg_arena *a)
+{
+    for (uint32_t i = 0; i < a->topic_rows; i++)
+        if (topic_at(a, i)->name_len != 0)
+            topic_at(a, i)->carried = replay_newest_sent(a, i);
+}
+
 int pg_redo_end(struct pg_arena *a, const struct pg_redo *state, int64_t real_boot_ns,
                 int64_t shift_ns, int64_t wall_offset_ns, struct pg_fault *why)
 {
@@ -1089,6 +1178,7 @@ int pg_redo_end(struct pg_arena *a, const struct pg_redo *state, int64_t real_bo
     a->header->next_ticket += TICKETS_LOST;
     slots_finish(a, shift_ns);
     replay_finish(a, shift_ns);
+    topics_finish(a);
     watermarks_finish(a);
     jobs_restored(a, shift_ns);
     bulk_loads_finish(a);

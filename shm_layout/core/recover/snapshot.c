@@ -14,6 +14,7 @@
 #include "core/wal/wal_buffer.h"
 #include "core/state/bulk_loads.h"
 #include "core/state/groups.h"
+#include "core/state/cursors.h"
 #include "core/state/inbox.h"
 #include "core/state/items.h"
 #include "core/state/jobs.h"
@@ -28,7 +29,7 @@
  * ends forgets its own watch keys. Slots come before replay buffer entries, so that a timer that
  * fires in the meantime is found as a slot or as an entry, and before jobs for the same reason. */
 enum phase { HEAD, NAMESPACES, TOPICS, GROUPS, SLOTS, WATERMARKS, ENTRIES, JOBS, BULK_LOADS,
-             BLOCKS, SCHEDULES, LAST };
+             BLOCKS, SCHEDULES, CURSORS, LAST };
 
 /* Begin a frame and return its body; NULL if there is no space for the frame. If `timestamps` is
  * not NULL, copy them to the end of the frame. */
@@ -97,6 +98,7 @@ static void head_sizes(const struct pg_arena *a, struct pg_wal_head *j)
     j->groups = h->regions[PG_R_GROUPS].count;
     j->jobs = h->regions[PG_R_JOBS].count;
     j->schedules = h->regions[PG_R_SCHEDULES].count;
+    j->cursors = h->regions[PG_R_CURSORS].count;
 }
 
 static void head_identity(const struct pg_header *h, struct pg_wal_head *j)
@@ -309,7 +311,8 @@ static bool entry_copy(const struct pg_arena *a, struct pg_snapshot *s, const st
     return true;
 }
 
-/* Copy an entry. If the entry is gone, it has been sent in the meantime and is left out. */
+/* Copy an entry: one that was not sent, or that a cursor has not committed, or that follows such an
+ * entry. If the entry is gone, it has been sent in the meantime and is left out. */
 static bool entry_write(const struct pg_arena *a, struct pg_snapshot *s, struct sink *out)
 {
     const struct pg_entry *live = replay_at(a, s->next);
@@ -467,6 +470,30 @@ static bool schedule_write(const struct pg_arena *a, struct pg_snapshot *s, stru
     return frame_end(s);
 }
 
+/* ---- cursors ------------------------------------------------------------------------------- */
+
+/* Copy a cursor or a position. If a row changes hands during the copy, the frame may mix two rows.
+ * This is harmless: the WAL contains the end of the old cursor, and all positions of the new
+ * cursor. */
+static bool cursor_write(const struct pg_arena *a, struct pg_snapshot *s, struct sink *out)
+{
+    struct pg_cursor c = *cursor_at(a, s->next);
+    c.state = LOAD_ACQUIRE(&cursor_at(a, s->next)->state);
+    const uint32_t row = c.state == PG_CURSOR_HEAD ? (uint32_t)s->next : c.cursor;
+    if (c.state == PG_CURSOR_FREE || row >= a->cursor_rows)
+        return true;
+    const struct pg_cursor head = *cursor_at(a, row);
+    if (LOAD_ACQUIRE(&cursor_at(a, row)->state) != PG_CURSOR_HEAD || head.name_len == 0 ||
+        head.name_len > PG_CURSOR_MAX)
+        return true;
+    struct pg_wal_cursor *j = frame_begin(s, out, PG_WAL_CURSOR, head.name_len);
+    if (j == NULL)
+        return false;
+    *j = wal_cursor_of(&head, &c);
+    memcpy(j + 1, head.name, head.name_len);
+    return frame_end(s);
+}
+
 /* ---- the whole snapshot -------------------------------------------------------------------- */
 
 typedef bool (*write_fn)(const struct pg_arena *a, struct pg_snapshot *s, struct sink *out);
@@ -475,7 +502,8 @@ static const write_fn writes[] = {
     [HEAD] = head_write, [NAMESPACES] = namespace_write, [TOPICS] = topic_write,
     [SLOTS] = slot_write, [WATERMARKS] = watermark_write, [ENTRIES] = entry_write,
     [BULK_LOADS] = bulk_load_frame_write, [BLOCKS] = block_write, [GROUPS] = group_frame_write,
-    [JOBS] = job_frame_write, [SCHEDULES] = schedule_write, [LAST] = last_write,
+    [JOBS] = job_frame_write, [SCHEDULES] = schedule_write, [CURSORS] = cursor_write,
+    [LAST] = last_write,
 };
 
 static void phase_begin(const struct pg_arena *a, struct pg_snapshot *s)
@@ -487,8 +515,8 @@ static void phase_begin(const struct pg_arena *a, struct pg_snapshot *s)
                                [BULK_LOADS] = a->bulk_load_rows,
                                [BLOCKS] = a->bulk_load_block_rows, [GROUPS] = a->group_rows,
                                [JOBS] = a->job_slots.capacity, [SCHEDULES] = a->schedule_rows,
-                               [LAST] = 1};
-    s->next = s->phase == ENTRIES ? LOAD_ACQUIRE(&h->published) : 0;
+                               [CURSORS] = a->cursor_rows, [LAST] = 1};
+    s->next = s->phase == ENTRIES ? pg_cursors_oldest(a, LOAD_ACQUIRE(&h->published)) : 0;
     s->end = s->phase == ENTRIES ? LOAD_ACQUIRE(&h->replay_tail) : counts[s->phase];
 }
 

@@ -5,6 +5,7 @@
  * topic's row is reused for another name, which is rare, the whole index is built again. */
 
 #include "core/state/names.h"
+#include "core/state/cursors.h"
 #include "core/base/answer.h"
 #include "core/base/check.h"
 #include "core/base/common.h"
@@ -154,20 +155,20 @@ static uint32_t namespace_born(struct pg_arena *a, struct name name, uint32_t ce
     return i;
 }
 
-static bool has_schedule(const struct pg_arena *a, const struct pg_topic *t)
+static bool has_schedule(const struct pg_arena *a, uint32_t topic)
 {
-    const uint32_t topic = (uint32_t)(t - topic_at(a, 0));
     for (uint32_t row = 0; a->metrics->schedules != 0 && row < a->schedule_rows; row++)
         if (schedule_used(a, row) && schedule_fields(a, row)->topic == topic)
             return true;
     return false;
 }
 
-static bool topic_reusable(const struct pg_arena *a, const struct pg_topic *t)
+static bool topic_reusable(const struct pg_arena *a, uint32_t row)
 {
+    const struct pg_topic *t = topic_at(a, row);
     return t->live == 0 && t->slack_ns == 0 && t->late == 0 && t->paused == 0 && t->missed == 0 &&
            t->groups == 0 && t->priority == 0 && t->last_position <= a->header->replay_head &&
-           !has_schedule(a, t);
+           !has_schedule(a, row) && !cursors_hold_topic(a, row);
 }
 
 /* Return a sum that rises whenever a topic may have become reusable. */
@@ -178,7 +179,7 @@ static uint64_t ends_so_far(const struct pg_arena *a)
      * not the counter `watches`, so their difference may be negative. The constant makes it
      * positive. The sum then stays below UINT64_MAX, which means "never". */
     const uint64_t operations = m->watches + UINT32_MAX - m->operations;
-    return m->cancels + m->replaces + operations + a->header->replay_head;
+    return m->cancels + m->replaces + operations + a->header->replay_head + m->cursor_commits;
 }
 
 static bool is_own(const struct pg_arena *a, const struct pg_topic *t)
@@ -205,7 +206,7 @@ static bool holds_its_share(const struct pg_arena *a)
 static uint32_t topic_reusable_row(const struct pg_arena *a, bool own)
 {
     for (uint32_t i = 0; i < a->topic_rows; i++)
-        if (topic_reusable(a, topic_at(a, i)) && (!own || is_own(a, topic_at(a, i))))
+        if ((!own || is_own(a, topic_at(a, i))) && topic_reusable(a, i))
             return i;
     return PG_NIL;
 }
@@ -235,9 +236,9 @@ static uint32_t topic_free_row(const struct pg_arena *a)
     return PG_NIL;
 }
 
-/* Return a free row. If there is none, return the row of a topic without timers, notices and slack;
- * that topic loses its name. A failed search is repeated only after some timer, operation or notice has
- * ended, so that requests with hostile names are cheap. */
+/* Return a free row. If there is none, return the row of a topic without timers, notices, settings
+ * and cursors that need it; that topic loses its name. A failed search is repeated only after some
+ * timer, operation or notice has ended, so that requests with hostile names are cheap. */
 static uint32_t topic_row_for(struct pg_arena *a)
 {
     const uint64_t ends = ends_so_far(a);
@@ -255,6 +256,7 @@ static uint32_t topic_row_for(struct pg_arena *a)
         return PG_NIL;
     }
     STORE_RELEASE(&topic_at(a, row)->name_len, 0u);
+    cursors_forget_topic(a, row);
     atomic_thread_fence(memory_order_release);   /* comes before the stores of the next name */
     names_rebuild(a);
     return row;

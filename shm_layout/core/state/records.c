@@ -120,6 +120,15 @@ void operation_keys_copy(const struct pg_arena *a, const struct pg_operation *op
     }
 }
 
+struct pg_wal_cursor wal_cursor_of(const struct pg_cursor *cursor, const struct pg_cursor *row)
+{
+    return (struct pg_wal_cursor){.sequence = row->sequence, .incarnation = row->incarnation,
+                                  .state = row->state, .namespace_row = cursor->namespace_row,
+                                  .topic = row->topic, .uid = cursor->uid,
+                                  .every_topic = cursor->every_topic,
+                                  .name_len = cursor->name_len};
+}
+
 /* ---- timestamps ------------------------------------------------------------------------- */
 
 enum {
@@ -541,5 +550,14 @@ void wal_append_done(struct pg_arena *a, uint32_t bulk_load, uint64_t row)
 {
     struct pg_wal_done *body = wal_frame_begin(a, PG_WAL_DONE, 0);
     *body = (struct pg_wal_done){.row = row_of(a, bulk_load, row), .at_ns = a->call.moment_ns};
+    wal_frame_end(a);
+}
+
+void wal_append_cursor(struct pg_arena *a, const struct pg_cursor *cursor,
+                       const struct pg_cursor *row)
+{
+    struct pg_wal_cursor *body = wal_frame_begin(a, PG_WAL_CURSOR, cursor->name_len);
+    *body = wal_cursor_of(cursor, row);
+    memcpy(body + 1, cursor->name, cursor->name_len);
     wal_frame_end(a);
 }

@@ -19,6 +19,8 @@ struct pg_wal_watermark wal_watermark_of(const struct pg_arena *a, uint32_t row,
                                          const struct pg_watermark *l, bool born);
 struct pg_wal_entry wal_entry_of(uint64_t position, const struct pg_entry *e);
 struct pg_wal_bulk_load wal_bulk_load_of(const struct pg_bulk_load *l);
+/* For a cursor, `row` is the cursor itself; for a position, it is the position. */
+struct pg_wal_cursor wal_cursor_of(const struct pg_cursor *cursor, const struct pg_cursor *row);
 
 /* Each wal_append_* writes one frame, immediately before the store that makes its effect visible,
  * and only if there is a WAL buffer: `if (has_wal(a)) wal_append_...`. That store must come before
@@ -67,6 +69,9 @@ void wal_append_bulk_load(struct pg_arena *a, const struct pg_bulk_load *fields)
 void wal_append_schedule(struct pg_arena *a, uint32_t row, uint64_t version,
                          const struct pg_schedule_fields *f, bool has_blob);
 void wal_append_done(struct pg_arena *a, uint32_t bulk_load, uint64_t row);
+/* `row` is the cursor itself, or the fields that one of its positions will have. */
+void wal_append_cursor(struct pg_arena *a, const struct pg_cursor *cursor,
+                       const struct pg_cursor *row);
 /* Copy an operation's watch keys to `out`. `op` may be a copy of the head of the operation's
  * blob. */
 void operation_keys_copy(const struct pg_arena *a, const struct pg_operation *op,

@@ -30,6 +30,7 @@ static const uint16_t body_bytes[PG_WAL_TYPES] = {
     [PG_WAL_CONSUMER_GROUP] = sizeof(struct pg_wal_consumer_group),
     [PG_WAL_JOB] = sizeof(struct pg_wal_job),
     [PG_WAL_SCHEDULE] = sizeof(struct pg_wal_schedule),
+    [PG_WAL_CURSOR] = sizeof(struct pg_wal_cursor),
 };
 
 uint64_t frame_bytes(enum pg_wal_type type, uint64_t extra)
@@ -97,6 +98,7 @@ static uint64_t extra_bytes(const struct pg_frame_head *f)
     case PG_WAL_OPENED: return ((const struct pg_wal_opened *)body)->name_len;
     case PG_WAL_METRICS: return metrics_extra(body);
     case PG_WAL_SCHEDULE: return schedule_extra_bytes(body);
+    case PG_WAL_CURSOR: return ((const struct pg_wal_cursor *)body)->name_len;
     default: return 0;
     }
 }

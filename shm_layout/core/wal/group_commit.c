@@ -494,8 +494,8 @@ static bool resume(struct pg_group_commit *c, const struct pg_walk *end, const c
     return s->state == PG_WAL_RUNNING;
 }
 
-/* True if no timer was ever armed, no watermark published, no key watched, and no bulk load begun.
- * Names alone do not count. */
+/* True if no timer was ever armed, no watermark published, no key watched, no bulk load begun and
+ * no cursor created. Names alone do not count. */
 static bool holds_nothing(const struct pg_arena *a)
 {
     const struct pg_header *h = a->header;
@@ -504,6 +504,8 @@ static bool holds_nothing(const struct pg_arena *a)
         used = watermark_at(a, row)->key_len != 0;
     for (uint32_t row = 0; row < a->bulk_load_rows && !used; row++)
         used = bulk_load_at(a, row)->state != PG_BULK_LOAD_NONE;
+    for (uint32_t row = 0; row < a->cursor_rows && !used; row++)
+        used = cursor_at(a, row)->state != PG_CURSOR_FREE;
     return !used;
 }
 

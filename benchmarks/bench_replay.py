@@ -1,0 +1,181 @@
+"""Measure whether a reader of past notices disturbs live notices.
+
+A daemon with a WAL has fired many timers, and its replay buffer has dropped nearly all of their
+notices. A live subscriber then measures the time from the deadline of timers, which are due at a
+steady rate, until it receives their notices. In every other window another process reads all past
+notices with REPLAY. Writes benchmarks/results/replay.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from own_daemon import own_daemon
+from recording import machine, quantile, write_result
+
+from purgatoryd.clients import Client, Subscriber
+from purgatoryd.shm_layout.arena import Reader
+from purgatoryd.shm_layout.paths import paths_in
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "benchmarks" / "results" / "replay.json"
+RATIO_MAX = 1.2
+"""Target: p99 of the live notices with a reader, divided by p99 without it."""
+PATIENCE_S = 120.0
+CHUNK = 100_000
+BUFFER = 65_536
+AHEAD_S = 0.5
+READER = """
+import sys, time
+from purgatoryd.clients.past import Past
+from purgatoryd.shm_layout import wire
+from purgatoryd.shm_layout.paths import client_paths
+from purgatoryd.shm_layout.wire import PastRange
+past, first, last = Past(lambda: client_paths(sys.argv[1])), 1, int(sys.argv[2])
+begun_s, count = time.monotonic(), 0
+print(flush=True)
+while first <= last:
+    page = past.page(PastRange("default", "past", 0, 0, first, last))
+    if page is None:
+        time.sleep(0.0005)
+        continue
+    count += wire.decode_notice_head(page.body).records
+    first = page.next
+print(count, time.monotonic() - begun_s, flush=True)
+"""
+
+
+def fill(name: str, directory: Path, notices: int) -> None:
+    """Fire timers, and wait until all have fired."""
+    with Client(name, timeout=PATIENCE_S) as client:
+        for first in range(0, notices, CHUNK):
+            keys = [f"past:{n}" for n in range(first, min(first + CHUNK, notices))]
+            client.add_many({"key": keys, "delay": [0.0] * len(keys)}, topic="past")
+            _await_fired(directory, name, first + len(keys))
+
+
+def _await_fired(directory: Path, name: str, count: int) -> None:
+    reader = Reader.attach(paths_in(directory, name))
+    until_s = time.monotonic() + PATIENCE_S
+    while int(reader.metrics.expiries) < count:
+        if time.monotonic() > until_s:
+            raise SystemExit("the timers did not fire")
+        time.sleep(0.01)
+    reader.close()
+
+
+def live(name: str, seconds: float, rate: int) -> list[float]:
+    """Return the time from deadline to receipt of each live notice, in microseconds."""
+    late_us: list[float] = []
+    step_s = 0.1
+    with (
+        Subscriber(name, topics=["live"], timeout=PATIENCE_S) as source,
+        Client(name, timeout=PATIENCE_S) as client,
+    ):
+        end_s, number = time.monotonic() + seconds, 0
+        while time.monotonic() < end_s:
+            begun_s, count = time.monotonic(), int(rate * step_s)
+            delays = [AHEAD_S + step_s * n / count for n in range(count)]
+            keys = [f"live:{number + n}" for n in range(count)]
+            client.add_many({"key": keys, "delay": delays}, topic="live")
+            number += count
+            while (left_s := begun_s + step_s - time.monotonic()) > 0:
+                _receive(source, left_s, late_us)
+        while len(late_us) < number:
+            _receive(source, PATIENCE_S, late_us)
+    return late_us
+
+
+def _receive(source: Subscriber, limit_s: float, late_us: list[float]) -> None:
+    for notice in source.get_many(timeout=limit_s) or ():
+        assert notice.received_boot_ns is not None
+        late_us.append((notice.received_boot_ns - notice.deadline_boot_ns) / 1000)
+
+
+def with_reader(
+    name: str, seconds: float, rate: int, notices: int
+) -> tuple[list[float], int, float]:
+    """Return (live times, number of notices that the reader got, its seconds)."""
+    command = [sys.executable, "-c", READER, name, str(notices)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as reader:
+        assert reader.stdout is not None
+        try:
+            reader.stdout.readline()
+            late_us = live(name, seconds, rate)
+            count, taken_s = reader.stdout.readline().split()
+        finally:
+            reader.kill()
+    return late_us, int(count), float(taken_s)
+
+
+def summary(late_us: list[float]) -> dict[str, float]:
+    ordered = sorted(late_us)
+    return {
+        "notices": len(ordered),
+        "p50_us": quantile(ordered, 0.5),
+        "p99_us": quantile(ordered, 0.99),
+        "p999_us": quantile(ordered, 0.999),
+    }
+
+
+def measure(notices: int, seconds: float, rounds: int, rate: int) -> dict[str, Any]:
+    alone: list[float] = []
+    disturbed: list[float] = []
+    read, read_s = 0, 0.0
+    with tempfile.TemporaryDirectory(prefix="pg-replay-") as folder:
+        directory = Path(folder)
+        os.environ["PURGATORYD_DIR"] = str(directory)
+        settings = (
+            "--capacity", str(4 * CHUNK), "--replay-buffer", str(BUFFER),
+            "--wal-dir", str(directory / "wal"), "--retain-age", "1d",
+        )  # fmt: skip
+        with own_daemon(directory, "replay", settings):
+            fill("replay", directory, notices)
+            for _ in range(rounds):
+                alone += live("replay", seconds, rate)
+                some, count, taken_s = with_reader("replay", seconds, rate, notices)
+                disturbed += some
+                read, read_s = read + count, read_s + taken_s
+    found = {"alone": summary(alone), "with a reader": summary(disturbed)}
+    ratio = found["with a reader"]["p99_us"] / found["alone"]["p99_us"]
+    return {
+        "machine": machine(),
+        "past_notices": notices,
+        "rate_per_s": rate,
+        "live": found,
+        "reader": {
+            "notices": read,
+            "notices_per_s": read / read_s,
+            "complete": read == rounds * notices,
+        },
+        "p99_ratio": ratio,
+        "target_ratio": RATIO_MAX,
+    }
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--notices", type=int, default=10_000_000)
+    parser.add_argument("--seconds", type=float, default=20.0, help="length of a window")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rate", type=int, default=1000, help="live notices per second")
+    parser.add_argument("--quick", action="store_true", help="a short run that writes no file")
+    given = parser.parse_args()
+    if given.quick:
+        given.notices, given.seconds, given.rounds = 200_000, 1.0, 1
+    found = measure(given.notices, given.seconds, given.rounds, given.rate)
+    print(found)
+    if not given.quick:
+        write_result(RESULTS, found)
+    return 0 if found["reader"]["complete"] else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
