@@ -277,7 +277,14 @@ class SimulatedConsumer(SimulatedClient):
         def judged(call: Any) -> None:
             if call.error is None and call.status == Status.DONE:
                 self.cell.jobs.answered(
-                    lease, op, sent_ns, span_ns, text.decode(), mine=mine, durable=durable
+                    lease,
+                    op,
+                    sent_ns,
+                    span_ns,
+                    text.decode(),
+                    mine=mine,
+                    durable=durable,
+                    now_ns=self.schedule.now_ns,
                 )
                 if durable:
                     self.cell.durably_answered()
