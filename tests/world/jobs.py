@@ -119,7 +119,7 @@ class Job:
     durable: bool = False
     """True if a power cut cannot undo its birth."""
     leases: dict[int, Lease] = field(default_factory=dict)
-    """Its leases in the present arena, by number."""
+    """Leases of the job in the present arena, by number."""
     done: bool = False
     """True if the daemon has taken an ack."""
     done_ns: int = 0
@@ -284,7 +284,7 @@ class JobOracle:
     def received(self, name: str, subject: bytes, holder: Holder, one: Delivered) -> Lease:
         """Judge a job that a member received. Return its lease."""
         job = self.job(self.groups[name], subject)
-        if one.sent_ns <= self.cut_ns:  # of an arena that is gone
+        if one.sent_ns <= self.cut_ns:  # the message is older than the arena
             return self._new(job, holder, one, cuts=-1)
         known = job.leases.get(one.lease)
         if known is not None:
@@ -482,23 +482,23 @@ class JobOracle:
         """Judge a dead letter."""
         group = self.groups[name]
         job, settings = self.job(group, subject), group.settings
-        what = f"dead letter {job} ({reason.name}, {attempts} attempts, {error!r})"
+        letter = f"dead letter {job} ({reason.name}, {attempts} attempts, {error!r})"
         job.listed = True
         if job.done:
-            raise Violation(f"{what}: it was acknowledged")
+            raise Violation(f"{letter}: the job was acknowledged")
         if reason == JobReason.MAX_ATTEMPTS and attempts < settings.max_attempts:
-            raise Violation(f"{what}: {settings.max_attempts} attempts are allowed")
+            raise Violation(f"{letter}: {settings.max_attempts} attempts are allowed")
         if reason == JobReason.TOO_OLD and not settings.retention_ns:
-            raise Violation(f"{what}: the group has no retention")
+            raise Violation(f"{letter}: the group has no retention")
         if reason == JobReason.REJECTED and not job.rejects:
-            raise Violation(f"{what}: nobody rejected it")
+            raise Violation(f"{letter}: nobody rejected it")
         newest = job.newest
         if newest is None or job.requeued:
             return
         if ticket != newest.identity[0]:
-            raise Violation(f"{what}: ticket {ticket}, but {newest}")
+            raise Violation(f"{letter}: ticket {ticket}, but {newest}")
         if newest.taken == Op.JOB_REJECT and (reason, error) != (JobReason.REJECTED, newest.text):
-            raise Violation(f"{what}: differs from {newest}")
+            raise Violation(f"{letter}: differs from {newest}")
 
     def finish(self, name: str, dropped: int) -> None:
         """Judge a group that has no jobs left, but perhaps dead letters. Each required job was
