@@ -53,7 +53,7 @@ def lease(
 def taken(judge: JobOracle, one: Lease, op: Op, at_ms: int, span_ms: int = 0) -> None:
     """Let the daemon take an answer of the holder of a lease, that was sent at `at_ms`."""
     judge.answering(one, op, mine=True)
-    judge.answered(one, op, at_ms * MS, span_ms * MS, "no", mine=True, durable=True)
+    judge.answered(one, op, at_ms * MS, span_ms * MS, "no", mine=True, durable=True, now_ns=0)
 
 
 def test_two_leases_of_a_job_must_not_overlap() -> None:
@@ -90,7 +90,9 @@ def test_an_extension_that_the_daemon_took_keeps_the_lease() -> None:
     lease(judge, 2, 111)
     judge.answering(first, Op.JOB_EXTEND, mine=True)
     with pytest.raises(Violation, match="began during lease 1"):
-        judge.answered(first, Op.JOB_EXTEND, 50 * MS, 200 * MS, "", mine=True, durable=True)
+        judge.answered(
+            first, Op.JOB_EXTEND, 50 * MS, 200 * MS, "", mine=True, durable=True, now_ns=0
+        )
 
 
 def test_attempts_count_each_failure_and_nothing_else() -> None:
@@ -134,7 +136,7 @@ def test_answers_of_old_leases_and_foreign_sessions_are_refused() -> None:
     judge, _ = judge_of()
     first = lease(judge, 1, 10)
     with pytest.raises(Violation, match="a foreign session answered it"):
-        judge.answered(first, Op.JOB_ACK, 20 * MS, 0, "", mine=False, durable=True)
+        judge.answered(first, Op.JOB_ACK, 20 * MS, 0, "", mine=False, durable=True, now_ns=0)
     taken(judge, first, Op.JOB_ACK, 30)
     with pytest.raises(Violation, match="taken with another answer"):
         taken(judge, first, Op.JOB_NACK, 40)
@@ -151,7 +153,7 @@ def test_a_job_is_not_leased_after_its_ack_unless_a_power_cut_undid_the_ack() ->
     judge, _ = judge_of()
     first = lease(judge, 1, 10)
     judge.answering(first, Op.JOB_ACK, mine=True)
-    judge.answered(first, Op.JOB_ACK, 20 * MS, 0, "", mine=True, durable=False)
+    judge.answered(first, Op.JOB_ACK, 20 * MS, 0, "", mine=True, durable=False, now_ns=0)
     judge.arena_lost(300 * MS, wal=True)
     lease(judge, 2, 400)
 

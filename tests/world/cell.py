@@ -144,7 +144,7 @@ class Cell:
         self.consumers: list[SimulatedConsumer | None] = [None] * CONSUMERS
         self.manager: SimulatedClient | None = None
         """Client that manages consumer groups; None: the world has no consumer groups."""
-        self.generations = [0] * GROUPS
+        self.deleted_groups = [0] * GROUPS
         """For each slot of a consumer group, how many groups were deleted there."""
         self.group_options: dict[str, dict[str, Any]] = {}
         """Arguments of the creation of each consumer group."""
@@ -384,7 +384,7 @@ class Cell:
 
     def group_name(self, slot: int) -> str:
         """Return the name of the consumer group in a slot."""
-        return f"g{slot}.{self.generations[slot]}"
+        return f"g{slot}.{self.deleted_groups[slot]}"
 
     def begin_manager(self) -> None:
         """Start a new process of the client that manages consumer groups."""

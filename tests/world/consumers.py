@@ -32,7 +32,7 @@ HANDLERS: dict[str, int] = {
     "ack": 60, "nack": 7, "nack later": 7, "release": 5, "reject": 4, "extend": 6, "shorten": 4,
     "hang": 4, "forget": 3,
 }  # fmt: skip
-"""What a handler does with its job, with weights."""
+"""Actions of handlers, with weights."""
 
 
 def subject_of(key: object, payload: bytes) -> bytes:
@@ -153,9 +153,9 @@ class SimulatedConsumer(SimulatedClient):
             self.failed = error
             raise
 
-    def luck(self, lease: Lease, what: str) -> int:
+    def luck(self, lease: Lease, subject: str) -> int:
         """Return a number that depends on the seed, the job and its lease only."""
-        words = (self.cell.world.script.setting.seed, what, lease.id)
+        words = (self.cell.world.script.setting.seed, subject, lease.id)
         return zlib.crc32(repr(words).encode())
 
     def later(self, span_ns: int, work: Callable[[], None]) -> None:
@@ -277,7 +277,14 @@ class SimulatedConsumer(SimulatedClient):
         def judged(call: Any) -> None:
             if call.error is None and call.status == Status.DONE:
                 self.cell.jobs.answered(
-                    lease, op, sent_ns, span_ns, text.decode(), mine=mine, durable=durable
+                    lease,
+                    op,
+                    sent_ns,
+                    span_ns,
+                    text.decode(),
+                    mine=mine,
+                    durable=durable,
+                    now_ns=self.schedule.now_ns,
                 )
                 if durable:
                     self.cell.durably_answered()

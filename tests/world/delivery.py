@@ -77,7 +77,7 @@ def delete_group(cell: Cell, slot: int) -> None:
     if group is None or cell.manager is None or not cell.manager.usable:
         return
     cell.jobs.retiring(group)
-    cell.generations[slot] += 1
+    cell.deleted_groups[slot] += 1
     _ask(cell, groups.action_job(GroupAction.DELETE, group.name))
 
 
@@ -208,7 +208,7 @@ def disturb_consumer(cell: Cell, consumer: int, kind: str, frames: int, delay_ns
 # ---- the end -----------------------------------------------------------------------------------
 
 
-def _until_asked(cell: Cell, job: groups.GroupJob[Any], what: str) -> Any:
+def _until_asked(cell: Cell, job: groups.GroupJob[Any], subject: str) -> Any:
     """Ask the manager's daemon until an answer comes. Return None if the group is missing."""
     found: list[Any] = []
 
@@ -226,7 +226,7 @@ def _until_asked(cell: Cell, job: groups.GroupJob[Any], what: str) -> Any:
             cell.world.schedule.after(100 * MS, again)
 
     again()
-    cell.world.until(lambda: found, what)
+    cell.world.until(lambda: found, subject)
     return found[0]
 
 

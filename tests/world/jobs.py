@@ -71,6 +71,8 @@ class Lease:
     """The answer that the daemon has taken."""
     taken_ns: int = 0
     """Earliest time at which the daemon can have taken it."""
+    known_ns: int = 0
+    """Time at which its holder received the daemon's confirmation."""
     delay_ns: int = 0
     """Delay that the taken answer requests until the next attempt."""
     text: str = ""
@@ -117,7 +119,7 @@ class Job:
     durable: bool = False
     """True if a power cut cannot undo its birth."""
     leases: dict[int, Lease] = field(default_factory=dict)
-    """Its leases in the present arena, by number."""
+    """Leases of the job in the present arena, by number."""
     done: bool = False
     """True if the daemon has taken an ack."""
     done_ns: int = 0
@@ -282,7 +284,7 @@ class JobOracle:
     def received(self, name: str, subject: bytes, holder: Holder, one: Delivered) -> Lease:
         """Judge a job that a member received. Return its lease."""
         job = self.job(self.groups[name], subject)
-        if one.sent_ns <= self.cut_ns:  # of an arena that is gone
+        if one.sent_ns <= self.cut_ns:  # the message is older than the arena
             return self._new(job, holder, one, cuts=-1)
         known = job.leases.get(one.lease)
         if known is not None:
@@ -408,14 +410,15 @@ class JobOracle:
 
     def answered(
         self, lease: Lease, op: Op, sent_ns: int, span_ns: int, text: str, *, mine: bool,
-        durable: bool,
+        durable: bool, now_ns: int,
     ) -> None:  # fmt: skip
         """Judge that the daemon has taken an answer that was sent at `sent_ns`."""
         self.judged += 1
         if lease.cuts != lease.job.group.cuts:
             return  # the arena that gave the answer is lost
         self._require(mine, lease, "a foreign session answered it with {}", op.name)
-        self._require(lease.taken is None, lease, "taken with another answer, {}", op.name)
+        both = lease.taken is None or (op == Op.JOB_EXTEND and sent_ns <= lease.known_ns)
+        self._require(both, lease, "taken with another answer, {}", op.name)
         for other in lease.job.leases.values():
             older = other.number <= lease.number or other.starts_ns > sent_ns
             self._require(older, lease, "took {} although {} was newer", op.name, other)
@@ -423,6 +426,7 @@ class JobOracle:
             self._extended(lease, sent_ns + span_ns)
             return
         lease.taken, lease.taken_ns, lease.text = op, sent_ns, text
+        lease.known_ns = now_ns
         lease.delay_ns = span_ns if op == Op.JOB_NACK else 0
         if op == Op.JOB_ACK:
             lease.job.done, lease.job.done_ns = True, sent_ns
@@ -478,25 +482,23 @@ class JobOracle:
         """Judge a dead letter."""
         group = self.groups[name]
         job, settings = self.job(group, subject), group.settings
-        what = f"dead letter {job} ({reason.name}, {attempts} attempts, {error!r})"
+        letter = f"dead letter {job} ({reason.name}, {attempts} attempts, {error!r})"
         job.listed = True
         if job.done:
-            raise Violation(f"{what}: it was acknowledged")
+            raise Violation(f"{letter}: the job was acknowledged")
         if reason == JobReason.MAX_ATTEMPTS and attempts < settings.max_attempts:
-            raise Violation(f"{what}: {settings.max_attempts} attempts are allowed")
+            raise Violation(f"{letter}: {settings.max_attempts} attempts are allowed")
         if reason == JobReason.TOO_OLD and not settings.retention_ns:
-            raise Violation(f"{what}: the group has no retention")
+            raise Violation(f"{letter}: the group has no retention")
         if reason == JobReason.REJECTED and not job.rejects:
-            raise Violation(f"{what}: nobody rejected it")
+            raise Violation(f"{letter}: nobody rejected it")
         newest = job.newest
         if newest is None or job.requeued:
             return
         if ticket != newest.identity[0]:
-            raise Violation(f"{what}: ticket {ticket}, but {newest}")
+            raise Violation(f"{letter}: ticket {ticket}, but {newest}")
         if newest.taken == Op.JOB_REJECT and (reason, error) != (JobReason.REJECTED, newest.text):
-            raise Violation(f"{what}: differs from {newest}")
-        if attempts > newest.number + 1:
-            raise Violation(f"{what}: more attempts than leases")
+            raise Violation(f"{letter}: differs from {newest}")
 
     def finish(self, name: str, dropped: int) -> None:
         """Judge a group that has no jobs left, but perhaps dead letters. Each required job was
