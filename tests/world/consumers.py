@@ -4,13 +4,13 @@ answer late, or end with their process."""
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from purgatoryd.clients.connection import Connection
 from purgatoryd.clients.jobs import Job as Steps
-from purgatoryd.clients.leases import Lease, Leases, PendingLease, Sink
+from purgatoryd.clients.leases import Lease, LeasedJob, Leases, PendingLease, Sink
 from purgatoryd.clients.packing import Builder, Entry
 from purgatoryd.shm_layout import group_wire, wire
 from purgatoryd.shm_layout.errors import PurgatorydError
@@ -43,15 +43,24 @@ def subject_of(key: object, payload: bytes) -> bytes:
 class _Queue(Sink):
     """The jobs that wait for a handler."""
 
+    job_type = LeasedJob
+
     def __init__(self, consumer: SimulatedConsumer) -> None:
         self._consumer = consumer
+        self.desk = self
         self.waiting: dict[bytes, Lease] = {}
 
-    def add(self, raw: RawJob, lease: Lease, received_ns: int | None) -> None:
-        self.waiting[lease.id] = lease
-        self._consumer.later(
-            self._consumer.luck(lease, "wait") % WORK_NS, partial(self._take, lease)
-        )
+    def add(self, jobs: Sequence[LeasedJob]) -> None:
+        for job in jobs:
+            lease = job._lease
+            self.waiting[lease.id] = lease
+            self._consumer.later(
+                self._consumer.luck(lease, "wait") % WORK_NS, partial(self._take, lease)
+            )
+
+    def drop(self, lease: Lease) -> None:
+        """Do nothing when the object of a job is collected: its handler answers through the
+        lease."""
 
     def _take(self, lease: Lease) -> None:
         if self.waiting.pop(lease.id, None) is not None and not (lease.op or lease.lost):
