@@ -1,4 +1,4 @@
-/* What consumer.c uses of the sessions in client.c. */
+/* Functions of client.c for sessions, which consumer.c calls. */
 #ifndef SESSION_H
 #define SESSION_H
 
