@@ -6,7 +6,8 @@ words in `WORDS`. It follows the local time of a zone:
 * A local time that a zone skips occurs at the end of the gap; several of them are one occurrence.
 * A local time that a zone repeats occurs once, the first time.
 * If the minute or the hour begins with `*`, the occurrences follow elapsed time instead: a repeated
-  hour has its occurrences twice, and a skipped hour has none.
+  hour has its occurrences twice, and a skipped hour has none. If a zone repeats less than an hour,
+  a minute that does not begin with `*` occurs once in this hour, the first time.
 """
 
 from __future__ import annotations
@@ -34,6 +35,9 @@ _LAST_NS = 2**63 - 2 * 366 * 86_400 * SECOND_NS
 """Latest time from which a search begins, two years before the end of the clock."""
 _PREVIEW = timedelta(days=50 * 366)
 """A list of many times ends this long after its start."""
+_HOUR = timedelta(hours=1)
+_MINUTE = 1
+"""Place of the minute among the parts of an expression, after the second."""
 _ALWAYS = 3
 """Number of times that are searched for without that limit."""
 
@@ -85,7 +89,7 @@ def times(spec: str, zone: str, after_ns: int, until_ns: int, count: int) -> lis
 
 
 class _Search(CronSim):
-    """A search that finds the begin of an hour after a change of the offset by half an hour."""
+    """A search that finds all hours and minutes after a change of the offset by half an hour."""
 
     def advance_hour(self) -> bool:
         """Go to the begin of the next hour that matches. Return False if this hour matches."""
@@ -96,6 +100,30 @@ class _Search(CronSim):
             if self.dt.hour == 0:
                 break  # the day may not match
         return True
+
+    def advance_minute(self) -> bool:
+        """Go to the next minute that matches or begins an hour; near a change of the offset, to the
+        next minute. Return False if this minute matches."""
+        if self.dt.minute in self.minutes:
+            return False
+        start = self.dt = self.dt.replace(second=0)
+        after = min(m for m in (*self.minutes, 60) if m > start.minute)
+        self.tick(seconds=60 * (after - start.minute))
+        if self.dt.utcoffset() != start.utcoffset():
+            self.dt = start
+            self.tick(seconds=60)
+        return True
+
+    def repeats_minute(self, local: datetime) -> bool:
+        """Return whether `local` is a minute that occurred before in the same hour."""
+        before, after = local.replace(fold=0).utcoffset(), local.utcoffset()
+        return (
+            local.fold == 1
+            and not self.parts[_MINUTE].startswith("*")
+            and before is not None
+            and after is not None
+            and before - after < _HOUR
+        )
 
 
 def _search(spec: str, zone: str, after_ns: int) -> Iterator[int]:
@@ -109,13 +137,15 @@ def _search(spec: str, zone: str, after_ns: int) -> Iterator[int]:
     return _ascending(search, after_ns)
 
 
-def _ascending(search: CronSim, after_ns: int) -> Iterator[int]:
+def _ascending(search: _Search, after_ns: int) -> Iterator[int]:
     last_ns = after_ns
     try:
         for local in search:
             time_ns = round((local - _EPOCH).total_seconds()) * SECOND_NS
             if time_ns > _LAST_NS:
                 return
+            if search.repeats_minute(local):
+                continue
             if time_ns > last_ns:  # else a repeated local time, or another one of the same gap
                 last_ns = time_ns
                 yield time_ns

@@ -86,7 +86,25 @@ FIXED: dict[str, tuple[list[int], list[int], Callable[[date], bool]]] = {
     "@daily": ([0], [0], lambda day: True),
     "0 12 13 * 5": ([12], [0], lambda day: day.day == 13 or day.isoweekday() == 5),
 }  # fmt: skip
+
+
+def repeats_minute(local: datetime) -> bool:
+    """Return whether the same hour had this minute before: the zone repeats less than an hour."""
+    before, after = local.replace(fold=0).utcoffset(), local.utcoffset()
+    assert before is not None
+    assert after is not None
+    return local.fold == 1 and before - after < timedelta(hours=1)
+
+
+def once_an_hour(*minutes: int) -> Callable[[datetime], bool]:
+    return lambda local: local.minute in minutes and not repeats_minute(local)
+
+
 ELAPSED: dict[str, Callable[[datetime], bool]] = {
+    "30 * * * *": once_an_hour(30),
+    "45 * * * *": once_an_hour(45),
+    "15,30 * * * *": once_an_hour(15, 30),
+    "0 * * * *": once_an_hour(0),
     "*/15 2 * * *": lambda local: local.hour == 2,
     "@hourly": lambda local: local.minute == 0,
     "*/30 1-3 * * *": lambda local: local.minute % 30 == 0 and 1 <= local.hour <= 3,
@@ -138,6 +156,20 @@ def test_a_skipped_local_time_occurs_at_the_end_of_the_gap() -> None:
     day = datetime(2027, 3, 27, 12)  # 02:00 to 03:00 of the 28th does not exist
     found = local("Europe/Berlin", "15,45 2 * * *", day, 3)
     assert found == ["28 03:00+0200", "29 02:15+0200", "29 02:45+0200"]
+
+
+def test_a_half_hour_change_neither_skips_nor_doubles_a_minute_of_each_hour() -> None:
+    # 02:00 to 02:30 of the 3rd of October does not exist, 01:30 to 02:00 of the 4th of April
+    # exists twice
+    gap = local("Australia/Lord_Howe", "30 * * * *", datetime(2027, 10, 3, 0, 40), 3)
+    assert gap == ["03 01:30+1030", "03 02:30+1100", "03 03:30+1100"]
+    for spec in ("30 * * * *", "30,31 * * * *"):
+        again = local("Australia/Lord_Howe", spec, datetime(2027, 4, 4, 1, 35), 1)
+        assert again == ["04 02:30+1030"]
+    again = local("Australia/Lord_Howe", "30 * * * *", datetime(2027, 4, 4, 0, 40), 2)
+    assert again == ["04 01:30+1100", "04 02:30+1030"]
+    often = local("Australia/Lord_Howe", "*/30 * * * *", datetime(2027, 4, 4, 1, 10), 3)
+    assert often == ["04 01:30+1100", "04 01:30+1030", "04 02:00+1030"]
 
 
 def test_a_repeated_local_time_occurs_once() -> None:

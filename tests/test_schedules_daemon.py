@@ -524,6 +524,49 @@ def test_a_kill_between_occurrences_changes_nothing_under_the_virtual_clock(
         assert times == list(range(ORIGIN_NS + 600 * SECOND_NS, times[-1] + 1, 600 * SECOND_NS))
 
 
+def topic(**settings: Any) -> None:
+    with Admin("demo", timeout=PATIENCE_S) as admin:
+        admin.set_topic("ticks", namespace="shop", **settings)
+
+
+@pytest.mark.parametrize("policy", ["fire", "skip", "coalesce"])
+@pytest.mark.parametrize("kills", [False, True], ids=["runs", "kills"])
+@pytest.mark.parametrize("durable", [False, True], ids=["arena", "wal"])
+def test_a_late_policy_covers_all_late_occurrences_of_a_schedule(
+    daemon: StartDaemon, tmp_path: Path, policy: str, kills: bool, durable: bool
+) -> None:
+    args = ("--wal-dir", str(tmp_path / "wal")) if durable else ()
+    one = daemon("demo", *VIRTUAL, *args)
+    with client() as caller:
+        caller.put_schedule("cron", cron="0 * * * *", topic="ticks", jitter=60, count=12)
+        caller.put_schedule("every", every=3600, topic="ticks", count=11)
+    topic(late="fire" if policy == "fire" else (policy, 600), paused=True)
+    advance(10.5)
+    if kills:
+        one.kill()
+        one.start()
+    topic(paused=False)
+    advance(10.6)
+    if kills:
+        one.kill()
+        one.start()
+    late = {"fire": 20, "skip": 0, "coalesce": 1}[policy]
+    eventually(lambda: len(fired(one)) == late)
+    advance(20)
+    eventually(lambda: len(fired(one)) == late + 3)
+    expected = {("cron", 11), ("every", 11), ("cron", 12)}
+    if policy == "fire":
+        expected |= {(key, hour) for key in ("cron", "every") for hour in range(1, 11)}
+    elif policy == "coalesce":
+        expected.add(("cron", 10))  # its jitter makes it the last one
+    assert set(fired(one)) == {(key, ORIGIN_NS + hour * HOUR_NS) for key, hour in expected}
+    ended = stats(one)
+    assert ended["skipped"] + ended["coalesced"] == 20 - late
+    with client() as caller:
+        assert [s.next for s in caller.schedules()] == [None, None]
+        assert sorted(s.occurrences for s in caller.schedules()) == [11, 12]
+
+
 @pytest.mark.tier("test")
 def test_schedules_come_back_from_the_wal_after_a_reboot(
     daemon: StartDaemon, tmp_path: Path

@@ -101,6 +101,9 @@ struct trial {
     uint8_t *shadow;              /* copy of the authoritative state after the last change */
     struct trusted trusted[WORDS_MAX];
     uint8_t *doubles[DOUBLES_MAX];
+    uint64_t double_lsn[DOUBLES_MAX];
+    uint64_t recovery_lsn;        /* first LSN that a recovery under test may write; 0 = the call is
+                                     under test */
     uint32_t double_count, double_every;
     uint64_t changes;
     struct counts *counts;
@@ -269,22 +272,11 @@ static bool same_reply(const struct trial *t, const struct reply *found)
     return f->error == expected->error && same_results(t, found, f->count);
 }
 
-/* Let all timers of an arena with schedules fire: which timers coalesce depends on the time at which
- * occurrences are armed, and a recovery changes this time. */
-static void coalescing_end(struct fixture *fx)
-{
-    const struct pg_topic_set s = {.fields = PG_TF_LATE, .policy = PG_LATE_FIRE};
-    for (uint32_t i = 0; i < fx->a->topic_rows && fx->a->metrics->schedules != 0; i++)
-        if (topic_at(fx->a, i)->name_len != 0)
-            topic_configure(fx->a, i, &s);
-}
-
 /* Fire all armed timers and operations. Return the sum of the hashes of all notices. */
 static uint64_t drain(struct fixture *fx, uint64_t fresh)
 {
     uint64_t fired = 0;
     int more = 1;
-    coalescing_end(fx);
     for (uint32_t tries = 0; tries < 100 && more; tries++) {
         const uint64_t tail = fx->a->header->replay_tail;
         pg_advance(fx->a, INT64_MAX / 4, fx->offset_ns, fx->real_ns, 4, &more);
@@ -306,14 +298,26 @@ static void ledger_check(struct trial *t, const struct ledger *expected, const c
         violated(t, detail, &fault);
 }
 
+/* Return the first LSN that the message under test did not write. 0 = the call is no message. */
+static uint64_t daemon_lsn(struct trial *t)
+{
+    if (t->call.kind != BY_MESSAGE || pg_wal_buffer_of(t->fx.a) == NULL)
+        return 0;
+    if (t->recovery_lsn != 0)
+        return t->recovery_lsn;
+    frames_appended(&t->appended, &t->fx);
+    return frames_next_lsn(&t->appended, &t->fx);
+}
+
 static void wal_check(struct trial *t)
 {
     struct ledger found, expected;
     struct pg_fault fault = {0};
     if (pg_wal_buffer_of(t->twin.a) == NULL)
         return;
+    const uint64_t from_lsn = daemon_lsn(t);
     frames_appended(&t->appended, &t->twin);
-    if (!frames_tell(&t->appended, &t->twin, t->call.uid, &fault))
+    if (!frames_tell(&t->appended, &t->twin, t->call.uid, from_lsn, &fault))
         violated(t, "a record disagrees with the arena", &fault);
     if (!frames_redo(&t->snapshot, &t->appended, &t->twin, &t->redo, &fault)) {
         violated(t, "the WAL cannot be redone", &fault);
@@ -431,6 +435,7 @@ static void double_keep(struct trial *t)
     if (t->double_every == 0 || (t->changes + t->seed) % t->double_every != 0 ||
         t->double_count == DOUBLES_MAX)
         return;
+    t->double_lsn[t->double_count] = daemon_lsn(t);
     memcpy(t->doubles[t->double_count++], t->shadow, t->authoritative.bytes);
 }
 
@@ -567,6 +572,7 @@ static void trial_run(struct trial *t, struct counts *recoveries)
         authoritative_restore(&t->authoritative, t->doubles[i]);
         seen_clear(&own_states);
         t->fx.places_first = (t->seed + i) % 2 == 0;
+        t->recovery_lsn = t->double_lsn[i];
         recoveries->trials++;
         stepped(t, run_recovery);
     }

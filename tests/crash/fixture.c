@@ -1153,31 +1153,12 @@ static void soon_put(struct fixture *fx)
     c->sequence++;
 }
 
-/* Delete all schedules: which timers of a backlog coalesce depends on the time at which occurrences
- * are armed, and a recovery changes this time. */
-static void schedules_delete(struct fixture *fx)
-{
-    struct call call = {.real_ns = fx->real_ns};
-    struct reply reply;
-    for (uint32_t row = 0; row < fx->a->schedule_rows; row++) {
-        const struct pg_schedule_fields *f = schedule_fields(fx->a, row);
-        if (f->state == PG_SCHEDULE_NONE)
-            continue;
-        call.bytes = 0;
-        schedule_write(fx, &call, PG_SA_DELETE);
-        memcpy(call.message + sizeof(struct pg_frame) + sizeof(struct pg_schedule_ask) + 1,
-               blob_at(&fx->a->blobs, f->blob), f->key_len);
-        call_run(fx, &call, &reply);
-    }
-}
-
 /* Pause all topics until their timers are late, resume them with a late policy, and catch up. */
 static void late_make(struct fixture *fx, struct call *call, unsigned policy)
 {
     struct pg_topic_set s = {.fields = PG_TF_PAUSED, .paused = 1};
     struct call past = {.kind = BY_ADVANCE};
     struct reply reply;
-    schedules_delete(fx);
     for (int n = 0; n < 2 * KEYS; n++)
         soon_put(fx);
     for (int resume = 0; resume < 2; resume++) {

@@ -32,6 +32,15 @@ void frames_appended(struct frames *f, const struct fixture *fx)
     } while (bytes != 0);
 }
 
+uint64_t frames_next_lsn(const struct frames *appended, const struct fixture *fx)
+{
+    const uint8_t *at = (const uint8_t *)appended->words, *end = at + appended->bytes;
+    uint64_t lsn = pg_wal_buffer_of(fx->a)->committed_lsn;
+    for (; at != end; at += ((const struct pg_frame_head *)at)->bytes)
+        lsn = ((const struct pg_frame_head *)at)->lsn;
+    return lsn + 1;
+}
+
 bool frames_redo(const struct frames *snapshot, const struct frames *appended,
                  const struct fixture *from, struct fixture *to, struct pg_fault *why)
 {
@@ -64,24 +73,61 @@ static bool timestamps_known(const struct pg_frame_head *f)
            (replaced == NULL || replaced->add_lsn - 1 < f->lsn);
 }
 
-/* Return true if an END frame has the uid that requested the end. The end of a dropped outcome or a
- * late timer has no requester, nor has that of an occurrence that a recovery or a recheck takes
- * back. */
-static bool end_uid_recorded(const struct pg_wal_end *j, uint32_t uid)
+/* Return the item of an ARM frame that makes its timer an occurrence; NULL = it is none. */
+static const struct pg_ext *occurrence_of(const struct pg_wal_arm *j)
 {
-    const bool asked = j->cause == PG_END_CANCELLED || j->cause == PG_END_ACKNOWLEDGED;
-    return j->uid == (asked ? uid : PG_NIL) || j->uid == PG_NIL;
+    const uint8_t *at = (const uint8_t *)(j + 1) + wal_row_bytes(j->in_bulk_load);
+    struct items rest = {at, j->ext_len};
+    struct pg_ext item;
+    struct item_text text;
+    for (; item_next(&rest, &item, &text); at = rest.at)
+        if (item.kind == PG_EXT_SCHEDULE)
+            return (const struct pg_ext *)at;
+    return NULL;
 }
 
-static bool uid_recorded(const struct pg_frame_head *f, uint32_t uid)
+/* Return the uid of the schedule that an occurrence belongs to. Its key ends at '@'. */
+static uint32_t schedule_uid(const struct pg_wal_arm *j, const struct fixture *fx)
+{
+    const uint32_t ns = topic_at(fx->a, j->topic)->namespace_row;
+    const char *key = (const char *)(j + 1) + wal_row_bytes(j->in_bulk_load) + j->ext_len;
+    const char *end = memchr(key, '@', j->key_len);
+    const struct name name = {key, end == NULL ? 0 : (uint32_t)(end - key)};
+    const uint32_t row = schedule_find(fx->a, ns, name);
+    return row == PG_NIL ? PG_NIL : schedule_fields(fx->a, row)->uid;
+}
+
+/* Return true if an ARM frame has the uid that requested it. An occurrence has the uid of its
+ * schedule. */
+static bool arm_uid_recorded(const struct pg_wal_arm *j, const struct fixture *fx, uint32_t uid)
+{
+    return j->uid != PG_NIL &&
+           j->uid == (occurrence_of(j) != NULL ? schedule_uid(j, fx) : uid);
+}
+
+/* Return true if an END frame has the uid that requested the end. The end of a dropped outcome or a
+ * late timer has no requester, nor has that of an occurrence which the daemon takes back without a
+ * message. The frame with daemon_lsn may be the last one of the message. */
+static bool end_uid_recorded(const struct pg_frame_head *f, const struct fixture *fx, uint32_t uid,
+                             uint64_t daemon_lsn)
+{
+    const struct pg_wal_end *j = (const struct pg_wal_end *)(f + 1);
+    const bool asked = j->cause == PG_END_CANCELLED || j->cause == PG_END_ACKNOWLEDGED;
+    const bool taken_back = f->lsn >= daemon_lsn && j->cause == PG_END_CANCELLED &&
+                            (fx->a->slots.hot[j->slot].flags & PG_F_SCHEDULE) != 0;
+    if (!asked || (taken_back && f->lsn > daemon_lsn))
+        return j->uid == PG_NIL;
+    return j->uid == uid || (taken_back && j->uid == PG_NIL);
+}
+
+static bool uid_recorded(const struct pg_frame_head *f, const struct fixture *fx, uint32_t uid,
+                         uint64_t daemon_lsn)
 {
     const void *body = f + 1;
     switch (f->type) {
-    case PG_WAL_ARM:              /* an occurrence has the uid of its schedule */
-        return ((const struct pg_wal_arm *)body)->ext_len != 0 ||
-               ((const struct pg_wal_arm *)body)->uid == uid;
+    case PG_WAL_ARM: return arm_uid_recorded(body, fx, uid);
     case PG_WAL_MOVE: return ((const struct pg_wal_move *)body)->uid == uid;
-    case PG_WAL_END: return end_uid_recorded(body, uid);
+    case PG_WAL_END: return end_uid_recorded(f, fx, uid, daemon_lsn);
     case PG_WAL_WATCH: return ((const struct pg_wal_watch *)body)->uid == uid;
     case PG_WAL_ENTRY: return ((const struct pg_wal_entry *)body)->uid == uid;
     case PG_WAL_OPENED: return ((const struct pg_wal_opened *)body)->uid == uid;
@@ -90,7 +136,7 @@ static bool uid_recorded(const struct pg_frame_head *f, uint32_t uid)
 }
 
 bool frames_tell(const struct frames *appended, const struct fixture *fx, uint32_t uid,
-                 struct pg_fault *why)
+                 uint64_t daemon_lsn, struct pg_fault *why)
 {
     const uint8_t *at = (const uint8_t *)appended->words, *end = at + appended->bytes;
     for (; at != end; at += ((const struct pg_frame_head *)at)->bytes) {
@@ -104,7 +150,7 @@ bool frames_tell(const struct frames *appended, const struct fixture *fx, uint32
         if (!timestamps_known(f))
             return fault_set(why, "timestamps", "a timer without the record that armed it",
                              f->lsn, 0, f->type);
-        if (!uid_recorded(f, uid))
+        if (!uid_recorded(f, fx, uid, daemon_lsn))
             return fault_set(why, "timestamps", "a frame with another uid", f->lsn, uid, f->type);
     }
     return true;

@@ -14,6 +14,8 @@
 #include "core/state/lateness.h"
 #include "core/state/prefetch.h"
 #include "core/state/rows.h"
+#include "core/state/schedule_rows.h"
+#include "core/state/schedules.h"
 #include "core/state/timers.h"
 
 #define SECOND_NS 1000000000
@@ -48,24 +50,42 @@ static void coalesced_end(struct pg_arena *a, uint32_t slot)
     a->metrics->coalesced++;
 }
 
-/* Return whether slot x comes before slot y in the order in which COALESCE looks for the last
- * timer. Tickets decide between equal deadlines, so that a recovery finds the same timer. */
-static bool comes_before(const struct pg_arena *a, uint32_t x, uint32_t y)
+/* Return a number that decides between timers with equal deadlines: the ticket, above that of any
+ * other timer the row of an occurrence's schedule. A recovery may give an occurrence another
+ * ticket, but finds the same row. */
+static uint64_t order_of(const struct pg_arena *a, uint32_t slot)
 {
-    const struct pg_hot *h = slot_hot(a, x), *other = slot_hot(a, y);
-    if (h->deadline_ns != other->deadline_ns)
-        return h->deadline_ns < other->deadline_ns;
-    return ctl_ticket(h->ctl) < ctl_ticket(other->ctl);
+    const uint32_t row = schedule_of_slot(a, slot);
+    return row != PG_NIL ? (1ull << 63) + row : ctl_ticket(slot_hot(a, slot)->ctl);
 }
 
-/* Coalesce the oldest timer of a topic's backlog with the next one: the earlier of the two ends.
- * Return false if there is no next timer with this policy. */
+/* Return whether slot x comes before slot y in the order in which COALESCE looks for the last
+ * timer. */
+static bool comes_before(const struct pg_arena *a, uint32_t x, uint32_t y)
+{
+    const int64_t x_ns = slot_hot(a, x)->deadline_ns, y_ns = slot_hot(a, y)->deadline_ns;
+    return x_ns != y_ns ? x_ns < y_ns : order_of(a, x) < order_of(a, y);
+}
+
+/* Return whether a timer coalesces with the next occurrence of its schedule, which is armed when
+ * this one has ended. */
+static bool follower_coalesces(const struct pg_arena *a, uint32_t slot)
+{
+    return late_policy_at(a, slot, schedule_follower_ns(a, slot)) == PG_LATE_COALESCE;
+}
+
+/* Coalesce the oldest timer of a topic's backlog with the next one: the earlier of the two ends. An
+ * occurrence without such a timer coalesces with the one that follows in its schedule. Return false
+ * if there is neither. */
 static bool late_coalesce(struct pg_arena *a, uint32_t topic, uint32_t oldest)
 {
     const uint32_t next = backlog_peek(&a->wheel, topic, 1);
-    if (next == PG_NIL || late_policy_now(a, next) != PG_LATE_COALESCE || !wall_is_reached(a, next))
+    if (next != PG_NIL && late_policy_now(a, next) == PG_LATE_COALESCE && wall_is_reached(a, next))
+        coalesced_end(a, comes_before(a, oldest, next) ? oldest : next);
+    else if (follower_coalesces(a, oldest))
+        coalesced_end(a, oldest);
+    else
         return false;
-    coalesced_end(a, comes_before(a, oldest, next) ? oldest : next);
     return true;
 }
 
@@ -134,8 +154,10 @@ static bool oldest_end(struct catch_up *c, uint32_t topic, uint32_t slot)
     const unsigned policy = late_policy_now(a, slot);
     if (policy == PG_LATE_SKIP)
         late_skip(a, slot);
-    else if (policy != PG_LATE_COALESCE || !late_coalesce(a, topic, slot))
+    else if (policy != PG_LATE_COALESCE)
         return oldest_fire(c, slot);
+    else if (!late_coalesce(a, topic, slot))     /* a pending occurrence may coalesce with this */
+        return !schedules_pending(a) && oldest_fire(c, slot);
     return true;
 }
 

@@ -28,13 +28,23 @@ static uint64_t late_of(const struct pg_arena *a, uint32_t slot)
     return own != NULL ? late_setting(own->extra, own->value) : topic_at(a, h->topic)->late;
 }
 
-unsigned late_policy_now(const struct pg_arena *a, uint32_t slot)
+/* Return the policy `late` for a timer that may fire at fires_ns. */
+static inline unsigned policy_at(const struct pg_arena *a, uint64_t late, int64_t fires_ns)
 {
-    const struct pg_hot *h = slot_hot(a, slot);
-    const uint64_t late = late_of(a, slot);
-    if (LIKELY(late == 0) || a->state.now_ns - slot_fires_ns(h) <= late_grace_ns(late))
+    if (LIKELY(late == 0) || a->state.now_ns - fires_ns <= late_grace_ns(late))
         return PG_LATE_FIRE;
     return late_policy(late);
+}
+
+unsigned late_policy_now(const struct pg_arena *a, uint32_t slot)
+{
+    return policy_at(a, late_of(a, slot), slot_fires_ns(slot_hot(a, slot)));
+}
+
+unsigned late_policy_at(const struct pg_arena *a, uint32_t slot, int64_t deadline_ns)
+{
+    const struct pg_hot moved = {.deadline_ns = deadline_ns, .flags = slot_hot(a, slot)->flags};
+    return policy_at(a, late_of(a, slot), slot_fires_ns(&moved));
 }
 
 bool late_waits(const struct pg_arena *a, uint32_t slot)

@@ -13,6 +13,8 @@ void late_hold(struct pg_arena *a, uint32_t slot);
 bool late_paused(const struct pg_arena *a, uint32_t topic);
 /* Return the policy that applies to a due timer: PG_LATE_FIRE if it is within its grace. */
 unsigned late_policy_now(const struct pg_arena *a, uint32_t slot);
+/* Return the policy that would apply to the timer if it had this deadline. */
+unsigned late_policy_at(const struct pg_arena *a, uint32_t slot, int64_t deadline_ns);
 /* Note that a pause or a rate has changed, so that the next advance looks at all backlogs. */
 void late_changed(struct pg_arena *a);
 /* Note an outage that ended at now_ns: timers due until then fire at a limited rate. */

@@ -40,12 +40,16 @@ void schedule_due(struct pg_arena *a, uint32_t row)
     a->state.schedules_due_last = row;
 }
 
-uint32_t schedule_due_take(struct pg_arena *a)
+void schedule_due_take(struct pg_arena *a, uint32_t before, uint32_t row)
 {
-    const uint32_t row = a->state.schedules_due;
-    a->state.schedules_due = schedule_at(a, row)->next_due;
-    schedule_at(a, row)->is_due = 0;
-    return row;
+    struct pg_schedule *s = schedule_at(a, row);
+    if (before == PG_NIL)
+        a->state.schedules_due = s->next_due;
+    else
+        schedule_at(a, before)->next_due = s->next_due;
+    if (a->state.schedules_due_last == row)
+        a->state.schedules_due_last = before;
+    s->is_due = 0;
 }
 
 void schedule_ask(struct pg_arena *a, uint32_t row)

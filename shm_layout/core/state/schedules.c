@@ -24,6 +24,7 @@
 #include "core/arena.h"
 #include "core/wal/wal_buffer.h"
 #include "core/state/compaction.h"
+#include "core/state/lateness.h"
 #include "core/state/names.h"
 #include "core/state/quotas.h"
 #include "core/state/records.h"
@@ -31,6 +32,8 @@
 #include "core/state/rows.h"
 #include "core/state/schedule_rows.h"
 #include "core/state/timers.h"
+
+#define LOOKED_AT 64              /* schedules among which the earliest occurrence is armed first */
 
 /* ---- times --------------------------------------------------------------------------------- */
 
@@ -242,13 +245,43 @@ static void row_advance(struct pg_arena *a, uint32_t row)
     fields_store(a, row, &f, false);
 }
 
+/* Return whether the times that the next occurrence needs are known. */
+static bool next_is_known(const struct pg_schedule_fields *f)
+{
+    return nominal_is_known(f->after_ns) &&
+           (f->every_ns != 0 || f->jitter_ns == 0 || nominal_is_known(f->then_ns));
+}
+
 /* Return whether the row may arm its next occurrence. */
 static bool may_arm(const struct pg_arena *a, uint32_t row)
 {
     const struct pg_schedule_fields *f = schedule_fields(a, row);
     return f->state == PG_SCHEDULE_ACTIVE && schedule_at(a, row)->slot == PG_NIL &&
-           nominal_is_known(f->after_ns) && limited(f, f->after_ns) != PG_NOMINAL_NONE &&
-           (f->every_ns != 0 || f->jitter_ns == 0 || nominal_is_known(f->then_ns));
+           next_is_known(f) && limited(f, f->after_ns) != PG_NOMINAL_NONE;
+}
+
+/* Return the deadline of the next occurrence: boot time, with a cron expression wall clock. */
+static int64_t next_ns(const struct pg_arena *a, uint32_t row)
+{
+    const struct pg_schedule_fields *f = schedule_fields(a, row);
+    return time_plus(f->every_ns != 0 ? time_plus(f->due_ns, f->every_ns) : f->after_ns,
+                     jitter_of(a, row));
+}
+
+/* Return the deadline of the next occurrence on the boot clock; INT64_MAX = none, or unknown. */
+static int64_t next_boot_ns(const struct pg_arena *a, uint32_t row)
+{
+    const struct pg_schedule_fields *f = schedule_fields(a, row);
+    if (!next_is_known(f) || limited(f, f->after_ns) == PG_NOMINAL_NONE)
+        return INT64_MAX;
+    return f->every_ns != 0 ? next_ns(a, row)
+                            : time_plus(next_ns(a, row), -a->header->wall_offset_ns);
+}
+
+int64_t schedule_follower_ns(const struct pg_arena *a, uint32_t slot)
+{
+    const uint32_t row = schedule_of_slot(a, slot);
+    return row != PG_NIL ? next_boot_ns(a, row) : INT64_MAX;
 }
 
 /* Note that a slot has the armed occurrence of a row. */
@@ -263,11 +296,9 @@ static void slot_set(struct pg_arena *a, uint32_t row, uint32_t slot)
 static bool row_arm(struct pg_arena *a, uint32_t row, bool *is_due)
 {
     const struct pg_schedule_fields *f = schedule_fields(a, row);
-    const int64_t late_ns = jitter_of(a, row);
     struct pg_result r;
-    struct put p = {.time_kind = f->every_ns != 0 ? PG_T_BOOT : PG_T_WALL};
-    p.time_ns = time_plus(f->every_ns != 0 ? time_plus(f->due_ns, f->every_ns) : f->after_ns,
-                          late_ns);
+    struct put p = {.time_kind = f->every_ns != 0 ? PG_T_BOOT : PG_T_WALL,
+                    .time_ns = next_ns(a, row)};
     const uint32_t slot = occurrence_put(a, f, &p, f->after_ns, row, &r);
     const unsigned status = r.ticket & 0xff;
     if (slot == PG_NIL && status != PG_ST_KEPT && status != PG_ST_EXISTS)
@@ -286,12 +317,35 @@ static bool arms(const struct pg_arena *a)
     return !a->state.draining && !wal_buffer_full(a) && wal_buffer_refusal(a) != PG_ST_WAL;
 }
 
+/* Take the schedule with the earliest next occurrence among the first LOOKED_AT in the list, so
+ * that schedules which wait for space get it in this order, also after a recovery. */
+static uint32_t earliest_take(struct pg_arena *a)
+{
+    uint32_t row = a->state.schedules_due, before = PG_NIL, first = row, before_first = PG_NIL;
+    int64_t first_ns = next_boot_ns(a, row);
+    for (uint32_t n = 1; n < LOOKED_AT; n++) {
+        before = row;
+        row = schedule_at(a, row)->next_due;
+        if (row == PG_NIL)
+            break;
+        const int64_t then_ns = next_boot_ns(a, row);
+        if (then_ns > first_ns || (then_ns == first_ns && row > first))
+            continue;
+        first = row;
+        before_first = before;
+        first_ns = then_ns;
+    }
+    schedule_due_take(a, before_first, first);
+    return first;
+}
+
 bool schedules_step(struct pg_arena *a, uint32_t budget)
 {
     bool is_due = false, has_space = true;
+    const bool waited = schedules_waiting(a);
     uint32_t left = budget;
     for (; a->state.schedules_due != PG_NIL && left != 0 && has_space && arms(a); left--) {
-        const uint32_t row = schedule_due_take(a);
+        const uint32_t row = earliest_take(a);
         if (!may_arm(a, row))
             continue;
         has_space = row_arm(a, row, &is_due);
@@ -299,6 +353,8 @@ bool schedules_step(struct pg_arena *a, uint32_t budget)
             schedule_due(a, row);      /* the next iteration tries again */
     }
     a->state.schedules_stuck = a->state.schedules_due != PG_NIL && left != 0;
+    if (waited)
+        late_changed(a);           /* a late timer may have waited for these occurrences */
     return is_due || left == 0;
 }
 
@@ -481,6 +537,7 @@ int pg_schedule_question(struct pg_arena *a, struct pg_question *q)
         if (f->state == PG_SCHEDULE_ACTIVE && (schedule_lacks_times(f) || rechecks(schedule_at(a, row))))
             return 1;
         schedule_ask_take(a);
+        late_changed(a);           /* a late timer may have waited for the answer */
     }
     return 0;
 }
@@ -538,6 +595,7 @@ void pg_schedule_answer(struct pg_arena *a, const struct pg_question *q, uint32_
     memcpy(known, times, (count < 3 ? count : 3) * sizeof *times);
     if (status == PG_ST_DONE)
         row_answer(a, q->row, known);
+    late_changed(a);
     wal_buffer_settle(a);
 }
 

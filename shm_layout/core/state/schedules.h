@@ -34,6 +34,12 @@ void schedule_resume(struct pg_arena *a, uint32_t row, int64_t base_ns, int64_t 
 void schedule_extra(struct pg_arena *a, uint32_t row, int64_t nominal_ns, bool limited,
                     struct pg_result *result);
 
+/* ---- for catch_up.c ---- */
+
+/* Return the deadline on the boot clock of the occurrence that follows an armed one; INT64_MAX =
+ * none follows, the daemon has to compute it first, or the slot is no armed occurrence. */
+int64_t schedule_follower_ns(const struct pg_arena *a, uint32_t slot);
+
 /* ---- for loop.c ---- */
 
 /* Arm at most `budget` occurrences. Return whether one of them is due, or schedules are left. */

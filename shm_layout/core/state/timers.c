@@ -198,6 +198,7 @@ void slot_free(struct pg_arena *a, uint32_t slot, uint32_t give)
         blobs_give(&a->blobs, slot_cold(a, slot)->blob, give);
     a->metrics->blob_bytes -= (uint64_t)give * PG_GRANULE;
     slots_give(&a->slots, slot);
+    a->state.schedules_stuck = false;    /* a schedule may have waited for this space */
 }
 
 /* End an armed timer. Its entry in the replay buffer takes over the last `keep` granules of the
