@@ -350,6 +350,7 @@ def test_open_jobs_are_counted_again_after_a_restart(
         for rule in rules:
             opened(caller, 1, rule)
         assert len(first) == 3
+        jobs.close(drain=0)
     restart()
     with client(durable=durable) as caller, consumer() as jobs:
         assert {s.key: s.open_jobs for s in caller.schedules()} == dict.fromkeys(rules, 1)
@@ -364,6 +365,7 @@ def test_open_jobs_are_counted_again_after_a_restart(
         assert hours_of(opened(caller, 0, "delay").next) == 3.5
         found["skip"].ack()
         opened(caller, 0, "skip")
+        jobs.close(drain=0)
     restart()
     with client() as caller, consumer() as jobs:
         assert hours_of(seen(caller, "delay").next) == 3.5
@@ -382,6 +384,7 @@ def test_open_jobs_follow_their_schedule_to_other_shards(daemon: StartDaemon) ->
                 caller.put_schedule(name, every=0.02, topic="ticks", overlap="queue")
             found = [taken(jobs) for _ in names]
             assert {str(job.key).partition("@")[0] for job in found} == set(names)
+            jobs.close(drain=0)
         for moved in ("3", "1", "2"):
             one.restart("--shards", moved)
             assert {s.key: s.open_jobs for s in caller.schedules()} == dict.fromkeys(names, 1)
@@ -417,6 +420,7 @@ def test_a_consumer_that_is_killed_holds_the_next_occurrence_until_another_acks(
             job.ack()
             later = taken(jobs)
             assert int(str(later.key)[5:]) - int(key[5:]) == 20_000_000
+            later.ack()
         holder.stdout.close()
 
 
