@@ -24,6 +24,7 @@ from purgatoryd.cli.options import (
 
 if TYPE_CHECKING:
     from purgatoryd.clients import Client, Schedule
+    from purgatoryd.clients.schedules import OverlapRule
 
 key_argument = click.argument("key")
 
@@ -61,8 +62,10 @@ def schedule_record(schedule: Schedule) -> dict[str, Any]:
         "count": schedule.count,
         "until": _moment(schedule.until),
         "jitter_ns": round(schedule.jitter.total_seconds() * 1e6) * 1000,
+        "overlap": schedule.overlap,
         "revision": schedule.revision,
         "occurrences": schedule.occurrences,
+        "open_jobs": schedule.open_jobs,
         "paused": schedule.paused,
         "next": _moment(schedule.next),
         "deadline": _moment(schedule.deadline),
@@ -80,9 +83,12 @@ def _spec_text(schedule: Schedule) -> str:
 
 
 def _next_text(schedule: Schedule) -> str:
+    waits = schedule.overlap == "delay" and schedule.open_jobs != 0
     if schedule.paused:
         return "paused"
-    return "ended" if schedule.next is None else f"next {units.format_moment(schedule.next)}"
+    if schedule.next is not None:
+        return f"next {units.format_moment(schedule.next)}"
+    return f"waits for {schedule.open_jobs} jobs" if waits else "ended"
 
 
 def _show(schedule: Schedule, did: str, *, as_json: bool) -> None:
@@ -112,6 +118,12 @@ def schedules_command() -> None:
     "--jitter", type=units.Duration(), default="0s", show_default=True,
     help="An occurrence is up to this late, and before the next one.",
 )  # fmt: skip
+@click.option(
+    "--overlap", type=click.Choice(["allow", "skip", "queue", "delay"]), default="allow",
+    show_default=True,
+    help="An occurrence while jobs of earlier ones are open: fire it, skip it, let it wait, or"
+    " begin --every when they end.",
+)  # fmt: skip
 @click.option("-t", "--topic", default="default", show_default=True, help="Topic of the notices.")
 @click.option("-p", "--payload", default="", help="Payload of the notices, as text.")
 @click.option("--payload-file", type=click.File("rb"), help="File with the payload; - is stdin.")
@@ -119,8 +131,8 @@ def schedules_command() -> None:
 @json_option
 def put_command(
     key: str, name: str, namespace: str, every: int | None, cron: str | None, tz: str | None,
-    until: datetime | None, count: int | None, jitter: int, topic: str, payload: str,
-    payload_file: BinaryIO | None, timeout: float, as_json: bool,
+    until: datetime | None, count: int | None, jitter: int, overlap: OverlapRule, topic: str,
+    payload: str, payload_file: BinaryIO | None, timeout: float, as_json: bool,
 ) -> None:  # fmt: skip
     """Add the schedule KEY, or change it if it has other settings.
 
@@ -138,6 +150,7 @@ def put_command(
         schedule = client.put_schedule(
             key, every=None if every is None else every / 1e9, cron=cron, tz=tz, topic=topic,
             payload=content, count=count, until=until, jitter=jitter / 1e9,
+            overlap=overlap,
         )  # fmt: skip
     _show(schedule, "put", as_json=as_json)
 

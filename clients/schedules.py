@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime, timedelta, tzinfo
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, Literal, NamedTuple, TypeVar, get_args
 
 from purgatoryd.clients import jobs, times
 from purgatoryd.clients.arguments import check_type, check_whole
@@ -23,6 +23,7 @@ from purgatoryd.shm_layout.layout import (
     SCHEDULE_KEY_MAX,
     SPEC_MAX,
     ZONE_MAX,
+    Overlap,
     ScheduleAction,
     ScheduleState,
     Status,
@@ -39,6 +40,7 @@ Ticket = TypeVar("Ticket", covariant=True)
 Filled = TypeVar("Filled", covariant=True)
 Times = TypeVar("Times", covariant=True)
 Span = float | timedelta
+OverlapRule = Literal["allow", "skip", "queue", "delay"]
 EVERY_MIN_NS = 1_000_000
 _COUNT_MAX = 2**63 - 1
 
@@ -63,12 +65,15 @@ class Schedule:
     count: int | None
     until: datetime | None
     jitter: timedelta
+    overlap: OverlapRule
     revision: int
     occurrences: int
+    open_jobs: int
+    """Jobs of its occurrences that are neither acknowledged, dropped nor dead."""
     paused: bool
     next: datetime | None
     """Nominal time of the next occurrence. None = no occurrence follows, or the daemon has not
-    computed it yet, or the schedule is paused."""
+    computed it yet, or the schedule is paused, or its delay has not begun."""
     deadline: datetime | None
     """Deadline of the armed occurrence, with its jitter; None = none is armed."""
     previous: datetime
@@ -129,6 +134,18 @@ def _spec(every: Any, cron: Any, tz: Any) -> tuple[int, bytes, bytes]:
     return 0, _text("cron", cron, SPEC_MAX), _text("tz", zone, ZONE_MAX)
 
 
+_RULES: tuple[OverlapRule, ...] = get_args(OverlapRule)
+"""The names of enum Overlap, in the order of their numbers."""
+
+
+def _overlap(overlap: Any, every_ns: int) -> Overlap:
+    if overlap not in _RULES:
+        raise InvalidArgument(f"overlap {overlap!r} must be one of {', '.join(_RULES)}")
+    if overlap == "delay" and every_ns == 0:
+        raise InvalidArgument("overlap 'delay' needs every: cron names the times themselves")
+    return Overlap(_RULES.index(overlap))
+
+
 def _text(name: str, text: str, most: int) -> bytes:
     data = text.encode(errors="surrogatepass")
     if len(data) > most:
@@ -179,7 +196,8 @@ def _schedule(namespace: str, info: ScheduleInfo) -> Schedule:
         timedelta(microseconds=info.every_ns / 1000) if info.every_ns else None,
         None if info.every_ns else info.spec, info.zone or "UTC", info.most or None,
         None if info.until_ns == NOMINAL_NONE else times.wall_time(info.until_ns),
-        timedelta(microseconds=info.jitter_ns / 1000), info.revision, info.armed, paused,
+        timedelta(microseconds=info.jitter_ns / 1000), _RULES[info.overlap], info.revision,
+        info.armed, info.open_jobs, paused,
         times.wall_time(info.next_ns) if known and not paused else None,
         None if info.deadline_ns == NOMINAL_NONE else times.wall_time(info.deadline_ns),
         times.wall_time(info.last_ns), times.wall_time(info.put_ns), info.uid, info.ticket,
@@ -293,7 +311,7 @@ class ScheduleCalls(ABC, Generic[One, Found, Several, Existed, Ticket, Filled, T
         self, key: str, *, every: Span | None = None, cron: str | None = None,
         tz: str | tzinfo | None = None, topic: str = "default", payload: bytes = b"",
         count: int | None = None, until: datetime | None = None, jitter: Span = 0,
-        timeout: float | timedelta | None = None,
+        overlap: OverlapRule = "allow", timeout: float | timedelta | None = None,
     ) -> One:  # fmt: skip
         """Add a schedule, or change it if it exists with other settings; return it as Schedule.
 
@@ -306,6 +324,12 @@ class ScheduleCalls(ABC, Generic[One, Found, Several, Existed, Ticket, Filled, T
         nominal time. `jitter`: an occurrence is up to this much after its nominal time, and before
         the next nominal time.
 
+        `overlap`: what happens to an occurrence while jobs of earlier occurrences are open, which
+        means that a consumer group has neither finished them nor made them dead letters. "allow":
+        it fires. "skip": it ends as skipped when it is due. "queue": it fires once no job is open,
+        and those after it follow one by one; none is lost. "delay", only with `every`: it is due
+        `every` after the last open job ended, or after the last firing without a job.
+
         With the same settings nothing changes, so every start of a program may put its schedules.
         Other settings raise `revision`, take the armed occurrence back and begin to count again.
         Raises InvalidArgument, ScheduleRefused, UidShareExceeded, MessageRefused, DaemonError.
@@ -316,6 +340,7 @@ class ScheduleCalls(ABC, Generic[One, Found, Several, Existed, Ticket, Filled, T
             "zone": zone, "payload": wire.encode_payload(payload), "every_ns": every_ns,
             "until": _until_ns(until), "jitter_ns": _span_ns("jitter", jitter, 0),
             "most": 0 if count is None else check_whole("count", count, 1, _COUNT_MAX),
+            "overlap": _overlap(overlap, every_ns),
         }  # fmt: skip
         return self._planned(_single(_key(key), ask, _must_exist), timeout)  # type: ignore[no-any-return]
 
@@ -358,8 +383,9 @@ class ScheduleCalls(ABC, Generic[One, Found, Several, Existed, Ticket, Filled, T
         """Fire an additional occurrence at once; return its ticket.
 
         `nominal`: its nominal time, default the current time. An occurrence that is armed, or whose
-        notice is in the replay buffer, is not fired again. The schedule does not count it. Raises
-        ScheduleRefused (UNKNOWN, FULL, ...), MessageRefused, DaemonError.
+        notice is in the replay buffer, is not fired again. The schedule does not count it, and it
+        fires whatever `overlap` is. Raises ScheduleRefused (UNKNOWN, FULL, ...), MessageRefused,
+        DaemonError.
         """
         start = time.time_ns() if nominal is None else times.wall_ns(nominal)
         ask = {"action": ScheduleAction.TRIGGER, "start": start}
@@ -372,6 +398,7 @@ class ScheduleCalls(ABC, Generic[One, Found, Several, Existed, Ticket, Filled, T
         Backfilled. `end` must not be in the future.
 
         Occurrences that are armed, or whose notices are in the replay buffer, are not fired again.
+        They fire whatever `overlap` is; with "delay" there are none, because no times are fixed.
         Raises the same errors as trigger_schedule(). If a table is full, the occurrences before the
         error have been armed.
         """
@@ -388,7 +415,8 @@ class ScheduleCalls(ABC, Generic[One, Found, Several, Existed, Ticket, Filled, T
         """Return the next `n` nominal times, at most 256, as the daemon computes them.
 
         The times are those of the schedule `key`, or of `every` or `cron` without a schedule.
-        `start`: the times are after this, default the current time. Raises InvalidArgument,
+        `start`: the times are after this, default the current time. With overlap="delay" a schedule
+        has one time at most, that of the armed occurrence. Raises InvalidArgument,
         ScheduleRefused, MessageRefused, DaemonError.
         """
         every_ns, spec, zone = (0, b"", b"") if key is not None else _spec(every, cron, tz)

@@ -938,6 +938,17 @@ enum pg_schedule_state {
     PG_SCHEDULE_ACTIVE,           /* its next occurrence is armed, or it has ended */
     PG_SCHEDULE_PAUSED            /* no occurrence is armed until the schedule is resumed */
 };
+/* Rule for the next occurrence of a schedule while jobs of earlier ones are open. A job is open until
+ * it is acknowledged, dropped or dead. */
+enum pg_overlap {
+    PG_OVERLAP_ALLOW,             /* the occurrence fires at its time */
+    PG_OVERLAP_SKIP,              /* the occurrence ends as skipped at its time */
+    PG_OVERLAP_QUEUE,             /* the occurrence fires once no job is open, and the following ones
+                                     wait behind it */
+    PG_OVERLAP_DELAY,             /* every: the time of the occurrence is every_ns after the end of
+                                     the last open job */
+    PG_OVERLAPS
+};
 #define PG_NOMINAL_UNKNOWN -9223372036854775807 /* the daemon has to compute the time */
 #define PG_NOMINAL_NONE 9223372036854775807 /* no occurrence follows */
 
@@ -953,11 +964,12 @@ struct pg_schedule_fields {       /* 160 bytes */
     int64_t  after_ns;            /* nominal time of the occurrence that follows; stored alone */
     int64_t  then_ns;             /* nominal time of the occurrence after that; stored alone */
     int64_t  every_ns;            /* time between occurrences; 0 = the blob has a cron expression */
-    int64_t  due_ns;              /* every: time of nominal_ns, on the arena's clock */
+    int64_t  due_ns;              /* every, but DELAY: time of nominal_ns, on the arena's clock */
     int64_t  until_ns;            /* latest nominal time; PG_NOMINAL_NONE = no limit */
     int64_t  jitter_ns;           /* an occurrence is up to this much after its nominal time */
     int64_t  put_ns;              /* wall clock: time of the put or of the newest restart */
-    uint64_t reserved[3];
+    uint64_t first_ticket;        /* jobs with an older ticket are those of an earlier schedule */
+    uint64_t reserved[2];
     uint32_t blob;                /* first granule of the blob: key, spec, zone, payload */
     uint32_t payload_len;
     uint32_t topic;               /* row of the topic of the occurrences */
@@ -966,12 +978,13 @@ struct pg_schedule_fields {       /* 160 bytes */
     uint8_t  key_len;
     uint8_t  spec_len;
     uint8_t  zone_len;
-    uint8_t  pad[4];
+    uint8_t  overlap;             /* enum pg_overlap */
+    uint8_t  pad[3];
 };
 
 /* A schedule. Authoritative except for the fields marked "derived". A change writes the fields that
  * are not in use and then stores `version`, which decides. */
-struct pg_schedule {              /* 352 bytes */
+struct pg_schedule {              /* 368 bytes */
     uint64_t version;             /* number of changes of the row; fields[version % 2] is in use */
     uint32_t hash;                /* derived: hash of namespace and key */
     uint32_t slot;                /* derived: slot of the armed occurrence; PG_NIL = none */
@@ -979,7 +992,12 @@ struct pg_schedule {              /* 352 bytes */
     uint32_t next_asked;          /* derived: next row whose times have to be computed */
     uint8_t  is_due, is_asked;    /* derived: 1 = the row is in this list */
     uint8_t  rechecks;            /* derived: 1 = the armed occurrence has to be computed again */
-    uint8_t  pad[5];
+    uint8_t  pad;
+    uint32_t open;                /* derived: jobs of its occurrences that are open */
+    uint32_t first_hashed;        /* derived: first row whose hash leads to this row; PG_NIL = none */
+    uint32_t next_hashed;         /* derived: next row whose hash leads to the same row */
+    int64_t  ended_ns;            /* derived: newest end of an occurrence or of its last open job, on
+                                     the arena's clock, or the rebuild */
     struct pg_schedule_fields fields[2];
 };
 
@@ -2561,7 +2579,8 @@ struct pg_schedule_ask {          /* 56 bytes */
     uint8_t  key_len;             /* length of the schedule's key, 1..234 bytes of UTF-8; LIST: 0 */
     uint8_t  spec_len;            /* PUT, NEXT: length of the cron expression; 0 with every_ns */
     uint8_t  zone_len;            /* PUT, NEXT: length of the zone's name; 0 = UTC, or with every_ns */
-    uint8_t  pad[2];
+    uint8_t  overlap;             /* PUT: enum pg_overlap, DELAY only with every_ns; else 0 */
+    uint8_t  pad;
     uint32_t payload_len;         /* PUT: length of the payload in bytes, 0..65536; else 0 */
     uint32_t pad1;
     int64_t  every_ns;            /* PUT, NEXT: time between occurrences, at least 1,000,000 ns; 0 =
@@ -2604,8 +2623,10 @@ struct pg_schedule_info {         /* 120 bytes */
     uint8_t  key_len;             /* length of the schedule's key in bytes */
     uint8_t  spec_len;            /* length of the cron expression in bytes */
     uint8_t  zone_len;            /* length of the zone's name in bytes; 0 = UTC */
-    uint8_t  pad[3];
-    uint64_t pad1;
+    uint8_t  overlap;             /* enum pg_overlap */
+    uint8_t  pad[2];
+    uint32_t open;                /* jobs of its occurrences that are open */
+    uint32_t pad1;
 };
 
 /* CURSOR request: frame (count = number of topics, at most PG_CURSOR_TOPICS), struct pg_cursor_ask,

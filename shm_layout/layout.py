@@ -429,6 +429,15 @@ class ScheduleState(enum.IntEnum):
     PAUSED = lib.PG_SCHEDULE_PAUSED
 
 
+class Overlap(enum.IntEnum):
+    """enum pg_overlap: what happens to the next occurrence of a schedule while jobs are open."""
+
+    ALLOW = lib.PG_OVERLAP_ALLOW
+    SKIP = lib.PG_OVERLAP_SKIP
+    QUEUE = lib.PG_OVERLAP_QUEUE
+    DELAY = lib.PG_OVERLAP_DELAY
+
+
 class ScheduleAction(enum.IntEnum):
     """enum pg_schedule_action: the request of a SCHEDULE message."""
 

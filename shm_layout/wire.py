@@ -400,6 +400,7 @@ class ScheduleAsk(NamedTuple):
     jitter_ns: int = 0
     most: int = 0
     """The field `count`."""
+    overlap: int = 0
 
 
 def encode_schedule(
@@ -408,8 +409,8 @@ def encode_schedule(
     """Return a SCHEDULE message. `durable`: the reply comes after the WAL has the changes."""
     texts = (ask.namespace, ask.topic, ask.key, ask.spec, ask.zone, ask.payload)
     head = SCHEDULE_ASK.pack(
-        ask.action, *(len(text) for text in texts), ask.every_ns, ask.start, ask.until,
-        ask.jitter_ns, ask.most,
+        ask.action, *(len(text) for text in texts[:-1]), ask.overlap, len(ask.payload),
+        ask.every_ns, ask.start, ask.until, ask.jitter_ns, ask.most,
     )  # fmt: skip
     flags = layout.FLAG_DURABLE * durable
     return encode_frame(Message.SCHEDULE, session, sequence, flags=flags) + head + b"".join(texts)
@@ -894,6 +895,8 @@ class ScheduleInfo(NamedTuple):
     row: int
     uid: int
     state: int
+    overlap: int
+    open_jobs: int
     topic: str
     key: str
     spec: str
@@ -930,12 +933,14 @@ def decode_schedule(body: bytes, count: int, action: int) -> ScheduleAnswer:
 def _schedule_info(body: bytes, at: int) -> tuple[ScheduleInfo, int]:
     """Decode the struct pg_schedule_info at an offset. Return it and the offset after it."""
     _need("schedule", body, at, SCHEDULE_INFO.size)
-    *figures, payload_len, state, topic, key, spec, zone = SCHEDULE_INFO.unpack_from(body, at)
+    *figures, payload_len, state, topic, key, spec, zone, overlap, open_jobs = (
+        SCHEDULE_INFO.unpack_from(body, at)
+    )
     ends = _ends(at + SCHEDULE_INFO.size, (topic, key, spec, zone, payload_len))
     _need("schedule's bytes", body, at, ends[-1] - at)
     *texts, payload = _cut(body, ends)
     names = (text.decode(errors="replace") for text in texts)
-    return ScheduleInfo._make((*figures, state, *names, payload)), ends[-1]
+    return ScheduleInfo._make((*figures, state, overlap, open_jobs, *names, payload)), ends[-1]
 
 
 def decode_cursor(body: bytes, count: int) -> dict[str, tuple[int, int]]:

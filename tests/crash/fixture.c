@@ -219,11 +219,20 @@ static bool parks_any(const struct pg_arena *a)
     return parks;
 }
 
+/* Return whether the end of a job sets the time of an occurrence. */
+static bool delays_any(const struct pg_arena *a)
+{
+    bool delays = false;
+    for (uint32_t row = 0; row < a->schedule_rows; row++)
+        delays |= schedule_fields(a, row)->overlap == PG_OVERLAP_DELAY;
+    return delays;
+}
+
 bool call_minds_when(const struct fixture *fx, const struct call *call)
 {
     const struct pg_record *r = (const struct pg_record *)(call->message + fixed_bytes(call));
     const bool parks = parks_any(fx->a);
-    bool minds = false;
+    bool minds = delays_any(fx->a);
     minds |= ((const struct pg_frame *)call->message)->message == PG_M_SCHEDULE;
     for (uint32_t i = 0; call->kind == BY_MESSAGE && i < call->records; i++)
         minds |= r[i].time_kind == PG_T_DELAY || (parks && r[i].op == PG_OP_PUT) ||
@@ -831,6 +840,7 @@ static void schedule_write(struct fixture *fx, struct call *call, unsigned actio
         ask.every_ns = cron ? 0 : 1000000 * (1 + (int64_t)below(fx, 3));
         ask.spec_len = cron ? 1 + below(fx, 2) : 0;
         ask.jitter_ns = below(fx, 3) == 0 ? EVEN_NS : 0;
+        ask.overlap = (uint8_t)below(fx, cron ? PG_OVERLAP_DELAY : PG_OVERLAPS);
         ask.payload_len = below(fx, 3) * (1 + fx->lengths);
     } else if (action == PG_SA_TRIGGER) {
         ask.from = now_ns - below(fx, 2);

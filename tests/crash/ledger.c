@@ -394,7 +394,7 @@ static void schedules_note(struct ledger *l, const struct pg_arena *a)
         const uint64_t words[] = {f->revision, f->count, f->armed, (uint64_t)f->base_ns,
                                   (uint64_t)f->nominal_ns, (uint64_t)f->every_ns,
                                   (uint64_t)f->due_ns, (uint64_t)f->until_ns,
-                                  (uint64_t)f->jitter_ns, (uint64_t)f->put_ns, f->state,
+                                  (uint64_t)f->jitter_ns, (uint64_t)f->put_ns, f->state, f->overlap,
                                   topic_hash(a, f->topic), f->uid};
         uint64_t state = ledger_bytes(f->spec_len, blob, schedule_bytes(f));
         state = ledger_bytes(state, words, sizeof words);

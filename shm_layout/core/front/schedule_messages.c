@@ -9,6 +9,7 @@
 #include "core/state/names.h"
 #include "core/state/quotas.h"
 #include "core/state/rows.h"
+#include "core/state/schedule_rows.h"
 #include "core/state/schedules.h"
 #include "core/state/timers.h"
 #include "core/front/request.h"
@@ -48,7 +49,8 @@ static bool fields_sound(const struct pg_schedule_ask *h)
 {
     const unsigned in_use = uses[h->action];
     return (in_use & SETTINGS || (h->spec_len == 0 && h->zone_len == 0 && h->every_ns == 0)) &&
-           (in_use & TEMPLATE || (h->topic_len == 0 && h->payload_len == 0 && h->jitter_ns == 0)) &&
+           (in_use & TEMPLATE || (h->topic_len == 0 && h->payload_len == 0 && h->jitter_ns == 0 &&
+                                  h->overlap == 0)) &&
            (in_use & COUNT || h->count == 0) && (in_use & FROM || h->from == 0) &&
            (in_use & UNTIL || h->until == 0) &&
            (in_use & KEY ? h->key_len != 0 || h->action == PG_SA_NEXT : h->key_len == 0) &&
@@ -66,7 +68,8 @@ static bool settings_sound(const struct pg_schedule_ask *h)
         return true;
     return (h->every_ns == 0 ? h->spec_len != 0
                              : h->every_ns >= EVERY_MIN_NS && h->spec_len + h->zone_len == 0) &&
-           h->jitter_ns >= 0 && h->zone_len <= PG_ZONE_MAX;
+           h->jitter_ns >= 0 && h->zone_len <= PG_ZONE_MAX && h->overlap < PG_OVERLAPS &&
+           (h->overlap != PG_OVERLAP_DELAY || h->every_ns != 0);
 }
 
 static bool head_sound(const struct pg_schedule_ask *h, uint64_t bytes, struct refusal *why)
@@ -230,10 +233,13 @@ static bool reply(const struct ask *k, unsigned status, uint64_t ticket, int64_t
 }
 
 /* Return the nominal time of the next occurrence: the armed one, or the one that follows. */
-static int64_t next_of(const struct pg_schedule *s, const struct pg_schedule_fields *f)
+static int64_t next_of(const struct pg_arena *a, uint32_t row)
 {
-    if (s->slot != PG_NIL)
+    const struct pg_schedule_fields *f = schedule_fields(a, row);
+    if (schedule_at(a, row)->slot != PG_NIL)
         return f->nominal_ns;
+    if (f->overlap == PG_OVERLAP_DELAY && schedule_holds(a, row) && f->after_ns != PG_NOMINAL_NONE)
+        return PG_NOMINAL_UNKNOWN;
     return f->count != 0 && f->armed >= f->count ? PG_NOMINAL_NONE : f->after_ns;
 }
 
@@ -247,12 +253,12 @@ static void info_put(const struct pg_arena *a, uint32_t row, struct sink *out)
     const struct pg_schedule_info info = {
         .revision = f->revision, .count = f->count, .every_ns = f->every_ns,
         .until_ns = f->until_ns, .jitter_ns = f->jitter_ns, .armed = f->armed,
-        .last_ns = armed ? f->base_ns : f->nominal_ns, .next_ns = next_of(s, f),
+        .last_ns = armed ? f->base_ns : f->nominal_ns, .next_ns = next_of(a, row),
         .deadline_ns = armed ? timers_deadline_ns(a, s->slot) + offset_ns : PG_NOMINAL_NONE,
         .put_ns = f->put_ns, .ticket = armed ? ctl_ticket(slot_hot(a, s->slot)->ctl) : 0,
         .row = row, .uid = f->uid, .payload_len = f->payload_len, .state = f->state,
         .topic_len = (uint8_t)topic.len, .key_len = f->key_len, .spec_len = f->spec_len,
-        .zone_len = f->zone_len};
+        .zone_len = f->zone_len, .overlap = f->overlap, .open = s->open};
     sink_put(out, &info, sizeof info);
     sink_put(out, topic.bytes, topic.len);
     sink_put(out, blob_at(&a->blobs, f->blob), schedule_bytes(f));
@@ -284,7 +290,8 @@ static struct pg_schedule_fields fields_of(const struct ask *k, uint32_t topic)
     return (struct pg_schedule_fields){
         .count = h->count, .every_ns = h->every_ns, .until_ns = h->until,
         .jitter_ns = h->jitter_ns, .payload_len = h->payload_len, .topic = topic, .uid = k->uid,
-        .key_len = h->key_len, .spec_len = h->spec_len, .zone_len = h->zone_len};
+        .key_len = h->key_len, .spec_len = h->spec_len, .zone_len = h->zone_len,
+        .overlap = h->overlap};
 }
 
 /* Return whether owner, quotas and the uid's share of the table allow the schedule. */
@@ -416,6 +423,8 @@ static bool backfill_apply(struct pg_arena *a, const struct ask *k)
     if (until_ns > now_ns || k->head.from <= PG_NOMINAL_UNKNOWN)
         return refused(k->why, PG_ERR_MALFORMED, offsetof(struct pg_schedule_ask, until),
                        (uint64_t)until_ns);
+    if (f->overlap == PG_OVERLAP_DELAY)
+        return backfill(a, k, times, 0, false);
     if (f->every_ns != 0) {
         const uint32_t count = schedule_steps(f, k->head.from, until_ns, ARMS_PER_MESSAGE, times);
         return backfill(a, k, times, count, count == ARMS_PER_MESSAGE);
@@ -455,6 +464,18 @@ static bool next_of_every(const struct pg_arena *a, const struct ask *k,
     return reply_times(k, times, schedule_steps(f, after_ns + 1, f->until_ns, most, times));
 }
 
+/* Report the time of the armed occurrence: those after it are not known. */
+static bool next_of_delay(const struct pg_arena *a, const struct ask *k)
+{
+    const struct pg_schedule_fields *f = schedule_fields(a, k->row);
+    const int64_t after_ns =
+        k->head.from == PG_NOMINAL_UNKNOWN ? schedule_wall_ns(a) : k->head.from;
+    const bool has_time = schedule_at(a, k->row)->slot != PG_NIL && f->nominal_ns > after_ns &&
+                          f->nominal_ns <= k->head.until;
+    reply(k, PG_ST_DONE, 0, PG_NOMINAL_NONE);
+    return reply_times(k, &f->nominal_ns, has_time);
+}
+
 /* Number of times to report: at most as many as the schedule has left. */
 static uint32_t times_left(const struct pg_arena *a, const struct ask *k,
                            const struct pg_schedule_fields *f)
@@ -477,6 +498,8 @@ static bool next_apply(struct pg_arena *a, const struct ask *k)
     const struct pg_schedule_fields *f = schedule_fields(a, k->row);
     const int64_t until_ns = h->until < f->until_ns ? h->until : f->until_ns;
     const uint32_t count = times_left(a, k, f);
+    if (f->overlap == PG_OVERLAP_DELAY)
+        return next_of_delay(a, k);
     if (f->every_ns == 0 && count != 0)
         return next_of_cron(a, k, spec_of(a, f), zone_of(a, f), until_ns, count);
     if (f->every_ns != 0)

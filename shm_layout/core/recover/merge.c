@@ -748,14 +748,23 @@ static bool job_merge(struct merge *g, const struct pg_job *f, uint32_t group, u
     return true;
 }
 
+/* Return whether a job belongs to this shard. The jobs of a schedule follow it to its shard, whatever
+ * their own keys are, so that it counts them. */
+static bool job_belongs(const struct merge *g, const struct pg_job *f)
+{
+    const uint8_t *key = blob_at(&g->from->blobs, f->blob);
+    const bool occurrence = (f->meta >> 4 & PG_E_SCHEDULE) != 0;
+    return belongs(g, group_at(g->from, f->group)->namespace_row, key,
+                   occurrence ? occurrence_prefix(key, f->key_len) : f->key_len);
+}
+
 static bool jobs_merge(struct merge *g)
 {
     for (uint32_t i = 0; i < g->from->job_slots.capacity; i++) {
         const struct pg_job *f = job_at(g->from, i);
         const uint32_t group =
             job_state(f) == PG_JOB_FREE ? PG_NIL : group_merged(g, f->group);
-        if (group == PG_NIL || !belongs(g, group_at(g->from, f->group)->namespace_row,
-                                        blob_at(&g->from->blobs, f->blob), f->key_len))
+        if (group == PG_NIL || !job_belongs(g, f))
             continue;
         const uint32_t row = g->jobs++;
         if (row < g->to->job_slots.capacity && !job_merge(g, f, group, row))

@@ -367,6 +367,7 @@ static bool schedule_blob_set(const struct redo *r, const struct pg_wal_schedule
 static bool schedule_fields_sound(const struct redo *r, const struct pg_schedule_fields *f)
 {
     return below(r, "state of a schedule", PG_SCHEDULE_PAUSED + 1, f->state) &&
+           below(r, "overlap of a schedule", PG_OVERLAPS, f->overlap) &&
            below(r, "a topic that does not exist", r->a->topic_rows, f->topic) &&
            (f->state == PG_SCHEDULE_NONE ||
             key_sound(r, PG_KEY_STR, f->key_len, f->payload_len)) &&

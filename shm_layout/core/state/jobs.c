@@ -28,6 +28,7 @@
 #include "core/state/members.h"
 #include "core/state/records.h"
 #include "core/state/rows.h"
+#include "core/state/schedule_rows.h"
 
 /* ---- counts ---------------------------------------------------------------------------------- */
 
@@ -147,6 +148,7 @@ static void unacked_append(struct pg_arena *a, uint32_t row)
     else
         job_at(a, g->newest)->newer = row;
     g->newest = row;
+    schedule_job_opens(a, j);
 }
 
 static void unacked_remove(struct pg_arena *a, uint32_t row)
@@ -161,6 +163,7 @@ static void unacked_remove(struct pg_arena *a, uint32_t row)
         g->newest = j->older;
     else
         job_at(a, j->newer)->older = j->older;
+    schedule_job_ends(a, j);
 }
 
 static void ready_append(struct pg_arena *a, uint32_t row)

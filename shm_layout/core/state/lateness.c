@@ -12,6 +12,7 @@
 #include "core/base/slots.h"
 #include "core/arena.h"
 #include "core/state/items.h"
+#include "core/state/schedule_rows.h"
 
 bool late_paused(const struct pg_arena *a, uint32_t topic)
 {
@@ -38,7 +39,10 @@ static inline unsigned policy_at(const struct pg_arena *a, uint64_t late, int64_
 
 unsigned late_policy_now(const struct pg_arena *a, uint32_t slot)
 {
-    return policy_at(a, late_of(a, slot), slot_fires_ns(slot_hot(a, slot)));
+    const struct pg_hot *h = slot_hot(a, slot);
+    if (UNLIKELY((h->flags & PG_F_SCHEDULE) != 0) && schedule_skips(a, slot))
+        return PG_LATE_SKIP;
+    return policy_at(a, late_of(a, slot), slot_fires_ns(h));
 }
 
 unsigned late_policy_at(const struct pg_arena *a, uint32_t slot, int64_t deadline_ns)

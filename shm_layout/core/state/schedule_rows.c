@@ -1,12 +1,18 @@
-/* schedule_rows.c - which schedule an occurrence belongs to, and the lists of schedules that need
- * something.
+/* schedule_rows.c - which schedule an occurrence or a job belongs to, and the lists of schedules that
+ * need something.
  *
- * The lists are derived: a rebuild puts each schedule into those that it belongs to. */
+ * The lists and the counts of open jobs are derived: a rebuild puts each schedule into the lists that
+ * it belongs to, and counts each job. */
 
 #include "core/state/schedule_rows.h"
+#include "core/base/blobs.h"
 #include "core/base/common.h"
+#include "core/base/hash.h"
+#include "core/base/tickets.h"
 #include "core/arena.h"
+#include "core/wal/wal_buffer.h"
 #include "core/state/items.h"
+#include "core/state/records.h"
 #include "core/state/rows.h"
 
 const struct pg_ext *occurrence_item(const struct pg_arena *a, uint32_t slot)
@@ -21,6 +27,149 @@ uint32_t schedule_of_slot(const struct pg_arena *a, uint32_t slot)
     const struct pg_ext *item = occurrence_item(a, slot);
     const uint32_t row = item == NULL ? PG_NIL : item->extra;
     return row < a->schedule_rows && schedule_at(a, row)->slot == slot ? row : PG_NIL;
+}
+
+/* ---- keys ---------------------------------------------------------------------------------- */
+
+static uint32_t row_hash(const struct pg_arena *a, uint32_t namespace_row, struct name key)
+{
+    return key_hash_of(keyed_hash(a->secret->secret, key_scope(namespace_row, PG_KEY_STR),
+                                  key.bytes, key.len));
+}
+
+uint32_t schedule_hash(const struct pg_arena *a, const struct pg_schedule_fields *f)
+{
+    return row_hash(a, topic_at(a, f->topic)->namespace_row,
+                    (struct name){(const char *)blob_at(&a->blobs, f->blob), f->key_len});
+}
+
+static uint32_t *bucket_of(const struct pg_arena *a, uint32_t hash)
+{
+    return &schedule_at(a, hash % a->schedule_rows)->first_hashed;
+}
+
+void schedule_hashed(struct pg_arena *a, uint32_t row)
+{
+    struct pg_schedule *s = schedule_at(a, row);
+    s->hash = schedule_hash(a, schedule_fields(a, row));
+    uint32_t *first = bucket_of(a, s->hash);
+    s->next_hashed = *first;
+    *first = row;
+}
+
+void schedule_unhashed(struct pg_arena *a, uint32_t row)
+{
+    uint32_t *at = bucket_of(a, schedule_at(a, row)->hash);
+    while (*at != row)
+        at = &schedule_at(a, *at)->next_hashed;
+    *at = schedule_at(a, row)->next_hashed;
+}
+
+static bool row_is(const struct pg_arena *a, uint32_t row, uint32_t namespace_row, uint32_t hash,
+                   struct name key)
+{
+    const struct pg_schedule_fields *f = schedule_fields(a, row);
+    return schedule_at(a, row)->hash == hash && f->key_len == key.len &&
+           topic_at(a, f->topic)->namespace_row == namespace_row &&
+           memcmp(blob_at(&a->blobs, f->blob), key.bytes, key.len) == 0;
+}
+
+uint32_t schedule_find(const struct pg_arena *a, uint32_t namespace_row, struct name key)
+{
+    if (namespace_row == PG_NIL || a->schedule_rows == 0)
+        return PG_NIL;
+    const uint32_t hash = row_hash(a, namespace_row, key);
+    uint32_t row = *bucket_of(a, hash);
+    while (row != PG_NIL && !row_is(a, row, namespace_row, hash, key))
+        row = schedule_at(a, row)->next_hashed;
+    return row;
+}
+
+/* ---- open jobs ----------------------------------------------------------------------------- */
+
+uint32_t occurrence_prefix(const uint8_t *key, uint32_t len)
+{
+    while (len != 0 && key[len - 1] != '@')
+        len--;
+    return len == 0 ? 0 : len - 1;
+}
+
+uint32_t schedule_of_job(const struct pg_arena *a, const struct pg_job *j)
+{
+    if (LIKELY((j->meta >> 4 & PG_E_SCHEDULE) == 0))
+        return PG_NIL;
+    const uint8_t *key = blob_at(&a->blobs, j->blob);
+    const uint32_t namespace_row = group_at(a, j->group)->namespace_row;
+    const struct name prefix = {(const char *)key, occurrence_prefix(key, j->key_len)};
+    const uint32_t row = schedule_find(a, namespace_row, prefix);
+    const bool older = row != PG_NIL && ticket_older(j->ticket >> 8,
+                                                     schedule_fields(a, row)->first_ticket);
+    return older ? PG_NIL : row;
+}
+
+void schedule_job_opens(struct pg_arena *a, const struct pg_job *j)
+{
+    const uint32_t row = schedule_of_job(a, j);
+    if (UNLIKELY(row != PG_NIL))
+        schedule_at(a, row)->open++;
+}
+
+void schedule_job_ends(struct pg_arena *a, const struct pg_job *j)
+{
+    const uint32_t row = schedule_of_job(a, j);
+    if (LIKELY(row == PG_NIL) || --schedule_at(a, row)->open != 0)
+        return;
+    schedule_at(a, row)->ended_ns = a->call.moment_ns;
+    schedule_queue(a, row);
+}
+
+bool schedule_holds(const struct pg_arena *a, uint32_t row)
+{
+    const unsigned overlap = schedule_fields(a, row)->overlap;
+    return (overlap == PG_OVERLAP_QUEUE || overlap == PG_OVERLAP_DELAY) &&
+           schedule_at(a, row)->open != 0;
+}
+
+bool schedule_skips(const struct pg_arena *a, uint32_t slot)
+{
+    const uint32_t row = schedule_of_slot(a, slot);
+    return row != PG_NIL && schedule_fields(a, row)->overlap == PG_OVERLAP_SKIP &&
+           schedule_at(a, row)->open != 0;
+}
+
+/* ---- changes ------------------------------------------------------------------------------- */
+
+void schedule_store(struct pg_arena *a, uint32_t row, const struct pg_schedule_fields *f, bool put)
+{
+    struct pg_schedule *s = schedule_at(a, row);
+    const uint64_t version = s->version + 1;
+    s->fields[version % 2] = *f;
+    if (has_wal(a))
+        wal_append_schedule(a, row, version, f, put);
+    STORE_RELEASE(&s->version, version);
+}
+
+void fields_unarm(const struct pg_arena *a, uint32_t row, struct pg_schedule_fields *f)
+{
+    if (schedule_at(a, row)->slot != PG_NIL) {
+        f->armed--;
+        f->nominal_ns = f->base_ns;
+        if (__builtin_sub_overflow(f->due_ns, f->every_ns, &f->due_ns))
+            f->due_ns = PG_NOMINAL_UNKNOWN + 1;
+    }
+    f->since_ticket = a->header->next_ticket;
+}
+
+void schedule_take_back(struct pg_arena *a, uint32_t slot)
+{
+    const uint32_t row = schedule_of_slot(a, slot);
+    if (row == PG_NIL)
+        return;
+    struct pg_schedule_fields f = *schedule_fields(a, row);
+    f.then_ns = f.after_ns;
+    f.after_ns = f.nominal_ns;
+    fields_unarm(a, row, &f);
+    schedule_store(a, row, &f, false);
 }
 
 /* ---- lists --------------------------------------------------------------------------------- */
@@ -95,6 +244,7 @@ void schedule_unarmed(struct pg_arena *a, uint32_t slot)
     if (row == PG_NIL)
         return;
     schedule_at(a, row)->slot = PG_NIL;
+    schedule_at(a, row)->ended_ns = a->call.moment_ns;
     a->metrics->schedules_armed--;
     schedule_queue(a, row);
 }

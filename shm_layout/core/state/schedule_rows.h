@@ -1,10 +1,18 @@
-/* schedule_rows.h - which schedule an occurrence belongs to, and the lists of schedules that need
- * something. */
+/* schedule_rows.h - which schedule an occurrence or a job belongs to, and the lists of schedules that
+ * need something. */
 #ifndef PURGATORYD_STATE_SCHEDULE_ROWS_H
 #define PURGATORYD_STATE_SCHEDULE_ROWS_H
 
 #include "core/base/common.h"
 #include "core/arena.h"
+#include "core/state/keys.h"
+
+/* Return the row of a schedule; PG_NIL = there is none with this key. */
+uint32_t schedule_find(const struct pg_arena *a, uint32_t namespace_row, struct name key);
+uint32_t schedule_hash(const struct pg_arena *a, const struct pg_schedule_fields *f);
+/* Let schedule_find lead to a row, or lead to it no more. */
+void schedule_hashed(struct pg_arena *a, uint32_t row);
+void schedule_unhashed(struct pg_arena *a, uint32_t row);
 
 /* Return the item PG_EXT_SCHEDULE of a timer; NULL = the timer is no occurrence. */
 const struct pg_ext *occurrence_item(const struct pg_arena *a, uint32_t slot);
@@ -15,6 +23,23 @@ uint32_t schedule_of_slot(const struct pg_arena *a, uint32_t slot);
 void schedule_unarmed(struct pg_arena *a, uint32_t slot);
 /* Return true if no schedule has this occurrence any more, so that it must not fire. */
 bool schedule_stale(const struct pg_arena *a, uint32_t slot);
+/* Return the length of the schedule's key at the start of the key of an occurrence. */
+uint32_t occurrence_prefix(const uint8_t *key, uint32_t len);
+/* Return the row of the schedule whose open jobs the job counts among; PG_NIL = there is none. */
+uint32_t schedule_of_job(const struct pg_arena *a, const struct pg_job *j);
+/* Count a job of a group while it is neither acknowledged, dropped nor dead. */
+void schedule_job_opens(struct pg_arena *a, const struct pg_job *j);
+void schedule_job_ends(struct pg_arena *a, const struct pg_job *j);
+/* Return whether open jobs stop the schedule from arming or firing an occurrence. */
+bool schedule_holds(const struct pg_arena *a, uint32_t row);
+/* Return whether open jobs let an occurrence end as skipped. */
+bool schedule_skips(const struct pg_arena *a, uint32_t slot);
+/* Store new fields. They are in use once `version` is stored. `put`: the blob is new as well. */
+void schedule_store(struct pg_arena *a, uint32_t row, const struct pg_schedule_fields *f, bool put);
+/* Take the armed occurrence of a row back. Its ticket is older than the new since_ticket. */
+void fields_unarm(const struct pg_arena *a, uint32_t row, struct pg_schedule_fields *f);
+/* Take a due occurrence back, so that its schedule arms it again. The caller frees its slot. */
+void schedule_take_back(struct pg_arena *a, uint32_t slot);
 /* Return whether an occurrence has to be armed and may be. */
 static inline bool schedules_waiting(const struct pg_arena *a)
 {

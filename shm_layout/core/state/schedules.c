@@ -24,6 +24,7 @@
 #include "core/arena.h"
 #include "core/wal/wal_buffer.h"
 #include "core/state/compaction.h"
+#include "core/state/jobs.h"
 #include "core/state/lateness.h"
 #include "core/state/names.h"
 #include "core/state/quotas.h"
@@ -57,6 +58,12 @@ static int64_t limited(const struct pg_schedule_fields *f, int64_t nominal_ns)
     const bool over = nominal_is_known(nominal_ns) &&
                       (nominal_ns > f->until_ns || (f->count != 0 && f->armed >= f->count));
     return over ? PG_NOMINAL_NONE : nominal_ns;
+}
+
+/* Return the time of the occurrence that follows after a delay which has not begun. */
+static int64_t after_delay(const struct pg_schedule_fields *f)
+{
+    return limited(f, f->nominal_ns) == PG_NOMINAL_NONE ? PG_NOMINAL_NONE : PG_NOMINAL_UNKNOWN;
 }
 
 /* Return by how much the occurrence after the newest one is later than its nominal time. */
@@ -102,37 +109,6 @@ static uint32_t granules_of(const struct pg_schedule_fields *f)
     return blob_granules(schedule_bytes(f));
 }
 
-static uint32_t row_hash(const struct pg_arena *a, uint32_t namespace_row, struct name key)
-{
-    return key_hash(a, namespace_row, PG_KEY_STR, key.bytes, key.len);
-}
-
-static uint32_t hash_of(const struct pg_arena *a, const struct pg_schedule_fields *f)
-{
-    return row_hash(a, topic_at(a, f->topic)->namespace_row,
-                    (struct name){(const char *)key_of(a, f), f->key_len});
-}
-
-static bool row_is(const struct pg_arena *a, uint32_t row, uint32_t namespace_row, uint32_t hash,
-                   struct name key)
-{
-    const struct pg_schedule_fields *f = schedule_fields(a, row);
-    return schedule_used(a, row) && schedule_at(a, row)->hash == hash && f->key_len == key.len &&
-           topic_at(a, f->topic)->namespace_row == namespace_row &&
-           memcmp(key_of(a, f), key.bytes, key.len) == 0;
-}
-
-uint32_t schedule_find(const struct pg_arena *a, uint32_t namespace_row, struct name key)
-{
-    if (namespace_row == PG_NIL)
-        return PG_NIL;
-    const uint32_t hash = row_hash(a, namespace_row, key);
-    for (uint32_t row = 0; row < a->schedule_rows; row++)
-        if (row_is(a, row, namespace_row, hash, key))
-            return row;
-    return PG_NIL;
-}
-
 uint32_t schedules_of(const struct pg_arena *a, uint32_t uid)
 {
     uint32_t count = 0;
@@ -147,18 +123,6 @@ static uint32_t free_row(const struct pg_arena *a)
         if (!schedule_used(a, row))
             return row;
     return PG_NIL;
-}
-
-/* Store new fields. They are in use once `version` is stored. `put`: the blob is new as well. */
-static void fields_store(struct pg_arena *a, uint32_t row, const struct pg_schedule_fields *f,
-                         bool put)
-{
-    struct pg_schedule *s = schedule_at(a, row);
-    const uint64_t version = s->version + 1;
-    s->fields[version % 2] = *f;
-    if (has_wal(a))
-        wal_append_schedule(a, row, version, f, put);
-    STORE_RELEASE(&s->version, version);
 }
 
 void schedule_restore(struct pg_arena *a, uint32_t row, uint64_t version,
@@ -241,30 +205,51 @@ static void row_advance(struct pg_arena *a, uint32_t row)
     f.armed++;
     f.due_ns = time_plus(f.due_ns, f.every_ns);
     f.after_ns = limited(&f, f.every_ns == 0 ? f.then_ns : time_plus(f.nominal_ns, f.every_ns));
+    if (f.overlap == PG_OVERLAP_DELAY)
+        f.after_ns = after_delay(&f);
     f.then_ns = f.after_ns == PG_NOMINAL_NONE ? PG_NOMINAL_NONE : PG_NOMINAL_UNKNOWN;
-    fields_store(a, row, &f, false);
+    schedule_store(a, row, &f, false);
+}
+
+/* Return whether the row lacks an armed occurrence that nothing holds back. */
+static bool lacks_occurrence(const struct pg_arena *a, uint32_t row)
+{
+    return schedule_fields(a, row)->state == PG_SCHEDULE_ACTIVE &&
+           schedule_at(a, row)->slot == PG_NIL && !schedule_holds(a, row);
+}
+
+/* Return the end of the previous occurrence or of its last job, or for a schedule without a delay
+ * the time of the newest occurrence, on the arena's clock. */
+static int64_t counts_from_ns(const struct pg_arena *a, uint32_t row)
+{
+    const struct pg_schedule_fields *f = schedule_fields(a, row);
+    return f->overlap == PG_OVERLAP_DELAY ? schedule_at(a, row)->ended_ns : f->due_ns;
+}
+
+/* Store the time after the delay of a row. A kill may undo this: the delay then begins again at the
+ * rebuild. */
+static void delay_count(struct pg_arena *a, uint32_t row)
+{
+    struct pg_schedule_fields *f = schedule_fields(a, row);
+    if (f->overlap != PG_OVERLAP_DELAY || f->after_ns == PG_NOMINAL_NONE)
+        return;
+    const int64_t wall_ns = time_plus(counts_from_ns(a, row), a->header->wall_offset_ns);
+    STORE_RELEASE(&f->after_ns, limited(f, time_plus(wall_ns, f->every_ns)));
 }
 
 /* Return whether the times that the next occurrence needs are known. */
 static bool next_is_known(const struct pg_schedule_fields *f)
 {
-    return nominal_is_known(f->after_ns) &&
+    return nominal_is_known(f->after_ns) && limited(f, f->after_ns) != PG_NOMINAL_NONE &&
            (f->every_ns != 0 || f->jitter_ns == 0 || nominal_is_known(f->then_ns));
-}
-
-/* Return whether the row may arm its next occurrence. */
-static bool may_arm(const struct pg_arena *a, uint32_t row)
-{
-    const struct pg_schedule_fields *f = schedule_fields(a, row);
-    return f->state == PG_SCHEDULE_ACTIVE && schedule_at(a, row)->slot == PG_NIL &&
-           next_is_known(f) && limited(f, f->after_ns) != PG_NOMINAL_NONE;
 }
 
 /* Return the deadline of the next occurrence: boot time, with a cron expression wall clock. */
 static int64_t next_ns(const struct pg_arena *a, uint32_t row)
 {
     const struct pg_schedule_fields *f = schedule_fields(a, row);
-    return time_plus(f->every_ns != 0 ? time_plus(f->due_ns, f->every_ns) : f->after_ns,
+    return time_plus(f->every_ns != 0 ? time_plus(counts_from_ns(a, row), f->every_ns)
+                                           : f->after_ns,
                      jitter_of(a, row));
 }
 
@@ -272,7 +257,7 @@ static int64_t next_ns(const struct pg_arena *a, uint32_t row)
 static int64_t next_boot_ns(const struct pg_arena *a, uint32_t row)
 {
     const struct pg_schedule_fields *f = schedule_fields(a, row);
-    if (!next_is_known(f) || limited(f, f->after_ns) == PG_NOMINAL_NONE)
+    if (!next_is_known(f))
         return INT64_MAX;
     return f->every_ns != 0 ? next_ns(a, row)
                             : time_plus(next_ns(a, row), -a->header->wall_offset_ns);
@@ -306,6 +291,8 @@ static bool row_arm(struct pg_arena *a, uint32_t row, bool *is_due)
     *is_due |= r.deadline_ns <= a->state.now_ns;
     if (slot != PG_NIL)
         slot_set(a, row, slot);
+    else
+        schedule_at(a, row)->ended_ns = p.time_ns;
     row_advance(a, row);
     schedule_queue(a, row);
     return true;
@@ -346,7 +333,10 @@ bool schedules_step(struct pg_arena *a, uint32_t budget)
     uint32_t left = budget;
     for (; a->state.schedules_due != PG_NIL && left != 0 && has_space && arms(a); left--) {
         const uint32_t row = earliest_take(a);
-        if (!may_arm(a, row))
+        if (!lacks_occurrence(a, row))
+            continue;
+        delay_count(a, row);
+        if (!next_is_known(schedule_fields(a, row)))
             continue;
         has_space = row_arm(a, row, &is_due);
         if (!has_space)
@@ -359,17 +349,6 @@ bool schedules_step(struct pg_arena *a, uint32_t budget)
 }
 
 /* ---- changes ------------------------------------------------------------------------------- */
-
-/* Take the armed occurrence of a row back. Its ticket is older than the new since_ticket. */
-static void fields_unarm(const struct pg_arena *a, uint32_t row, struct pg_schedule_fields *f)
-{
-    if (schedule_at(a, row)->slot != PG_NIL) {
-        f->armed--;
-        f->nominal_ns = f->base_ns;
-        f->due_ns = time_plus(f->due_ns, -f->every_ns);
-    }
-    f->since_ticket = a->header->next_ticket;
-}
 
 /* Free the slot of the armed occurrence, if there is one. The row has other fields already. */
 static void slot_drop(struct pg_arena *a, uint32_t row)
@@ -404,8 +383,8 @@ bool schedule_same(const struct pg_arena *a, uint32_t row, const struct pg_sched
 {
     const struct pg_schedule_fields *f = schedule_fields(a, row);
     return f->topic == w->topic && f->every_ns == w->every_ns && f->until_ns == w->until_ns &&
-           f->jitter_ns == w->jitter_ns && f->count == w->count && f->key_len == w->key_len &&
-           f->spec_len == w->spec_len && f->zone_len == w->zone_len &&
+           f->jitter_ns == w->jitter_ns && f->count == w->count && f->overlap == w->overlap &&
+           f->key_len == w->key_len && f->spec_len == w->spec_len && f->zone_len == w->zone_len &&
            f->payload_len == w->payload_len &&
            memcmp(key_of(a, f), bytes, schedule_bytes(w)) == 0;
 }
@@ -419,11 +398,15 @@ static void row_put(struct pg_arena *a, uint32_t row, struct pg_schedule_fields 
     f->revision = replaces ? old.revision + 1 : 1;
     f->put_version = schedule_at(a, row)->version + 1;
     f->since_ticket = a->header->next_ticket;
-    fields_store(a, row, f, true);
-    schedule_at(a, row)->hash = hash_of(a, f);
-    a->metrics->schedules += !replaces;
-    if (!replaces)
+    f->first_ticket = replaces ? old.first_ticket : f->since_ticket;
+    schedule_store(a, row, f, true);
+    schedule_at(a, row)->ended_ns = a->call.moment_ns;
+    if (!replaces) {
+        schedule_at(a, row)->open = 0;
+        schedule_hashed(a, row);
+        a->metrics->schedules++;
         return;
+    }
     slot_drop(a, row);
     blob_drop(a, &old);
     names_look_again(a);
@@ -453,7 +436,8 @@ void schedule_delete(struct pg_arena *a, uint32_t row)
 {
     const struct pg_schedule_fields old = *schedule_fields(a, row);
     const struct pg_schedule_fields none = {.since_ticket = a->header->next_ticket};
-    fields_store(a, row, &none, false);
+    schedule_unhashed(a, row);
+    schedule_store(a, row, &none, false);
     slot_drop(a, row);
     blob_drop(a, &old);
     a->metrics->schedules--;
@@ -468,7 +452,7 @@ void schedule_pause(struct pg_arena *a, uint32_t row)
     fields_unarm(a, row, &f);
     f.state = PG_SCHEDULE_PAUSED;
     f.after_ns = f.then_ns = PG_NOMINAL_UNKNOWN;
-    fields_store(a, row, &f, false);
+    schedule_store(a, row, &f, false);
     slot_drop(a, row);
 }
 
@@ -487,7 +471,10 @@ void schedule_resume(struct pg_arena *a, uint32_t row, int64_t base_ns, int64_t 
 {
     struct pg_schedule_fields f = *schedule_fields(a, row);
     f.state = PG_SCHEDULE_ACTIVE;
-    if (f.every_ns != 0) {
+    schedule_at(a, row)->ended_ns = a->call.moment_ns;
+    if (f.overlap == PG_OVERLAP_DELAY) {
+        f.after_ns = after_delay(&f);
+    } else if (f.every_ns != 0) {
         steps_skip(a, &f);
     } else {
         f.nominal_ns = base_ns;
@@ -495,7 +482,7 @@ void schedule_resume(struct pg_arena *a, uint32_t row, int64_t base_ns, int64_t 
         f.then_ns = then_ns;
     }
     f.base_ns = f.nominal_ns;
-    fields_store(a, row, &f, false);
+    schedule_store(a, row, &f, false);
     schedule_queue(a, row);
 }
 
@@ -557,7 +544,7 @@ static void row_correct(struct pg_arena *a, uint32_t row, const int64_t times[3]
     fields_unarm(a, row, &f);
     f.after_ns = limited(&f, times[0]);
     f.then_ns = times[1];
-    fields_store(a, row, &f, false);
+    schedule_store(a, row, &f, false);
     slot_drop(a, row);
     schedule_queue(a, row);
 }
@@ -606,7 +593,7 @@ static void row_restart(struct pg_arena *a, uint32_t row, int64_t wall_ns)
     fields_unarm(a, row, &f);
     f.base_ns = f.nominal_ns = f.put_ns = wall_ns;
     f.after_ns = f.then_ns = PG_NOMINAL_UNKNOWN;
-    fields_store(a, row, &f, false);
+    schedule_store(a, row, &f, false);
     slot_drop(a, row);
 }
 
@@ -637,18 +624,20 @@ void schedules_init(struct pg_arena *a)
     a->metrics->schedules = a->metrics->schedules_armed = 0;
     for (uint32_t row = 0; row < a->schedule_rows; row++) {
         struct pg_schedule *s = schedule_at(a, row);
-        s->slot = PG_NIL;
+        s->slot = s->first_hashed = PG_NIL;
         s->is_due = s->is_asked = s->rechecks = 0;
+        s->open = 0;
+        s->ended_ns = a->call.moment_ns;
     }
 }
 
 bool schedule_sound(const struct pg_arena *a, const struct pg_schedule_fields *f)
 {
-    return f->state <= PG_SCHEDULE_PAUSED && f->topic < a->topic_rows &&
+    return f->state <= PG_SCHEDULE_PAUSED && f->overlap < PG_OVERLAPS && f->topic < a->topic_rows &&
            topic_at(a, f->topic)->name_len != 0 && f->key_len != 0 &&
            f->key_len <= PG_SCHEDULE_KEY_MAX && f->zone_len <= PG_ZONE_MAX &&
            f->payload_len <= PG_PAYLOAD_MAX && f->every_ns >= 0 && f->jitter_ns >= 0 &&
-           (f->every_ns != 0 || f->spec_len != 0) &&
+           (f->every_ns != 0 || (f->spec_len != 0 && f->overlap != PG_OVERLAP_DELAY)) &&
            (uint64_t)f->blob + granules_of(f) <= a->blobs.granules;
 }
 
@@ -665,7 +654,7 @@ bool schedules_rebuild(struct pg_arena *a, struct pg_fault *why)
         if (!blobs_rebuild_mark(&a->blobs, f->blob, granules_of(f)))
             return fault_set(why, "schedules", "a schedule's blob overlaps another", row, 0,
                              f->blob);
-        schedule_at(a, row)->hash = hash_of(a, f);
+        schedule_hashed(a, row);
         a->metrics->schedules++;
     }
     return true;
@@ -715,6 +704,12 @@ void schedules_settle(struct pg_arena *a)
 
 /* ---- check --------------------------------------------------------------------------------- */
 
+static uint32_t schedule_of_key(const struct pg_arena *a, const struct pg_schedule_fields *f)
+{
+    return schedule_find(a, topic_at(a, f->topic)->namespace_row,
+                         (struct name){(const char *)key_of(a, f), f->key_len});
+}
+
 static bool row_check(const struct pg_arena *a, uint32_t row, struct pg_fault *fault)
 {
     const struct pg_schedule *s = schedule_at(a, row);
@@ -724,9 +719,12 @@ static bool row_check(const struct pg_arena *a, uint32_t row, struct pg_fault *f
                          f->state);
     if (a->secret == NULL)
         return true;
-    if (s->hash != hash_of(a, f))
-        return fault_set(fault, "schedules", "hash of a schedule's key", row, hash_of(a, f),
+    if (s->hash != schedule_hash(a, f))
+        return fault_set(fault, "schedules", "hash of a schedule's key", row, schedule_hash(a, f),
                          s->hash);
+    if (schedule_of_key(a, f) != row)
+        return fault_set(fault, "schedules", "a key that does not lead to its schedule", row, row,
+                         schedule_of_key(a, f));
     if (s->slot == PG_NIL)
         return true;
     if (s->slot >= a->slots.capacity || !ctl_live(slot_hot(a, s->slot)->ctl) ||
@@ -737,15 +735,35 @@ static bool row_check(const struct pg_arena *a, uint32_t row, struct pg_fault *f
     return true;
 }
 
+/* Compare the counts of open jobs with the jobs. Sums stand for the counts, so that the check needs
+ * no memory: each job adds a number that belongs to its schedule. */
+static bool open_check(const struct pg_arena *a, struct pg_fault *fault)
+{
+    uint64_t counted = 0, found = 0;
+    for (uint32_t row = 0; row < a->schedule_rows; row++)
+        if (schedule_used(a, row))
+            counted += schedule_at(a, row)->open * id_mix(row + 1ull);
+    for (uint32_t row = 0; row < a->job_slots.capacity && a->group_rows != 0; row++) {
+        const struct pg_job *j = job_at(a, row);
+        const bool open = job_state(j) != PG_JOB_FREE && job_state(j) != PG_JOB_DEAD;
+        const uint32_t schedule = open ? schedule_of_job(a, j) : PG_NIL;
+        found += schedule == PG_NIL ? 0 : id_mix(schedule + 1ull);
+    }
+    return found == counted || fault_set(fault, "schedules", "counts of open jobs", 0, found, counted);
+}
+
 static bool counts_check(const struct pg_arena *a, uint64_t used, uint64_t armed,
                          struct pg_fault *fault)
 {
     if (used != a->metrics->schedules)
         return fault_set(fault, "schedules", "count of schedules", 0, used,
                          a->metrics->schedules);
-    return a->secret == NULL || armed == a->metrics->schedules_armed ||
-           fault_set(fault, "schedules", "count of armed schedules", 0, armed,
-                     a->metrics->schedules_armed);
+    if (a->secret == NULL)
+        return true;
+    if (armed != a->metrics->schedules_armed)
+        return fault_set(fault, "schedules", "count of armed schedules", 0, armed,
+                         a->metrics->schedules_armed);
+    return open_check(a, fault);
 }
 
 bool schedules_check(const struct pg_arena *a, struct pg_fault *fault, uint64_t *granules)

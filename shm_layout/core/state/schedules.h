@@ -6,8 +6,6 @@
 #include "core/arena.h"
 #include "core/state/keys.h"
 
-/* Return the row of a schedule; PG_NIL = there is none with this key. */
-uint32_t schedule_find(const struct pg_arena *a, uint32_t namespace_row, struct name key);
 uint32_t schedules_of(const struct pg_arena *a, uint32_t uid);  /* number of schedules of a uid */
 /* Return the current time on the wall clock. */
 int64_t schedule_wall_ns(const struct pg_arena *a);

@@ -603,12 +603,21 @@ static struct pg_entry entry_of(const struct pg_arena *a, uint32_t slot)
                                                (late_flag(a, h) | schedule_flag(h)) << 4)};
 }
 
-/* End a due occurrence that no schedule has any more. It is not in the wheel. */
+/* Return whether a due occurrence must not fire: its schedule does not have it any more, or has to
+ * arm it again once no job is open. */
+static bool occurrence_void(const struct pg_arena *a, uint32_t slot)
+{
+    const uint32_t row = schedule_of_slot(a, slot);
+    return row == PG_NIL ? schedule_stale(a, slot) : schedule_holds(a, row);
+}
+
+/* End a due occurrence that must not fire. It is not in the wheel. */
 RARE static bool occurrence_drop(struct pg_arena *a, uint32_t slot)
 {
     struct probe at;
     if (wal_buffer_full(a))
         return false;
+    schedule_take_back(a, slot);
     if (index_find_id(&a->index, slot_hot(a, slot)->hash, slot, &at))
         index_erase(&a->index, &at);
     if (has_wal(a))
@@ -631,7 +640,7 @@ bool timer_expire(struct pg_arena *a, uint32_t slot)
 bool timer_fire_due(struct pg_arena *a, uint32_t slot)
 {
     struct probe at;
-    if (UNLIKELY((slot_hot(a, slot)->flags & PG_F_SCHEDULE) != 0) && schedule_stale(a, slot))
+    if (UNLIKELY((slot_hot(a, slot)->flags & PG_F_SCHEDULE) != 0) && occurrence_void(a, slot))
         return occurrence_drop(a, slot);
     const struct pg_entry e = entry_of(a, slot);
     const uint32_t granules = entry_granules(&e);
