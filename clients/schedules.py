@@ -111,6 +111,8 @@ def _span_ns(name: str, value: Any, least_ns: int) -> int:
         raise InvalidArgument(f"{name} {value!r} must be a number of seconds or a timedelta")
     if (span_ns := times.seconds_ns(value)) < least_ns:
         raise InvalidArgument(f"{name} {value!r} must be at least {least_ns / 1e9:g} s")
+    if span_ns >= 1 << 63:
+        raise InvalidArgument(f"{name} {value!r} must be less than 292 years")
     return span_ns
 
 

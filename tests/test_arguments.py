@@ -57,6 +57,7 @@ pytestmark = pytest.mark.tier("all")
 HOUR_S = 3600.0
 BULK_LOAD = bytes(range(16))
 CONDITION = AllOf({"w": 5})
+PAST = datetime(2020, 1, 1, tzinfo=UTC)
 
 
 def of_another_client() -> BulkResult:
@@ -118,6 +119,15 @@ CLIENT_CALLS: dict[str, dict[str, Any]] = {
     "requeue_dead": {"group": "g"},
     "drop_dead": {"group": "g"},
     "delete_group": {"group": "g"},
+    "put_schedule": {"key": "s", "every": HOUR_S},
+    "get_schedule": {"key": "s"},
+    "schedules": {},
+    "pause_schedule": {"key": "s"},
+    "resume_schedule": {"key": "s"},
+    "trigger_schedule": {"key": "s"},
+    "backfill_schedule": {"key": "s", "start": PAST, "end": PAST},
+    "preview_schedule": {"key": "s"},
+    "delete_schedule": {"key": "s"},
 }
 PURGATORY_CALLS = CLIENT_CALLS | {
     "watch": {"key": "o", "condition": CONDITION, "timeout": 0.01},
