@@ -105,7 +105,7 @@ def _client(name: str, namespace: str, timeout: float) -> Client:
 
 @click.group("schedules", cls=Group)
 def schedules_command() -> None:
-    """Put, show and run schedules, which arm one timer after another."""
+    """Put, show and run schedules, which arm timer after timer."""
 
 
 @schedules_command.command("put", cls=Command)

@@ -54,7 +54,7 @@ class Sizes:
 def size_command(
     timers: int, key_bytes: int, payload_bytes: int, with_wal: bool, as_json: bool
 ) -> None:
-    """Show the settings and the memory that a number of timers needs.
+    """Show settings and memory for a number of timers.
 
     The memory is in /dev/shm. It has space for all timers, and for a full replay buffer with
     notices of the same size. All other settings have their defaults. The output is a configuration

@@ -141,7 +141,7 @@ _RULES: tuple[OverlapRule, ...] = get_args(OverlapRule)
 
 
 def _overlap(overlap: Any, every_ns: int) -> Overlap:
-    if overlap not in _RULES:
+    if not isinstance(overlap, str) or overlap not in _RULES:
         raise InvalidArgument(f"overlap {overlap!r} must be one of {', '.join(_RULES)}")
     if overlap == "delay" and every_ns == 0:
         raise InvalidArgument("overlap 'delay' needs every: cron names the times themselves")
@@ -422,7 +422,7 @@ class ScheduleCalls(ABC, Generic[One, Found, Several, Existed, Ticket, Filled, T
         ScheduleRefused, MessageRefused, DaemonError.
         """
         every_ns, spec, zone = (0, b"", b"") if key is not None else _spec(every, cron, tz)
-        if key is not None and (every, cron, tz) != (None, None, None):
+        if key is not None and not (every is cron is tz is None):
             raise InvalidArgument("a preview has a key, or every or cron, not both")
         ask = {
             "action": ScheduleAction.NEXT, "spec": spec, "zone": zone, "every_ns": every_ns,
