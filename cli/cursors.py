@@ -50,7 +50,8 @@ def cursor_records(reader: Reader, now_ns: int) -> Iterator[dict[str, Any]]:
 def ls_command(name: str, as_json: bool) -> None:
     """List the cursors with their lag in notices.
 
-    The lag is the number of notices that a cursor has not committed. The command reads the shared memory without contacting the daemon.
+    The lag is the number of notices that a cursor has not committed. The command reads the shared
+    memory without contacting the daemon.
     """
     now_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
     rows = []
