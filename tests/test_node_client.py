@@ -268,7 +268,7 @@ def test_jobs_are_answered(node: Path, daemon: StartDaemon) -> None:
     found = script(node, daemon("demo"), """
 const client = new pg.Client(place, { namespace: "shop" });
 const group = { namespace: "shop", group: "mailers", topics: ["orders"] };
-const settings = { maxAttempts: 2, backoffMs: 0, leaseMs: 300_000 };
+const settings = { maxAttempts: 2, backoffMs: 0, leaseMs: 300_000, maxLeaseMs: 1500 };
 const jobs = await pg.Consumer.open(place, { ...group, ...settings });
 const arm = (key) => client.add(key, { delayMs: 0, topic: "orders", payload: "pay up" });
 const timer = await arm("a");

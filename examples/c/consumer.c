@@ -252,8 +252,9 @@ static void take_extension(struct held *h)
     if (!h->extending || h->extension.status == PG_NO_ANSWER)
         return;
     h->extending = false;
+    const int64_t to_ns = h->extended_to_ns < h->last_ns ? h->extended_to_ns : h->last_ns;
     if (h->extension.status == PG_DONE)
-        h->ends_ns = h->extended_to_ns < h->last_ns ? h->extended_to_ns : h->last_ns;
+        h->ends_ns = to_ns > h->ends_ns ? to_ns : h->ends_ns;
     else
         h->lost = true;
 }

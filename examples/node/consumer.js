@@ -68,13 +68,13 @@ export class Job {
     return this.#respond(OP.JOB_REJECT, {}, errorText(error));
   }
 
-  /** Let the lease end in `ms`. The consumer does so by itself while it has the job. */
+  /** Let the lease end in `ms`, or later. The consumer does so by itself while it has the job. */
   async extend(ms) {
     const sentMs = performance.now();
     this.#extending = true;
     try {
       await this.#send(OP.JOB_EXTEND, { time_ns: pg.nanoseconds("ms", ms, 0.001) });
-      this.endsMs = Math.min(sentMs + ms, this.#lastMs);
+      this.endsMs = Math.max(this.endsMs, Math.min(sentMs + ms, this.#lastMs));
     } finally {
       this.#extending = false;
     }
