@@ -22,7 +22,7 @@ _CONSTANT = re.compile(r"(PG_\w+)(?:\s*=\s*\d+)?,?[ \t]*(?:/\*(.*?)\*/)?", re.DO
 _COUNTS = {
     "PG_MODES", "PG_T_KINDS", "PG_KEY_TYPES", "PG_CONDITIONS", "PG_N_FIELDS", "PG_TF_FIELDS",
     "PG_LATE_POLICIES", "PG_BULK_LOAD_ACTIONS", "PG_CURSOR_ACTIONS", "PG_PLACE_MODES",
-    "PG_SCHEDULE_ACTIONS", "PG_GROUP_ACTIONS", "PG_DEAD_ACTIONS", "PG_G_FLAGS",
+    "PG_SCHEDULE_ACTIONS", "PG_GROUP_ACTIONS", "PG_DEAD_ACTIONS", "PG_G_FLAGS", "PG_OVERLAPS",
 }  # fmt: skip
 _INTERNAL = {"PG_GRANULE", "PG_NIL", "PG_CAPACITY_MAX"}
 _LIMIT = re.compile(r"^#define (PG_\w+) .*?(?:/\*(.*?)\*/)?$", re.MULTILINE)

@@ -671,7 +671,7 @@ def test_one_of_ten_simultaneous_starts_wins(daemon_dir: Path) -> None:
                 continue
             _, said = racer.communicate(timeout=PATIENCE_S)
             assert racer.returncode == Exit.UNUSABLE
-            assert "a daemon 'demo' runs already, as process" in said
+            assert "a daemon 'demo' runs already, as " in said
             assert f"process {winners[0].pid}" in said or "a process that cannot be seen" in said
         with Client("demo") as client, Subscriber("demo", topics=["t"]) as notices:
             client.add("k", delay=0, topic="t")

@@ -534,8 +534,8 @@ def test_the_next_handler_does_not_wait_for_an_acknowledgement(model: GroupDaemo
         jobs.stop()
         worker.join(0.1)
         assert worker.is_alive()
+        model.mute = False  # first, because the restart makes the client send its batches again
         model.restart()
-        model.mute = False
         worker.join(30)
         assert not worker.is_alive()
         assert jobs.in_flight == 0

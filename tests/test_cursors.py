@@ -48,9 +48,9 @@ def subscriber(**options: object) -> Subscriber:
     return Subscriber("demo", **{"timeout": PATIENCE_S, "cursor": "billing"} | options)  # type: ignore[arg-type]
 
 
-def fire(keys: range, topics: int = 2) -> None:
+def fire(keys: range, topics: int = 2, **options: object) -> None:
     """Add timers that are due at once, with the key as payload."""
-    with client() as adding:
+    with client(**options) as adding:
         rows = [(f"k{n}", 0.0, f"t{n % topics}", b"%d" % n) for n in keys]
         assert all(status == Status.ADDED for status in adding.add_many(rows).statuses)
 
@@ -423,7 +423,7 @@ def test_a_live_subscriber_continues_at_its_cursor_in_a_new_arena(
         fire(range(40))
         handled = take(live, 40)
         live.commit()
-        fire(range(40, 60))
+        fire(range(40, 60), durable=True)
         take(live, 20)  # not committed, so they come again
         lose_arena(running)
         running.start()

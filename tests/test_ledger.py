@@ -114,7 +114,7 @@ def test_an_inbox_that_ends_notes_its_losses_and_is_closed(tmp_path: Path) -> No
     with Ledger(tmp_path) as ledger:
         inbox: Any = SimpleNamespace(
             _stream=SimpleNamespace(broken=lambda: [lost]), close=lambda: closed.append(True),
-            _ledger=ledger, _source=Source(b"", 7, 1),
+            _ledger=ledger, _source=Source(b"", 7, 1), _hold=None,
         )  # fmt: skip
         assert Inbox.end(inbox) == [lost]
     assert closed == [True]

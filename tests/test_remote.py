@@ -413,6 +413,9 @@ class LostArena:
     def newest_sequences(self, _: str) -> dict[str, tuple[int, int]]:
         return self.newest
 
+    def carried(self, _: str) -> dict[str, int]:
+        return {}
+
     def replay(self, _: str, __: str, ___: int, last: int) -> tuple[int, list[bytes]]:
         return last, []
 
