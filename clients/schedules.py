@@ -422,7 +422,7 @@ class ScheduleCalls(ABC, Generic[One, Found, Several, Existed, Ticket, Filled, T
         ScheduleRefused, MessageRefused, DaemonError.
         """
         every_ns, spec, zone = (0, b"", b"") if key is not None else _spec(every, cron, tz)
-        if key is not None and not (every is cron is tz is None):
+        if key is not None and any(one is not None for one in (every, cron, tz)):
             raise InvalidArgument("a preview has a key, or every or cron, not both")
         ask = {
             "action": ScheduleAction.NEXT, "spec": spec, "zone": zone, "every_ns": every_ns,
