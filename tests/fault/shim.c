@@ -140,6 +140,8 @@ static bool walk(char *how, long n)
     const int out = (int)strtol(how, &how, 10), in = (int)strtol(how, &how, 10);
     if (made || (n - 1) % strtol(how, NULL, 10) != 0 || exists("FAULT_UNTIL", false))
         return false;
+    if (syscall(SYS_gettid) != getpid())
+        return false;             /* without its main thread, the child might never end */
     /* This is not fork(2), because after fork(2) locks that are held during the call seem to belong
      * to another thread. */
     const pid_t child = (pid_t)syscall(SYS_clone, SIGCHLD, NULL, NULL, NULL, NULL);
