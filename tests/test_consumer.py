@@ -217,8 +217,8 @@ def test_many_answers_without_reply_are_sent_again(model: GroupDaemon) -> None:
         with pytest.raises(CallTimeout):
             jobs.ack_many(got, timeout=0.1)
         assert all(job.answered for job in got)
-        model.restart()
         model.mute = False
+        model.restart()
         got[1].ack()  # waits for the batch that is in flight
         jobs.ack_many(got)
         assert ops(model) == [("JOB_ACK", 1), ("JOB_ACK", 2), ("JOB_ACK", 3)]
@@ -430,8 +430,8 @@ def test_an_answer_without_reply_is_sent_again(model: GroupDaemon) -> None:
         done = threading.Thread(target=job.ack)
         done.start()
         eventually(lambda: job.answered)
-        model.restart()
         model.mute = False
+        model.restart()
         done.join(30)
         assert not done.is_alive()
         assert ops(model) == [("JOB_ACK", 1)]
