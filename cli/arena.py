@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -307,6 +307,28 @@ def topic_records(reader: Reader) -> Iterator[dict[str, Any]]:
             "paused": topic.paused,
             "backlog": topic.backlog,
         }
+
+
+def print_records(rows: list[dict[str, Any]], title: str, as_json: bool) -> None:
+    """Print records as a table, or one JSON object per line. Print nothing without records."""
+    if as_json:
+        for row in rows:
+            emit(row, "", as_json)
+    elif rows:
+        print_table(rows, title)
+
+
+def daemon_records(
+    name: str, records: Callable[[Reader, int], Iterable[dict[str, Any]]]
+) -> list[dict[str, Any]]:
+    """Return the records of a daemon, or of all shards of a deployment. `records` gets the reader
+    of an arena, and the current CLOCK_BOOTTIME in ns."""
+    now_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+    rows = []
+    for daemon in daemons(name):
+        with reading(daemon.name) as reader:
+            rows += [daemon.record | row for row in records(reader, now_ns)]
+    return rows
 
 
 def print_table(rows: list[dict[str, Any]], title: str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -10,10 +9,9 @@ import click
 
 from purgatoryd import clients
 from purgatoryd.cli import units
-from purgatoryd.cli.arena import print_table, reading
+from purgatoryd.cli.arena import daemon_records, print_records
 from purgatoryd.cli.exits import Command, Group
 from purgatoryd.cli.options import emit, json_option, name_option, timeout_option
-from purgatoryd.cli.shards import daemons
 
 if TYPE_CHECKING:
     from purgatoryd.shm_layout.arena import Reader
@@ -71,15 +69,7 @@ def ls_command(name: str, as_json: bool) -> None:
 
     Reads the shared memory without contacting the daemon.
     """
-    now_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
-    rows = []
-    for daemon in daemons(name):
-        with reading(daemon.name) as reader:
-            rows += [daemon.record | row for row in bulk_load_records(reader, now_ns)]
-    if not as_json and rows:
-        print_table(rows, name)
-    for row in rows if as_json else []:
-        emit(row, "", as_json)
+    print_records(daemon_records(name, bulk_load_records), name, as_json)
 
 
 @bulk_load_command.command("status", cls=Command)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from purgatoryd import clients
-from purgatoryd.cli.arena import print_table, reading
+from purgatoryd.cli.arena import daemon_records, print_records
 from purgatoryd.cli.exits import Command, Group
 from purgatoryd.cli.options import (
     emit,
@@ -19,7 +18,6 @@ from purgatoryd.cli.options import (
     timeout_option,
     visible,
 )
-from purgatoryd.cli.shards import daemons
 
 if TYPE_CHECKING:
     from purgatoryd.shm_layout.arena import Reader
@@ -53,15 +51,7 @@ def ls_command(name: str, as_json: bool) -> None:
     The lag is the number of notices that a cursor has not committed. The command reads the shared
     memory without contacting the daemon.
     """
-    now_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
-    rows = []
-    for daemon in daemons(name):
-        with reading(daemon.name) as reader:
-            rows += [daemon.record | row for row in cursor_records(reader, now_ns)]
-    if not as_json and rows:
-        print_table(rows, name)
-    for row in rows if as_json else []:
-        emit(row, "", as_json)
+    print_records(daemon_records(name, cursor_records), name, as_json)
 
 
 @cursor_command.command("delete", cls=Command)

@@ -8,7 +8,7 @@ import click
 
 from purgatoryd import clients
 from purgatoryd.cli import units
-from purgatoryd.cli.arena import human, print_table, reading
+from purgatoryd.cli.arena import human, print_records, reading
 from purgatoryd.cli.completion import namespace_names
 from purgatoryd.cli.exits import Command, Group
 from purgatoryd.cli.options import emit, json_option, name_option, timeout_option, visible
@@ -167,7 +167,4 @@ def ls_command(name: str, as_json: bool) -> None:
                 | daemon.record
                 for n in reader.namespaces_of_users()
             ]
-    if not as_json and rows:
-        print_table(rows, name)
-    for row in rows if as_json else []:
-        emit(row, "", as_json)
+    print_records(rows, name, as_json)

@@ -8,7 +8,7 @@ import click
 
 from purgatoryd import clients
 from purgatoryd.cli import units
-from purgatoryd.cli.arena import print_table
+from purgatoryd.cli.arena import print_records
 from purgatoryd.cli.exits import Command, Exit, Group
 from purgatoryd.cli.options import emit, json_option, name_option, timeout_option
 
@@ -67,10 +67,7 @@ def ls_command(name: str, timeout: float, as_json: bool) -> None:
     with clients.Admin(name, timeout=timeout) as admin:
         sessions = admin.sessions()
     rows = [session_record(info, HOST.boot_ns()) for info in sessions]
-    if not as_json and rows:
-        print_table(rows, name)
-    for row in rows if as_json else []:
-        emit(row, "", as_json)
+    print_records(rows, name, as_json)
 
 
 @session_command.command("drop", cls=Command)
