@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from importlib import import_module
 from typing import Any
@@ -58,6 +58,13 @@ def check_flag(name: str, value: Any) -> bool:
     """Return `value`, which must be a bool."""
     check_type(name, value, bool, optional=False)
     return bool(value)
+
+
+def check_choice(name: str, value: object, choices: Sequence[str]) -> str:
+    """Return `value` if it is one of `choices`. Raises InvalidArgument."""
+    if not isinstance(value, str) or value not in choices:
+        raise InvalidArgument(f"{name} must be one of {', '.join(choices)}, not {value!r}")
+    return value
 
 
 def check_class(name: str, value: Any, module: str, cls: str) -> None:

@@ -23,6 +23,7 @@ from purgatoryd.clients import groups
 from purgatoryd.clients._pack import jobs_take
 from purgatoryd.clients.arguments import (
     check_callable,
+    check_choice,
     check_limit_s,
     check_type,
     check_whole,
@@ -402,7 +403,7 @@ class Plan:
         self.max_in_flight = check_whole("max_in_flight", max_in_flight, 1, CREDITS_MAX)
         check = groups.check_new_settings if create else groups.check_settings
         self.settings = check(groups.settings_of(arguments))
-        self.earliest = groups.check_choice("start", start, ("latest", "earliest")) == "earliest"
+        self.earliest = check_choice("start", start, ("latest", "earliest")) == "earliest"
         self.create = create
 
     def opened(self, core: Core, leases: Leases, limit_s: float) -> Steps[None]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import suppress
 from datetime import timedelta
@@ -9,7 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar, cast
 
 from purgatoryd.clients import times
-from purgatoryd.clients.arguments import check_type, check_whole, each
+from purgatoryd.clients.arguments import check_choice, check_type, check_whole, each
 from purgatoryd.clients.core import Asked, Core
 from purgatoryd.clients.jobs import Job, asked
 from purgatoryd.shm_layout import group_wire, wire
@@ -110,13 +111,6 @@ def check_new_settings(given: dict[str, Any]) -> dict[str, Any]:
     if checked.get("on_dead") == "block" and not checked.get("ordered"):
         raise InvalidArgument("on_dead='block' needs ordered=True")
     return checked
-
-
-def check_choice(name: str, value: object, choices: Sequence[str]) -> str:
-    """Return `value` if it is one of `choices`. Raises InvalidArgument."""
-    if not isinstance(value, str) or value not in choices:
-        raise InvalidArgument(f"{name} must be one of {', '.join(choices)}, not {value!r}")
-    return value
 
 
 def check_topics(topics: Any) -> tuple[bytes, ...]:
@@ -440,7 +434,7 @@ def dead_job(action: DeadAction, group: str, ticket: int | None) -> GroupJob[int
     return lambda core, limit_s: each_dead(core, action, group, number, limit_s)
 
 
-class GroupCalls:
+class GroupCalls(ABC):
     """The calls of Client about consumer groups of its namespace.
 
     Settings and times are those of Consumer. In a namespace with several partitions a call is made
@@ -448,8 +442,9 @@ class GroupCalls:
     anything is sent, GroupMissing, GroupRefused and DaemonError.
     """
 
+    @abstractmethod
     def _ask_about(self, job: GroupJob[Result], timeout: float | timedelta | None) -> Result:
-        raise NotImplementedError
+        """Make a call."""
 
     def groups(self, *, timeout: float | timedelta | None = None) -> list[GroupInfo]:
         """Return the consumer groups of the namespace."""
@@ -532,11 +527,12 @@ class GroupCalls:
         return self._ask_about(dead_job(DeadAction.DROP, group, ticket), timeout)
 
 
-class AsyncGroupCalls:
+class AsyncGroupCalls(ABC):
     """The asyncio version of GroupCalls, with the same arguments and errors."""
 
+    @abstractmethod
     async def _ask_about(self, job: GroupJob[Result], timeout: float | timedelta | None) -> Result:
-        raise NotImplementedError
+        """Make a call."""
 
     async def groups(self, *, timeout: float | timedelta | None = None) -> list[GroupInfo]:
         """Return the consumer groups of the namespace."""

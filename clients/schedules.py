@@ -10,7 +10,7 @@ from datetime import datetime, timedelta, tzinfo
 from typing import Any, Generic, Literal, NamedTuple, TypeVar, get_args
 
 from purgatoryd.clients import jobs, times
-from purgatoryd.clients.arguments import check_type, check_whole
+from purgatoryd.clients.arguments import check_choice, check_type, check_whole
 from purgatoryd.clients.connection import Connection
 from purgatoryd.clients.core import Asked, Core
 from purgatoryd.clients.jobs import Job
@@ -141,11 +141,10 @@ _RULES: tuple[OverlapRule, ...] = get_args(OverlapRule)
 
 
 def _overlap(overlap: Any, every_ns: int) -> Overlap:
-    if not isinstance(overlap, str) or overlap not in _RULES:
-        raise InvalidArgument(f"overlap {overlap!r} must be one of {', '.join(_RULES)}")
-    if overlap == "delay" and every_ns == 0:
+    rule = Overlap(_RULES.index(check_choice("overlap", overlap, _RULES)))
+    if rule == Overlap.DELAY and every_ns == 0:
         raise InvalidArgument("overlap 'delay' needs every: cron names the times themselves")
-    return Overlap(_RULES.index(overlap))
+    return rule
 
 
 def _text(name: str, text: str, most: int) -> bytes:

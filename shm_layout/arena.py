@@ -349,9 +349,7 @@ class Handle:
 
     def topics(self) -> Iterator[Topic]:
         """Yield the rows of the topic table that are in use."""
-        for row in range(self.topic_rows):
-            if (topic := self.topic_at(row)) is not None:
-                yield topic
+        yield from self.topics_by_row().values()
 
     def topics_by_row(self) -> dict[int, Topic]:
         """Return the rows of the topic table that are in use, by row number."""
