@@ -7,7 +7,6 @@ from typing import Any
 
 import purgatory_driver as pd
 import pytest
-from core_driver import DERIVED
 from effort import effort
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
@@ -59,16 +58,6 @@ def core() -> Purgatory:
     return Purgatory(**CONFIG)
 
 
-def restarted(core: Purgatory) -> None:
-    """Restart the core as after kill -9, with garbage in all derived state."""
-    for region in DERIVED:
-        view = core.region(region)
-        view[:] = b"\xa5" * len(view)
-    core.attach()
-    core.rebuild(core.now_ns)
-    core.check()
-
-
 def fire(core: Purgatory) -> None:
     while core.advance(core.now_ns + 10 * SECOND_NS):
         core.publish_all()
@@ -82,7 +71,7 @@ def carried(core: Purgatory, by: str, snapshot: bytes, wal: Wal) -> Purgatory:
     """Return the core after the kind of restart that `by` names. `snapshot` has the state before
     the WAL's first record."""
     if by == "after a kill":
-        restarted(core)
+        core.restart()
     if by == "in another arena":
         return core.migrated(bulk_loads=5, bulk_load_blocks=1, capacity=70)
     if by == "from the WAL":
@@ -213,7 +202,7 @@ def test_an_arena_without_space_for_bulk_loads_refuses_them() -> None:
     assert made(owner, 0, *puts(2)) == [Status.FULL_BULK_LOADS] * 2
     assert owner.ask_bulk_load(BULK_LOAD, BulkLoadAction.STATUS).state == BulkLoadState.NONE
     assert len(core.scan()) == 0
-    restarted(core)
+    core.restart()
 
 
 def test_a_smaller_arena_is_refused_while_bulk_loads_need_the_space(core: Purgatory) -> None:
@@ -260,7 +249,7 @@ def test_a_newer_run_shuts_out_an_older_one(core: Purgatory) -> None:
         == 5
     )
     assert made(old, 0, *puts(2), fencing_token=4) == [Status.FENCED] * 2
-    restarted(core)
+    core.restart()
     assert made(old, 0, *puts(2), fencing_token=4) == [Status.FENCED] * 2
     assert made(new, 0, *puts(2), fencing_token=5) == [Status.BULK_LOADED, Status.ADDED]
     assert made(new, 2, pd.put(b"x", SECOND_NS), fencing_token=6) == [Status.ADDED]
@@ -597,7 +586,7 @@ class Loading(RuleBasedStateMachine):
 
     @rule()
     def kill(self) -> None:
-        restarted(self.core)
+        self.core.restart()
 
     @rule(more=st.integers(0, 2))
     def resize(self, more: int) -> None:

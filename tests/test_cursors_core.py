@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import pytest
-from core_driver import DERIVED, Entry
+from core_driver import Entry
 from effort import effort
 from hypothesis import given
 from hypothesis import strategies as st
@@ -86,17 +86,6 @@ def sent(core: Purgatory) -> dict[int, Entry]:
     return {entry.position: entry for entry in core.entries()}
 
 
-def restarted(core: Purgatory) -> Purgatory:
-    """Restart the core as after kill -9, with garbage in all derived state."""
-    for region in DERIVED:
-        view = core.region(region)
-        view[:] = b"\xa5" * len(view)
-    core.attach()
-    core.rebuild(core.now_ns)
-    core.check()
-    return core
-
-
 STEPS = st.lists(
     st.tuples(
         st.sampled_from(["fire", "commit", "open", "delete", "snapshot"]),
@@ -144,7 +133,8 @@ def test_positions_and_uncommitted_notices_are_the_same_after_any_recovery(
         max(oldest, min(restored, default=core.header.replay_tail)), core.header.replay_tail
     )
     assert rows(core.migrated(cursors=9)) == before
-    assert rows(restarted(core)) == before
+    core.restart()
+    assert rows(core) == before
 
 
 def test_a_kill_between_cursor_and_positions_leaves_no_position() -> None:
@@ -154,7 +144,7 @@ def test_a_kill_between_cursor_and_positions_leaves_no_position() -> None:
     opened(owner)
     table = core.rows(lib.PG_R_CURSORS, "pg_cursor")
     table[0].state = lib.PG_CURSOR_FREE  # a deletion that was killed after its first store
-    restarted(core)
+    core.restart()
     assert rows(core) == set()
     assert core.metrics.cursor_rows == 0
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import purgatory_driver as pd
 import pytest
-from core_driver import DERIVED, Fault
+from core_driver import Fault
 from effort import effort
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
@@ -56,15 +56,6 @@ def parked(owner: Owner, key: bytes = b"k", payload: bytes = b"far") -> int:
     answer = one(owner, pd.put(key, FAR_NS, payload=payload))
     assert answer.status == Status.PARKED
     return answer.ticket
-
-
-def restarted(core: Purgatory) -> None:
-    for region in DERIVED:
-        view = core.region(region)
-        view[:] = b"\xa5" * len(view)
-    core.attach()
-    core.rebuild(core.now_ns)
-    core.check()
 
 
 def payloads(core: Purgatory) -> list[bytes]:
@@ -138,7 +129,7 @@ def test_wall_deadlines_are_parked_too(core: Purgatory, owner: Owner) -> None:
     key = pd.command(lib.PG_OP_UNPARK, b"wall", value=ticket, payload=b"w")
     record = bytearray(key.record)
     record[2] = lib.PG_KEY_STR
-    restarted(core)
+    core.restart()
     core.advance(SECOND_NS, wall_offset_ns=3 * SECOND_NS)
     assert one(owner, Command(bytes(record), key.area))[::2] == (Status.UNPARKED, ticket)
     core.advance(5 * SECOND_NS)
@@ -283,7 +274,7 @@ class Parking(RuleBasedStateMachine):
 
     @rule()
     def kill(self) -> None:
-        restarted(self.core)
+        self.core.restart()
 
     @rule()
     def resize(self) -> None:

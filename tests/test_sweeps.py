@@ -6,7 +6,6 @@ from typing import Any
 
 import purgatory_driver as pd
 import pytest
-from core_driver import DERIVED
 from purgatory_driver import UID, Owner, Purgatory
 from wal_driver import Redo, Snapshot, Wal, frames_of
 
@@ -94,15 +93,6 @@ def deadlines(core: Purgatory) -> dict[Any, int]:
     return {info.key: info.deadline_ns for info in core.scan()}
 
 
-def restarted(core: Purgatory) -> None:
-    for region in DERIVED:
-        view = core.region(region)
-        view[:] = b"\xa5" * len(view)
-    core.attach()
-    core.rebuild(core.now_ns)
-    core.check()
-
-
 def row(core: Purgatory) -> Any:
     (found,) = (r for r in core.rows(lib.PG_R_SWEEPS, "pg_sweep")[0 : lib.PG_SWEEPS] if r.state)
     return found
@@ -146,7 +136,7 @@ def test_a_kill_between_the_change_and_its_count_counts_once(
     after = deadlines(core)
     row(core).progress = 0
     row(core).state = SweepState.RUNNING
-    restarted(core)
+    core.restart()
     assert owner.status().done == 1
     assert run(core, owner).done == 1
     assert deadlines(core) == after
@@ -163,7 +153,7 @@ def test_a_kill_before_the_change_repeats_it(
     (slot,) = (n for n in range(4000) if hot[n].ctl & 0xFF == lib.PG_S_ARMED)
     row(core).slot, row(core).new_ns = slot, 151 * SECOND_NS
     row(core).ticket = hot[slot].ctl >> 8
-    restarted(core)
+    core.restart()
     assert owner.status().done == 0
     assert run(core, owner).done == 1
     wanted = {SweepChange.SHIFT: 151 * SECOND_NS, SweepChange.MOVE: 90 * SECOND_NS}
@@ -175,7 +165,7 @@ def test_a_sweep_goes_on_after_a_restart(core: Purgatory, owner: Sweeper) -> Non
     owner.begin(change=SweepChange.SHIFT, time_ns=SECOND_NS)
     step(core)
     assert 0 < owner.status().done < 3000
-    restarted(core)
+    core.restart()
     assert core.next_ns <= core.now_ns
     assert run(core, owner).done == 3000
     assert set(deadlines(core).values()) == {62 * SECOND_NS}

@@ -8,7 +8,7 @@ import struct
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from core_driver import Core, Fault
+from core_driver import DERIVED, Core, Fault
 
 from purgatoryd.shm_layout import wire
 from purgatoryd.shm_layout._core import ffi, lib
@@ -214,6 +214,15 @@ class Purgatory(Core):
     @property
     def now_ns(self) -> int:
         return int(self.header.now_ns)
+
+    def restart(self) -> None:
+        """Restart as after kill -9, with garbage in all derived state."""
+        for region in DERIVED:
+            view = self.region(region)
+            view[:] = b"\xa5" * len(view)
+        self.attach()
+        self.rebuild(self.now_ns)
+        self.check()
 
     @property
     def pool(self) -> Any:
