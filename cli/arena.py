@@ -166,7 +166,7 @@ SECTIONS = {
         "live", "live_wall", "parked", "backlog", "overdue", "next_in_ns", "adds", "replaces",
         "extends", "reschedules", "sweeps", "cancels",
         "cancels_fired", "cancels_unknown", "expiries", "skipped", "coalesced", "parks",
-        "unparks", "moved",
+        "unparks", "moved", "unique_keys", "unique_freed",
         "late_mean_ns", "late_p99_ns", "late_max_ns",
     ),
     "purgatory": (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 import click
@@ -85,6 +85,11 @@ def timer_record(timer: TimerInfo) -> dict[str, Any]:
     metavar="TEXT",
     help="Ordered groups lease one job of this key at a time.  [default: KEY]",
 )
+@click.option(
+    "--unique-for",
+    type=units.Duration(),
+    help="Refuse other adds of KEY for so long, also after its notice and its ack.",
+)
 @click.option("-p", "--payload", default="", help="Payload of the notice, as text.")
 @click.option("--payload-file", type=click.File("rb"), help="File with the payload; - is stdin.")
 @click.option(
@@ -108,6 +113,7 @@ def add_command(
     tag: str | None,
     priority: int | None,
     order_key: str | None,
+    unique_for: int | None,
     payload: str,
     payload_file: BinaryIO | None,
     mode: Any,
@@ -141,6 +147,7 @@ def add_command(
             priority=priority,
             order_key=order_key,
             within=None if within is None else within / 1e9,
+            unique_for=None if unique_for is None else timedelta(microseconds=unique_for / 1000),
         )
     text = f"{timer.status.name.lower()} {key_text(timer.key)}, ticket {timer.ticket}"
     emit(timer_record(timer), text, as_json)

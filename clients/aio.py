@@ -289,12 +289,13 @@ class AsyncClient(
         self, rows: Any, *, topic: str = "default", mode: Mode = "error",
         within: float | timedelta | None = None, tag: str | None = None,
         priority: int | None = None, order_key: Key | None = None, late: Late | None = None,
+        unique_for: float | timedelta | None = None,
         bulk_load: BulkLoad | None = None, wait: bool = True,
         timeout: float | timedelta | None = None,
     ) -> BulkResult:  # fmt: skip
         """Arm many timers, as Client.add_many does."""
         core, limit_s = await self._ready(), self._limit_s(timeout)
-        common = Common(within, tag, priority, order_key, late)
+        common = Common(within, tag, priority, order_key, late, unique_for)
         bulk = partitions.puts(core, rows, topic, mode, bulk_load, common)
         return await self._bulk(bulk, wait, limit_s)
 

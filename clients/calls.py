@@ -54,6 +54,7 @@ class Options(TypedDict, total=False):
     priority: int | None
     order_key: Key | None
     late: Late | None
+    unique_for: float | timedelta | None
     timeout: float | timedelta | None
 
 
@@ -82,6 +83,7 @@ class TimerCalls(ABC, Generic[Added, AddedLater, Cancelled, CancelledLater]):
         deadline_boot_ns: int | None = None, topic: str = "default", payload: bytes = b"",
         mode: Mode = "error", within: float | timedelta | None = None, tag: str | None = None,
         priority: int | None = None, order_key: Key | None = None, late: Late | None = None,
+        unique_for: float | timedelta | None = None,
         wait: bool = True, timeout: float | timedelta | None = None,
     ) -> Added | AddedLater:  # fmt: skip
         """Arm a timer. Exactly one of the four times must be given.
@@ -100,8 +102,13 @@ class TimerCalls(ABC, Generic[Added, AddedLater, Cancelled, CancelledLater]):
         waiting job gains one priority in 10 s. Default: that of the topic. `order_key`: groups with
         ordered=True lease at most one job of this key at a time, in the order of deadlines.
         Default: the key of the timer. A kept or extended timer keeps slack, tag, late policy,
-        priority and order key. `timeout`: seconds or a timedelta to wait for the answer, default
-        the client's.
+        priority and order key.
+
+        `unique_for`: seconds or a timedelta of at most 365 days. For this time every other add of
+        the key raises Exists, also after the notice and after the ack; mode "keep" keeps the timer
+        while it is pending. A cancel of the pending timer ends this time.
+
+        `timeout`: seconds or a timedelta to wait for the answer, default the client's.
 
         Returns the timer as TimerInfo. With wait=False it returns a handle at once, and the call is
         sent together with others. Raises InvalidArgument, Refused (Exists, Full, ...), DaemonError;
@@ -109,7 +116,8 @@ class TimerCalls(ABC, Generic[Added, AddedLater, Cancelled, CancelledLater]):
         """
 
         times = delay, delay_ns, deadline, deadline_boot_ns
-        arguments = key, *times, topic, payload, mode, within, tag, priority, order_key, late
+        given = topic, payload, mode, within, tag, priority, order_key, late, unique_for
+        arguments = key, *times, *given
         # The call and the return share a line: an interrupt between them would lose the result.
         return self._made(ADD, arguments, wait, timeout)  # type: ignore[no-any-return]
 

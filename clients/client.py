@@ -224,6 +224,7 @@ class Client(
         self, rows: Any, *, topic: str = "default", mode: Mode = "error",
         within: float | timedelta | None = None, tag: str | None = None,
         priority: int | None = None, order_key: Key | None = None, late: Late | None = None,
+        unique_for: float | timedelta | None = None,
         bulk_load: BulkLoad | None = None, wait: bool = True,
         timeout: float | timedelta | None = None,
     ) -> BulkResult:  # fmt: skip
@@ -233,7 +234,8 @@ class Client(
         columns: a dict of lists or numpy arrays, an Arrow table or record batch. The columns are
         key, one of delay / delay_ns / deadline / deadline_boot_ns, and optionally topic, payload,
         within, tag, priority and order_key. `topic`, `within`, `tag`, `priority`, `order_key`:
-        those of rows that have none. `late`: the late policy of all rows, as in add().
+        those of rows that have none. `late`, `unique_for`: those of all rows, as in add().
+
         `bulk_load`: the bulk load that the rows belong to. Each row of a bulk load takes effect
         once: a row that is already done gets the status BULK_LOADED.
 
@@ -243,7 +245,7 @@ class Client(
         DaemonError.
         """
         limit_s = self._limit_s(timeout)
-        common = Common(within, tag, priority, order_key, late)
+        common = Common(within, tag, priority, order_key, late, unique_for)
         bulk = partitions.puts(self._core, rows, topic, mode, bulk_load, common)
         return self._bulk(bulk, limit_s, checked if wait else unchecked, wait=wait)
 

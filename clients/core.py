@@ -319,6 +319,7 @@ class Core:
         priority: int | None,
         order_key: Key | None,
         late: Late | None,
+        unique_for: float | timedelta | None,
         *,
         collect: bool,
     ) -> Entry[PendingAdd]:
@@ -337,7 +338,7 @@ class Core:
         note = self._note if collect else None
         pending = PendingAdd(key, note, self.namespace, topic, payload)
         slack = times.slack(within)
-        items = encode_items(tag, priority, order_key, late)
+        items = encode_items(tag, priority, order_key, late, unique_for)
         fields = (PUT, number, key_type, key_bytes, kind, slack, payload, items, time_ns, 0)
         return connection.entry(pending, name, Builder.record, fields)
 

@@ -29,7 +29,11 @@ def order_hash(order_key: Key | None) -> int | None:
 
 
 def encode_items(
-    tag: str | None, priority: int | None, order_key: Key | None, late: Late | None
+    tag: str | None,
+    priority: int | None,
+    order_key: Key | None,
+    late: Late | None,
+    unique_for: float | timedelta | None,
 ) -> bytes:
     """Return the extension items of a PUT, in ascending order of their kinds. Raises
     InvalidArgument."""
@@ -38,6 +42,7 @@ def encode_items(
         + wire.encode_priority(check_priority(priority))
         + wire.encode_order(order_hash(order_key))
         + wire.encode_late(times.late_policy(late))
+        + wire.encode_unique(times.unique_ns(unique_for))
     )
 
 
@@ -49,6 +54,7 @@ class Common(NamedTuple):
     priority: int | None = None
     order_key: Key | None = None
     late: Late | None = None
+    unique_for: float | timedelta | None = None
 
     @property
     def slack(self) -> int:
@@ -64,4 +70,5 @@ class Common(NamedTuple):
             self.priority if priority is None else priority,
             self.order_key if order_key is None else order_key,
             self.late,
+            self.unique_for,
         )

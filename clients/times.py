@@ -25,6 +25,7 @@ from purgatoryd.shm_layout.layout import (
     LATE_GRACE_MIN_NS,
     SLACK_MAX_NS,
     TIME_MAX_NS,
+    UNIQUE_MAX_NS,
     ClockKind,
     LatePolicy,
     TimeKind,
@@ -100,6 +101,19 @@ def late_policy(late: Late | None) -> tuple[int, int] | None:
         rule = '"fire", ("skip", grace) or ("coalesce", grace)'
         raise InvalidArgument(f"late {late!r} must be {rule}")
     return LatePolicy[pair[0].upper()], _grace_ns(pair[1])
+
+
+def unique_ns(unique_for: float | timedelta | None) -> int | None:
+    """Return the time for which a key is unique, in nanoseconds; None if `unique_for` is None.
+    Raises InvalidArgument."""
+    if unique_for is None:
+        return None
+    real = isinstance(unique_for, int | float | timedelta) and not isinstance(unique_for, bool)
+    time_ns = seconds_ns(unique_for) if real and unique_for == unique_for else 0
+    if not 0 < time_ns <= UNIQUE_MAX_NS:
+        rule = f"a number of seconds or a timedelta above 0 and up to {UNIQUE_MAX_NS / 1e9:.0f} s"
+        raise InvalidArgument(f"unique_for {unique_for!r} must be {rule}")
+    return time_ns
 
 
 def late_named(late: tuple[int, int] | None) -> Late | None:

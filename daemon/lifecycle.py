@@ -269,7 +269,7 @@ def reasons(
     reasons of the previous heartbeat.
     """
     header, metrics = arena.header, arena.metrics
-    slots = metrics.live + metrics.parked + metrics.outcomes
+    slots = metrics.live + metrics.parked + metrics.outcomes + metrics.unique_keys
     found = {
         Degraded.WAL: stopped,
         Degraded.WAL_BUFFER: full,

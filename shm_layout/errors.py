@@ -335,11 +335,14 @@ class Refused(PurgatorydError):
 
 @keeps_figures
 class Exists(Refused):
-    """A timer is added with mode="error", and its key is armed.
+    """A timer is added with mode="error", and its key is armed; or an earlier add of the key with
+    unique_for= refuses all other adds.
 
-    `ticket` and `deadline_boot_ns` belong to the armed timer.
+    `ticket` and `deadline_boot_ns` belong to the armed timer. If the earlier timer has ended,
+    deadline_boot_ns is the time until which its key is unique.
 
-    What to do: Use another mode (replace, keep or extend) for a timer, or another key.
+    What to do: Use another mode (replace, keep or extend) for a timer, or another key. While a key
+    is unique, only a cancel of its pending timer makes it free.
     """
 
     ticket: int

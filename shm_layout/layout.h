@@ -54,6 +54,7 @@
 #define PG_WORKER_MAX 63                 /* maximum length of a client's own name in bytes */
 #define PG_TAG_MAX 63                    /* maximum length of a timer's tag in bytes */
 #define PG_ITEMS_MAX 1024                /* maximum length of a timer's extension items in bytes */
+#define PG_UNIQUE_MAX_NS 31536000000000000 /* longest time for which a key stays unique: 365 days */
 #define PG_CURSOR_MAX 63                 /* maximum length of a cursor's name in bytes */
 #define PG_CURSOR_TOPICS 64              /* maximum number of topics in one CURSOR message */
 #define PG_GRACE_MAX_NS 86400000000000   /* longest time a session outlives its client: 1 day */
@@ -358,6 +359,8 @@ struct pg_metrics {
     uint64_t cursor_commits;      /* positions that cursors committed, and deleted cursors */
     uint64_t refused_cursors;     /* refusals: another session holds the cursor, or no row is free
                                      for a cursor, a position or a topic */
+    uint64_t unique_keys;         /* derived: keys that stay unique after the end of their timers */
+    uint64_t unique_freed;        /* keys that stayed unique until their time was over */
 };
 
 /* ---- histograms ----------------------------------------------------------------- */
@@ -401,8 +404,9 @@ struct pg_histogram {
  * Timer: FREE -> ARMED (put) -> FREE (cancelled, or fired once its replay buffer entry is written);
  * FREE -> PARKED (put with a distant deadline) -> ARMED (unpark) or FREE (cancelled). A parked
  * timer has only its key in the arena: it is in no bucket of the wheel, and its payload is in the
- * WAL. */
-enum pg_slot_state { PG_S_FREE, PG_S_ARMED, PG_S_OUTCOME, PG_S_PARKED };
+ * WAL. A timer with PG_EXT_UNIQUE that fires, is skipped or is coalesced before the time of this
+ * item: ARMED -> UNIQUE (its key stays unique) -> FREE (at the time of the item). */
+enum pg_slot_state { PG_S_FREE, PG_S_ARMED, PG_S_OUTCOME, PG_S_PARKED, PG_S_UNIQUE };
 /* Operation: FREE -> ARMED (watch) -> OUTCOME (ended) -> FREE (acknowledged). */
 
 enum pg_slot_flag {
@@ -492,7 +496,11 @@ enum pg_ext_kind {
                                      the first 8 bytes of its SHA-256, little-endian; extra: 0 */
     PG_EXT_LATE,                  /* the timer's own late policy. extra: enum pg_late_policy; value:
                                      its grace in ns, as in struct pg_topic_set */
-    PG_EXT_UNIQUE                 /* for consumer groups; how long the key stays unique */
+    PG_EXT_UNIQUE                 /* until when no other timer may get the key. In a PUT, value: time
+                                     from the arming, 1..PG_UNIQUE_MAX_NS; extra: 0. In a blob and
+                                     in the WAL, value: this time on the arena's clock; extra: length
+                                     of the key, which follows, padded with zeros to a multiple of
+                                     16 */
 };
 #define PG_EXT_KINDS 8            /* all kinds are below */
 struct pg_ext {
@@ -796,7 +804,8 @@ struct pg_topic {
                                      buffer for cursors; other subscribers begin after it */
     uint32_t paused;              /* 1 = its timers fall due without firing; the row of a paused
                                      topic is not reused */
-    uint32_t pad;
+    uint32_t unique_keys;         /* derived: keys that stay unique after the end of their timers;
+                                     if there are any, the row is not reused */
     uint32_t created_uid;         /* as in pg_namespace */
     uint32_t wake;                /* moving, store-release: futex; changes when notices of the
                                      topic become visible, and when another topic gets the row */
@@ -1379,6 +1388,7 @@ enum pg_wal_type {
                                      schedule was put, changed or deleted, or armed an occurrence */
     PG_WAL_CURSOR,                /* pg_wal_cursor, name: a cursor was created, changed or deleted,
                                      or it committed a position */
+    PG_WAL_FREED,                 /* pg_wal_freed: the key of an ended timer may be used again */
     PG_WAL_TYPES
 };
 /* Reserved numbers; a reader of this version refuses them. */
@@ -1454,8 +1464,10 @@ struct pg_wal_arm {
     uint8_t  key_type;
     uint32_t parked;              /* 1 = the timer is parked, and only this record has the payload;
                                      snapshots leave the payload out */
-    uint32_t bulk_loaded;         /* 1 = the timer was put as a row of a bulk load; also in
+    uint16_t bulk_loaded;         /* 1 = the timer was put as a row of a bulk load; also in
                                      snapshots */
+    uint16_t unique;              /* only in snapshots: 1 = the timer has ended, and its key stays
+                                     unique until deadline_ns */
     int64_t  armed_boot_ns;       /* real clock: time of arming; 0 in snapshots */
     uint32_t ext_len;             /* length in bytes of the struct pg_ext items before the key,
                                      without PG_EXT_WALL */
@@ -1515,6 +1527,12 @@ struct pg_wal_end {
     int64_t  ended_boot_ns;       /* real clock: time at which the timer ended or the outcome was
                                      released */
     uint64_t missed;              /* COALESCED: pg_topic.missed afterwards; otherwise 0 */
+};
+
+struct pg_wal_freed {
+    uint64_t ticket;              /* ticket of the ended timer */
+    uint32_t slot;
+    uint32_t pad;
 };
 
 struct pg_wal_fire {

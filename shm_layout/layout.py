@@ -26,6 +26,7 @@ KEY_MAX: int = lib.PG_KEY_MAX
 PAYLOAD_MAX: int = lib.PG_PAYLOAD_MAX
 NAMESPACE_MAX: int = lib.PG_NAMESPACE_MAX
 SLACK_MAX_NS: int = lib.PG_SLACK_MAX_NS
+UNIQUE_MAX_NS: int = lib.PG_UNIQUE_MAX_NS
 TOPIC_MAX: int = lib.PG_TOPIC_MAX
 TAG_MAX: int = lib.PG_TAG_MAX
 PRIORITY_MAX: int = lib.PG_PRIORITY_MAX
@@ -171,6 +172,7 @@ class ExtKind(enum.IntEnum):
     PRIORITY = lib.PG_EXT_PRIORITY
     ORDER = lib.PG_EXT_ORDER
     LATE = lib.PG_EXT_LATE
+    UNIQUE = lib.PG_EXT_UNIQUE
 
 
 class KeyType(enum.IntEnum):

@@ -44,7 +44,7 @@ Key = str | bytes | uuid.UUID
 
 _STR, _BYTES, _UUID = map(int, (KeyType.STR, KeyType.BYTES, KeyType.UUID))
 _WITHOUT_TARGETS = frozenset({Condition.SUM, Condition.CLIENT})
-_TEXTS = frozenset({ExtKind.TAG})
+_TEXTS = frozenset({ExtKind.TAG, ExtKind.UNIQUE})
 """Kinds of extension items whose text follows the item."""
 _NOTHING = 2**64 - 1
 """Special value. As a target: the target is reached. As a cap: there is no cap."""
@@ -164,6 +164,11 @@ def encode_priority(priority: int | None) -> bytes:
 def encode_order(order: int | None) -> bytes:
     """Return the extension item of the hash of an order key; None = no item."""
     return b"" if order is None else EXT.pack(ExtKind.ORDER, 0, order)
+
+
+def encode_unique(unique_for_ns: int | None) -> bytes:
+    """Return the extension item of the time for which a key is unique, in ns; None = no item."""
+    return b"" if unique_for_ns is None else EXT.pack(ExtKind.UNIQUE, 0, unique_for_ns)
 
 
 def _items(items: bytes) -> Iterator[tuple[int, int, int, bytes]]:

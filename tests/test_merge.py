@@ -21,6 +21,7 @@ from shards_driver import (
     renamed,
 )
 
+from purgatoryd.shm_layout import wire
 from purgatoryd.shm_layout._core import lib
 from purgatoryd.shm_layout.errors import ArenaBroken, MessageRefused
 from purgatoryd.shm_layout.layout import Status, TimeKind
@@ -138,6 +139,21 @@ def test_a_fired_timer_is_answered_fired_in_its_new_shard() -> None:
     core = resharded(shards, 3, THREE).of(b"b", b"k")
     assert core.cancel(b"k", b"b").status == Status.FIRED
     assert core.replay(b"b", b"t", 1, 1)[2][0][5:7] == (b"k", b"p")
+
+
+def test_a_key_that_stays_unique_moves_with_its_namespace() -> None:
+    shards = begun(2, {b"n": (0,)})
+    old = shards.of(b"n", b"k")
+    (first,) = Owner(old).send(put(b"k", 10, items=wire.encode_unique(2 * 10**9)))
+    old.advance(10**9)
+    old.publish_all()
+    core = resharded(shards, 3, {b"n": (2,)}).of(b"n", b"k")
+    (again,) = Owner(core).send(put(b"k", 10))
+    assert (again.status, again.ticket) == (Status.EXISTS, first.ticket)
+    while core.advance(3 * 10**9):
+        core.check()
+    core.check()
+    assert Owner(core).send(put(b"k", 10))[0].status == Status.ADDED
 
 
 def test_the_youngest_notices_that_fit_are_kept_and_a_gap_is_reported() -> None:

@@ -33,7 +33,8 @@ static enum outcome time_of(struct item *item, const struct times *times, PyObje
 static bool has_rare(PyObject *const a[])
 {
     return a[ADD_WITHIN] != Py_None || a[ADD_PRIORITY] != Py_None ||
-           a[ADD_ORDER_KEY] != Py_None || a[ADD_LATE] != Py_None;
+           a[ADD_ORDER_KEY] != Py_None || a[ADD_LATE] != Py_None ||
+           a[ADD_UNIQUE_FOR] != Py_None;
 }
 
 enum outcome add_of(struct item *item, const struct times *times, PyObject *const a[])

@@ -592,8 +592,8 @@ static bool methods_open(void)
 {
     static const char *const of_add[] = {"key", "delay", "delay_ns", "deadline",
                                          "deadline_boot_ns", "topic", "payload", "mode", "within",
-                                         "tag", "priority", "order_key", "late", "wait",
-                                         "timeout"};
+                                         "tag", "priority", "order_key", "late",
+                                         "unique_for", "wait", "timeout"};
     static const char *const of_cancel[] = {"key", "ticket", "wait", "timeout"};
     PyObject *none = Py_None, *topic = PyUnicode_InternFromString("default");
     PyObject *mode = PyUnicode_InternFromString("error"), *zero = PyLong_FromLong(0);
@@ -602,7 +602,7 @@ static bool methods_open(void)
         return false;
     return arguments_named(&add, of_add, (PyObject *const[]){
                NULL, none, none, none, none, topic, payload, mode, none, none, none,
-               none, none, Py_True, none}) &&
+               none, none, none, Py_True, none}) &&
            arguments_named(&cancel, of_cancel, (PyObject *const[]){NULL, zero, Py_True, none});
 }
 
@@ -646,7 +646,7 @@ static PyMethodDef caller_methods[] = {
     {"add", (PyCFunction)(void (*)(void))caller_add, METH_FASTCALL | METH_KEYWORDS,
      "add($self, key, delay=None, *, delay_ns=None, deadline=None, deadline_boot_ns=None, "
      "topic='default', payload=b'', mode='error', within=None, tag=None, "
-     "priority=None, order_key=None, late=None, wait=True, timeout=None)\n--\n\n"
+     "priority=None, order_key=None, late=None, unique_for=None, wait=True, timeout=None)\n--\n\n"
      "Arm a timer."},
     {"cancel", (PyCFunction)(void (*)(void))caller_cancel, METH_FASTCALL | METH_KEYWORDS,
      "cancel($self, key, *, ticket=0, wait=True, timeout=None)\n--\n\nDisarm the key's timer."},

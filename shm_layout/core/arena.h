@@ -31,6 +31,7 @@ struct rebuild {
     uint32_t outcome;             /* first slot in state OUTCOME */
     /* First operation whose condition the rebuild has to evaluate again. */
     uint32_t unsettled;
+    uint32_t unsettled_key;       /* slot that began to keep its key unique; PG_NIL = none */
 };
 
 /* The running call: its sender, its batch, the current record, and what the call leaves for the
@@ -60,6 +61,8 @@ struct call_state {
     uint32_t bulk_load;           /* bulk load of the batch; PG_NIL = none */
     unsigned bulk_load_status;    /* PG_ST_NONE, or the status that refuses all bulk load rows */
     struct pg_timestamps batch_timestamps; /* the timestamps that all records of the batch share */
+    uint8_t items[PG_ITEMS_MAX];  /* items of the current PUT with the time until which its key is
+                                     unique */
     uint8_t name_uses[PG_BATCH_NAMES];      /* NEEDS_ bits of the records that use each name */
     uint8_t name_access[PG_BATCH_NAMES];    /* access_of() result for the sender, per name */
     uint32_t name_namespaces[PG_BATCH_NAMES];

@@ -228,15 +228,36 @@ static bool delays_any(const struct pg_arena *a)
     return delays;
 }
 
+/* Return whether the time of a PUT decides whether a unique key admits it. */
+static bool uniques_any(const struct pg_arena *a)
+{
+    bool uniques = false;
+    for (uint32_t i = 0; i < a->slots.capacity; i++)
+        uniques |= ctl_counted(a->slots.hot[i].ctl) && slot_unique(a, i) != NULL;
+    return uniques;
+}
+
+/* Return whether a PUT has the item UNIQUE, which is the last one. `ext_end`: the end of its items. */
+static bool makes_unique(const struct pg_record *r, const uint8_t *ext_end)
+{
+    struct pg_ext last = {0};
+    if (r->op == PG_OP_PUT && r->ext_len != 0)
+        memcpy(&last, ext_end - sizeof last, sizeof last);
+    return last.kind == PG_EXT_UNIQUE;
+}
+
 bool call_minds_when(const struct fixture *fx, const struct call *call)
 {
     const struct pg_record *r = (const struct pg_record *)(call->message + fixed_bytes(call));
-    const bool parks = parks_any(fx->a);
+    const uint8_t *area = (const uint8_t *)(r + call->records);
+    const bool decides = parks_any(fx->a) || uniques_any(fx->a);
     bool minds = delays_any(fx->a);
     minds |= ((const struct pg_frame *)call->message)->message == PG_M_SCHEDULE;
-    for (uint32_t i = 0; call->kind == BY_MESSAGE && i < call->records; i++)
-        minds |= r[i].time_kind == PG_T_DELAY || (parks && r[i].op == PG_OP_PUT) ||
-                 r[i].op >= PG_OP_JOIN;
+    for (uint32_t i = 0; call->kind == BY_MESSAGE && i < call->records; i++) {
+        area += r[i].key_len + r[i].payload_len + r[i].ext_len;
+        minds |= r[i].time_kind == PG_T_DELAY || (decides && r[i].op == PG_OP_PUT) ||
+                 r[i].op >= PG_OP_JOIN || makes_unique(&r[i], area);
+    }
     return minds || call->kind == BY_SERVE || call->kind == BY_AWAY;
 }
 
@@ -313,6 +334,18 @@ static void tag_add(struct draft *d, struct pg_record *r)
     memset(at + sizeof item, 't', len);
 }
 
+/* Add the item that refuses other adds of the key for a time, which often ends after the firing. */
+static void unique_add(struct fixture *fx, struct draft *d, struct pg_record *r, int64_t delay)
+{
+    const int64_t for_ns = (delay > 0 && delay < INT64_MAX / 4 ? delay : 0) +
+                           (int64_t)below(fx, 8) * TICK_NS;
+    const struct pg_ext item = {
+        .kind = PG_EXT_UNIQUE,
+        .value = for_ns == 0 || for_ns > PG_UNIQUE_MAX_NS ? PG_UNIQUE_MAX_NS : for_ns};
+    memcpy(draft_take(d, sizeof item), &item, sizeof item);
+    r->ext_len += (uint32_t)sizeof item;
+}
+
 static void put_draft(struct fixture *fx, struct draft *d, unsigned mode)
 {
     struct pg_record *r = record_new(fx, d, PG_OP_PUT, false);
@@ -325,6 +358,8 @@ static void put_draft(struct fixture *fx, struct draft *d, unsigned mode)
     r->flags = slack_flags(fx, delay);
     payload_add(fx, d, r);
     tag_add(d, r);
+    if (below(fx, 6) == 0)
+        unique_add(fx, d, r, delay);
 }
 
 static void watch_key_add(struct fixture *fx, struct draft *d, struct pg_record *r, uint32_t key)

@@ -148,7 +148,7 @@ static uint64_t slot_hash(const struct pg_arena *a, uint32_t slot)
     const struct pg_cold *c = &a->slots.cold[slot];
     const uint8_t *blob = blob_at(&a->blobs, c->blob);
     const unsigned state = ctl_state(h->ctl);
-    const bool wall = h->flags & PG_F_WALL;
+    const bool wall = (h->flags & PG_F_WALL) && state != PG_S_UNIQUE;
     uint64_t hash = ledger_mix(state, h->flags);
     if (state != PG_S_OUTCOME)      /* an outcome's topic row may already belong to another topic */
         hash = ledger_mix(hash, topic_hash(a, h->topic));
@@ -177,8 +177,9 @@ static uint64_t entry_hash(const struct pg_arena *a, const struct pg_entry *e)
 static uint64_t slot_key_hash(const struct pg_arena *a, uint32_t slot)
 {
     const struct pg_cold *c = &a->slots.cold[slot];
-    const bool armed = ctl_state(a->slots.hot[slot].ctl) == PG_S_ARMED;
-    return ledger_bytes(armed ? slot_namespace(a, slot) : PG_NIL,
+    const bool named = ctl_state(a->slots.hot[slot].ctl) == PG_S_ARMED ||
+                       ctl_unique(a->slots.hot[slot].ctl);
+    return ledger_bytes(named ? slot_namespace(a, slot) : PG_NIL,
                         blob_at(&a->blobs, c->blob) + c->ext_len, c->key_len);
 }
 

@@ -52,9 +52,10 @@ static inline void slots_prefetch(const struct slots *s, uint32_t distance)
 static inline uint32_t states_before(unsigned state)
 {
     enum { FREE = 1u << PG_S_FREE, ARMED = 1u << PG_S_ARMED, OUTCOME = 1u << PG_S_OUTCOME,
-           PARKED = 1u << PG_S_PARKED };
-    return state == PG_S_FREE ? ARMED | OUTCOME | PARKED : state == PG_S_ARMED ? FREE | PARKED
-         : state == PG_S_OUTCOME ? ARMED : state == PG_S_PARKED ? FREE : 0;
+           PARKED = 1u << PG_S_PARKED, UNIQUE = 1u << PG_S_UNIQUE };
+    return state == PG_S_FREE ? ARMED | OUTCOME | PARKED | UNIQUE
+         : state == PG_S_ARMED ? FREE | PARKED : state == PG_S_OUTCOME ? ARMED
+         : state == PG_S_PARKED ? FREE : state == PG_S_UNIQUE ? ARMED : 0;
 }
 enum { PG_SLACK_LOG2_MAX = 46 };
 _Static_assert(PG_SLACK_MAX_NS == 1ll << PG_SLACK_LOG2_MAX, "the largest slack is a power of two");
@@ -91,6 +92,11 @@ static inline void slot_restore_free(struct pg_hot *h, uint64_t ticket)
 {
     h->ctl = ctl_of(ticket, PG_S_FREE);
 }
+/* Let a slot whose timer has ended keep its key unique. */
+static inline void slot_restore_unique(struct pg_hot *h)
+{
+    h->ctl = ctl_of(ctl_ticket(h->ctl), PG_S_UNIQUE);
+}
 /* Set the state of a row that uses only the wheel's part of a slot: ARMED = it is in the wheel. No
  * other process reads such a row. */
 static inline void slot_mark(struct pg_hot *h, unsigned state) { h->ctl = ctl_of(0, state); }
@@ -98,6 +104,15 @@ static inline void slot_mark(struct pg_hot *h, unsigned state) { h->ctl = ctl_of
 static inline bool ctl_live(uint64_t ctl)
 {
     return ctl_state(ctl) == PG_S_ARMED || ctl_state(ctl) == PG_S_PARKED;
+}
+/* True if a timer has ended in the slot, and the slot keeps its key unique. */
+static inline bool ctl_unique(uint64_t ctl) { return ctl_state(ctl) == PG_S_UNIQUE; }
+/* True if the slot counts for its topic and its account. */
+static inline bool ctl_counted(uint64_t ctl) { return ctl_live(ctl) || ctl_unique(ctl); }
+/* True if the slot is in the wheel or in a backlog. */
+static inline bool ctl_placed(uint64_t ctl)
+{
+    return ctl_state(ctl) == PG_S_ARMED || ctl_unique(ctl);
 }
 
 #endif

@@ -653,7 +653,7 @@ static bool check_member(struct audit *a, uint32_t bucket, uint32_t cell)
         return broken(a, "slot's cell", slot, cell, w->hot[slot].where);
     if (w->hot[slot].bucket != bucket)
         return broken(a, "slot's bucket", slot, bucket, w->hot[slot].bucket);
-    if (ctl_state(w->hot[slot].ctl) != PG_S_ARMED)
+    if (!ctl_placed(w->hot[slot].ctl))
         return broken(a, "state of a linked slot", slot, PG_S_ARMED,
                       ctl_state(w->hot[slot].ctl));
     tick = slot_tick(w, slot);
@@ -740,7 +740,7 @@ bool wheel_check(const struct wheel *w, uint32_t armed_count, struct pg_fault *f
     if (!backlogs_check(w, &a.linked, &a.chunks, &a.chunk_sum, fault))
         return false;
     for (uint32_t slot = 0; slot < w->capacity; slot++)
-        armed += ctl_state(w->hot[slot].ctl) == PG_S_ARMED;
+        armed += ctl_placed(w->hot[slot].ctl);
     if (armed != armed_count || a.linked != armed)
         return broken(&a, "armed slots that are linked", armed_count, armed, a.linked);
     return check_occupancy(&a) && check_pool(&a);

@@ -222,11 +222,11 @@ static bool watch_keys_sound(const wire_record *r, const uint8_t *at)
     return count != 0 && (r->mode != PG_C_QUORUM || (r->value != 0 && r->value <= count));
 }
 
-static bool put_items_sound(struct items items)
+static bool put_items_sound(struct items items, uint32_t key_len)
 {
     struct pg_ext item;
     struct item_text text;
-    if (items.bytes > PG_ITEMS_MAX || !items_sound(items) ||
+    if (items.bytes > PG_ITEMS_MAX || !items_sound(items) || !items_unique_put(items, key_len) ||
         items_have(items.at, items.bytes, PG_EXT_SCHEDULE))
         return false;             /* only a schedule arms its occurrences */
     while (item_next(&items, &item, &text))
@@ -237,7 +237,7 @@ static bool put_items_sound(struct items items)
 
 static bool ext_sound(const wire_record *r, const uint8_t *at)
 {
-    return r->op == PG_OP_PUT ? put_items_sound((struct items){at, r->ext_len})
+    return r->op == PG_OP_PUT ? put_items_sound((struct items){at, r->ext_len}, r->key_len)
                               : watch_keys_sound(r, at);
 }
 

@@ -654,7 +654,8 @@ int pg_check(struct pg_arena *a, struct pg_fault *fault)
     return tickets_check(a->header, fault) && slots_check(&a->slots, fault) &&
            groups_check(a, fault) && members_check(a, fault) &&
            jobs_check(a, fault, &granules, &jobs) &&
-           wheel_check(&a->wheel, (uint32_t)a->metrics->live + jobs, fault) &&
+           wheel_check(&a->wheel, (uint32_t)(a->metrics->live + a->metrics->unique_keys) + jobs,
+                       fault) &&
            names_check(a, fault) && timers_check(a, fault, &granules) &&
            quotas_check(a, fault) &&
            replay_check(a, fault, &granules) && watermarks_check(a, fault, &granules) &&

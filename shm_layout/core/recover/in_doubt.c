@@ -87,6 +87,13 @@ static bool move_visible(const struct pg_arena *a, const void *body)
 static bool end_visible(const struct pg_arena *a, const void *body)
 {
     const struct pg_wal_end *j = body;
+    return slot_is(a, j->slot, j->ticket, PG_S_FREE) ||
+           slot_is(a, j->slot, j->ticket, PG_S_UNIQUE);
+}
+
+static bool freed_visible(const struct pg_arena *a, const void *body)
+{
+    const struct pg_wal_freed *j = body;
     return slot_is(a, j->slot, j->ticket, PG_S_FREE);
 }
 
@@ -216,6 +223,7 @@ static const visible_fn visible[PG_WAL_TYPES] = {
     [PG_WAL_UNPARK] = unpark_visible, [PG_WAL_METRICS] = always_visible,
     [PG_WAL_CONSUMER_GROUP] = group_visible, [PG_WAL_JOB] = job_visible,
     [PG_WAL_SCHEDULE] = schedule_visible, [PG_WAL_CURSOR] = cursor_visible,
+    [PG_WAL_FREED] = freed_visible,
 };
 
 /* Store all settings of the frame again. They were stored one by one, so a kill may have left some

@@ -594,7 +594,7 @@ static bool sessions_merge(struct merge *g)
 static bool slot_account_merge(struct merge *g, uint32_t slot)
 {
     struct pg_cold *c = slot_cold(g->to, slot);
-    if (!ctl_live(slot_hot(g->to, slot)->ctl))
+    if (!ctl_counted(slot_hot(g->to, slot)->ctl))
         c->account = 0;
     if (!account_merge(g, &c->account))
         return false;

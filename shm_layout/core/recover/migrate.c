@@ -70,7 +70,7 @@ static bool slot_account_migrate(struct pg_arena *to, const struct pg_arena *fro
                                  struct pg_fault *why)
 {
     struct pg_cold *c = slot_cold(to, slot);
-    if (!ctl_live(slot_hot(to, slot)->ctl))
+    if (!ctl_counted(slot_hot(to, slot)->ctl))
         c->account = 0;
     if (!account_migrate(to, from, &c->account, why))
         return false;

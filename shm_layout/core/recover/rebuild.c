@@ -59,7 +59,7 @@ static bool state_sound(const struct pg_arena *a, const struct pg_hot *h, const 
 {
     if (ctl_state(h->ctl) == PG_S_OUTCOME)
         return (h->flags & PG_F_OPERATION) != 0;
-    return ctl_live(h->ctl) && topic_at(a, h->topic)->name_len != 0 &&
+    return ctl_counted(h->ctl) && topic_at(a, h->topic)->name_len != 0 &&
            c->account <= a->account_rows &&
            (ctl_state(h->ctl) == PG_S_ARMED || !(h->flags & PG_F_OPERATION));
 }
@@ -86,6 +86,21 @@ static inline bool is_fired(const struct pg_arena *a, uint32_t slot)
     return UNLIKELY(ctl == a->state.rebuild.fired) && ctl != 0 && slot_readable(a, slot);
 }
 
+/* Return whether a slot that has fired keeps its key unique. */
+static bool fired_keeps_key(const struct pg_arena *a, uint32_t slot)
+{
+    return UNLIKELY(unique_until_ns(a, slot) >
+                    replay_at(a, a->header->replay_tail - 1)->fired_ns) &&
+           unique_sound(a, slot);
+}
+
+/* Return whether a slot keeps its key unique and may be read. */
+static bool unique_readable(const struct pg_arena *a, uint32_t slot)
+{
+    return UNLIKELY(ctl_unique(slot_hot(a, slot)->ctl)) && slot_readable(a, slot) &&
+           unique_sound(a, slot);
+}
+
 /* ---- keys -------------------------------------------------------------------------------- */
 
 /* Mark the second blob of an operation. The operation owns this blob until its notice is
@@ -104,6 +119,9 @@ static bool blobs_mark(struct pg_arena *a, uint32_t slot)
 {
     const struct pg_cold *c = slot_cold(a, slot);
     const bool fired = is_fired(a, slot);
+    if (ctl_unique(slot_hot(a, slot)->ctl) ||
+        (fired && !is_operation(a, slot) && fired_keeps_key(a, slot)))
+        return blobs_rebuild_mark(&a->blobs, c->blob, unique_granules(a, slot));
     if (fired && !is_operation(a, slot))
         return true;
     return blobs_rebuild_mark(&a->blobs, c->blob, slot_granules(c)) &&
@@ -119,6 +137,15 @@ static bool newest_note(struct pg_arena *a, uint32_t slot, struct pg_fault *why)
     return true;
 }
 
+/* A kill may have interrupted the call that made the key unique; rebuild_end completes it, because
+ * rebuild_places reads the slot at the same time. */
+static void unique_rebuild(struct pg_arena *a, uint32_t slot)
+{
+    if (!unique_settled(a, slot))
+        a->state.rebuild.unsettled_key = slot;
+    unique_link(a, slot);
+}
+
 static bool key_rebuild(struct pg_arena *a, uint32_t slot, struct pg_fault *why)
 {
     const struct pg_hot *h = slot_hot(a, slot);
@@ -131,9 +158,13 @@ static bool key_rebuild(struct pg_arena *a, uint32_t slot, struct pg_fault *why)
         return fault_set(why, "slots",
                          "an armed slot's topic, state, key or payload is invalid",
                          slot, 0, h->topic);
+    if (UNLIKELY(ctl_unique(h->ctl)) && !unique_readable(a, slot))
+        return fault_set(why, "slots", "a unique key is malformed", slot, 0, c->ext_len);
     if (!blobs_mark(a, slot))
         return fault_set(why, "blobs", "a slot's blob overlaps another or lies outside the pool",
                          slot, 0, c->blob);
+    if (UNLIKELY(ctl_unique(h->ctl)))
+        unique_rebuild(a, slot);
     if (!ctl_live(h->ctl) || is_fired(a, slot))
         return true;
     if (UNLIKELY((h->flags & PG_F_EXT) != 0) && !slot_items_sound(a, slot))
@@ -184,6 +215,8 @@ static bool has_deadline(const struct pg_arena *a, uint32_t slot)
     return LIKELY(!(slot_hot(a, slot)->flags & PG_F_WALL)) || slot_readable(a, slot);
 }
 
+static int64_t earlier(int64_t a_ns, int64_t b_ns) { return a_ns < b_ns ? a_ns : b_ns; }
+
 /* Find the free slots, the first outcome and the slot that has fired. Return the earliest deadline.
  * The scan runs downwards, so that the lowest free slot is taken first. */
 static int64_t slots_scan(struct pg_arena *a)
@@ -200,6 +233,9 @@ static int64_t slots_scan(struct pg_arena *a)
             outcome = slot;
         else if (is_fired(a, slot))
             a->state.rebuild.fired_slot = slot;
+        else if (state == PG_S_UNIQUE)
+            earliest_ns = earlier(earliest_ns, unique_readable(a, slot) ? unique_until_ns(a, slot)
+                                                                        : INT64_MAX);
         else if (state == PG_S_ARMED && has_deadline(a, slot) &&
                  timers_deadline_ns(a, slot) < earliest_ns)
             earliest_ns = timers_deadline_ns(a, slot);
@@ -231,7 +267,11 @@ static void place_rebuild(struct pg_arena *a, uint32_t slot)
         wheel_place(&a->wheel, slot);
 }
 
-static int64_t earlier(int64_t a_ns, int64_t b_ns) { return a_ns < b_ns ? a_ns : b_ns; }
+static void unique_place(struct pg_arena *a, uint32_t slot)
+{
+    slot_hot(a, slot)->deadline_ns = unique_until_ns(a, slot);
+    wheel_place(&a->wheel, slot);
+}
 
 int rebuild_places(struct pg_arena *a, struct pg_fault *why)
 {
@@ -242,6 +282,8 @@ int rebuild_places(struct pg_arena *a, struct pg_fault *why)
     jobs_place(a);
     for (uint32_t slot = 0; slot < a->slots.capacity; slot++) {
         fetch(slot_hot(a, slot + FAR < a->slots.capacity ? slot + FAR : slot));
+        if (unique_readable(a, slot))
+            unique_place(a, slot);
         if (!ctl_live(slot_hot(a, slot)->ctl) || is_fired(a, slot))
             continue;
         place_rebuild(a, slot);
@@ -262,11 +304,11 @@ int rebuild_places(struct pg_arena *a, struct pg_fault *why)
 static void counters_reset(struct pg_arena *a)
 {
     a->metrics->live = a->metrics->live_wall = a->metrics->parked = 0;
-    a->metrics->operations = a->metrics->outcomes = 0;
+    a->metrics->operations = a->metrics->outcomes = a->metrics->unique_keys = 0;
     for (uint32_t i = 0; i < a->namespace_rows; i++)
         namespace_at(a, i)->live = namespace_at(a, i)->bytes = 0;
     for (uint32_t i = 0; i < a->topic_rows; i++)
-        topic_at(a, i)->live = topic_at(a, i)->bytes = 0;
+        topic_at(a, i)->live = topic_at(a, i)->bytes = topic_at(a, i)->unique_keys = 0;
 }
 
 /* True if the wall offset can be subtracted from any time without an overflow. */
@@ -312,8 +354,18 @@ int rebuild_begin(struct pg_arena *a, int64_t now_ns, struct pg_fault *why)
         return 0;
     a->state.rebuild = (struct rebuild){.fired = fired_ctl(a), .fired_slot = PG_NIL,
                                         .newest = PG_NIL, .outcome = PG_NIL,
-                                        .unsettled = PG_NIL};
+                                        .unsettled = PG_NIL, .unsettled_key = PG_NIL};
     return 1;
+}
+
+/* Complete the firing of a timer whose slot keeps its key unique. */
+static void fired_end_unique(struct pg_arena *a, uint32_t slot)
+{
+    struct pg_hot *h = slot_hot(a, slot);
+    slot_state_set(h, ctl_ticket(h->ctl), PG_S_UNIQUE);
+    unique_settle(a, slot);
+    unique_link(a, slot);
+    wheel_place(&a->wheel, slot);
 }
 
 /* Complete the firing of a slot. The entry owns a timer's blob, so the timer's slot becomes free.
@@ -322,6 +374,10 @@ int rebuild_begin(struct pg_arena *a, int64_t now_ns, struct pg_fault *why)
 static void fired_end(struct pg_arena *a, uint32_t slot)
 {
     struct pg_hot *h = slot_hot(a, slot);
+    if (!is_operation(a, slot) && fired_keeps_key(a, slot)) {
+        fired_end_unique(a, slot);
+        return;
+    }
     if (!is_operation(a, slot)) {
         slot_state_set(h, ctl_ticket(h->ctl), PG_S_FREE);
         slots_give(&a->slots, slot);
@@ -339,6 +395,8 @@ int rebuild_end(struct pg_arena *a, struct pg_fault *why)
     memset(why, 0, sizeof *why);
     if (r->fired_slot != PG_NIL)
         fired_end(a, r->fired_slot);
+    if (r->unsettled_key != PG_NIL)
+        unique_settle(a, r->unsettled_key);
     blobs_rebuild_end(&a->blobs);
     a->metrics->blob_bytes = blobs_used(&a->blobs) * PG_GRANULE;
     if (r->newest != PG_NIL && !timers_link_newest(a, r->newest, why))

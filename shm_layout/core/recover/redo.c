@@ -78,13 +78,16 @@ static bool key_sound(const struct redo *r, unsigned type, unsigned len, uint32_
            below(r, "length of a payload", PG_PAYLOAD_MAX + 1, payload_len);
 }
 
-/* `at`: the body's end, where the items lie after the row of a bulk load. */
-static bool ext_sound(const struct redo *r, const void *at, uint32_t in_bulk_load, uint32_t ext_len)
+/* `at`: the body's end, where the items lie after the row of a bulk load, and before the key. */
+static bool ext_sound(const struct redo *r, const void *at, uint32_t in_bulk_load, uint32_t ext_len,
+                      uint32_t key_len)
 {
     const struct items items = {(const uint8_t *)at + wal_row_bytes(in_bulk_load), ext_len};
+    const struct item_text key = {items.at + ext_len, key_len};
     return LIKELY(ext_len == 0) ||
            (below(r, "length of a timer's extension items", PG_ITEMS_MAX + 1, ext_len) &&
-            (items_sound(items) || refuse(r, "a malformed extension item", 0, ext_len)));
+            ((items_sound(items) && items_unique_sound(items, &key)) ||
+             refuse(r, "a malformed extension item", 0, ext_len)));
 }
 
 static bool slack_sound(const struct redo *r, uint32_t log2)
@@ -135,12 +138,29 @@ static void slot_drop(struct pg_arena *a, uint32_t slot, uint64_t ticket)
     slot_restore_free(slot_hot(a, slot), ticket);
 }
 
-/* Free the slot, unless a younger timer occupies it. */
+static bool slot_keeps_key(const struct pg_arena *a, uint32_t slot, uint64_t ticket)
+{
+    return slot_hot(a, slot)->ctl == ctl_of(ticket, PG_S_UNIQUE);
+}
+
+/* Free the slot, unless a younger timer occupies it or it keeps its key unique. */
 static void slot_ended(struct pg_arena *a, uint32_t slot, uint64_t ticket)
 {
-    if (ticket_older(ticket, ctl_ticket(slot_hot(a, slot)->ctl)))
+    if (ticket_older(ticket, ctl_ticket(slot_hot(a, slot)->ctl)) || slot_keeps_key(a, slot, ticket))
         return;
     slot_drop(a, slot, ticket);
+}
+
+/* Let the slot of an ended timer keep its key unique. The timer's entry takes over the last `entry`
+ * granules of the blob. */
+static void slot_end_unique(struct pg_arena *a, uint32_t slot, uint32_t entry)
+{
+    const struct pg_cold *c = slot_cold(a, slot);
+    const uint32_t all = slot_granules(c), kept = unique_granules(a, slot);
+    slot_restore_unique(slot_hot(a, slot));
+    unique_settle(a, slot);
+    if (all != kept + entry)
+        blobs_give(&a->blobs, c->blob + kept, all - kept - entry);
 }
 
 /* Store the frame's timestamps, or `known` if the frame has none. Frames of an export of an arena
@@ -258,7 +278,18 @@ static bool timer_write(const struct redo *r, const struct pg_wal_arm *j, const 
     timestamps_write(r, j->slot,
                      &(struct pg_timestamps){.add_lsn = add_lsn_of(r), .armed_ns = j->armed_ns});
     armed_note(h, slot_cold(a, j->slot), armed_ns_in(r, j));
+    if (j->unique)
+        slot_end_unique(a, j->slot, 0);
     return true;
+}
+
+/* Only the timer of a frame with the item UNIQUE can leave a unique key. */
+static bool unique_frame_sound(const struct redo *r, const struct pg_wal_arm *j)
+{
+    const struct items items = {(const uint8_t *)(j + 1) + wal_row_bytes(j->in_bulk_load),
+                                j->ext_len};
+    return !j->unique || (!j->parked && items_unique_for_ns(items) != 0) ||
+           refuse(r, "a unique key without its time", 1, 0);
 }
 
 static bool redo_arm(const struct redo *r)
@@ -267,7 +298,8 @@ static bool redo_arm(const struct redo *r)
     if (!slot_named(r, j->slot, j->ticket) || !time_sound(r, j->deadline_ns) ||
         !below(r, "a topic that does not exist", r->a->topic_rows, j->topic) ||
         !key_sound(r, j->key_type, j->key_len, j->payload_len) ||
-        !ext_sound(r, j + 1, j->in_bulk_load, j->ext_len) || !slack_sound(r, j->slack_log2) ||
+        !ext_sound(r, j + 1, j->in_bulk_load, j->ext_len, j->key_len) ||
+        !slack_sound(r, j->slack_log2) || !unique_frame_sound(r, j) ||
         (j->in_bulk_load && !row_done(r, (const struct pg_wal_row *)(j + 1))))
         return false;
     if (j->replaced != 0) {
@@ -295,7 +327,8 @@ static bool redo_unpark(const struct redo *r)
     if (!slot_named(r, j->slot, j->ticket) || !time_sound(r, j->deadline_ns) ||
         !below(r, "a topic that does not exist", r->a->topic_rows, j->topic) ||
         !key_sound(r, j->key_type, j->key_len, j->payload_len) ||
-        !ext_sound(r, j + 1, j->in_bulk_load, j->ext_len) || !slack_sound(r, j->slack_log2) ||
+        !ext_sound(r, j + 1, j->in_bulk_load, j->ext_len, j->key_len) ||
+        !slack_sound(r, j->slack_log2) ||
         (j->in_bulk_load && !row_done(r, (const struct pg_wal_row *)(j + 1))))
         return false;
     const struct pg_hot *h = slot_hot(r->a, j->slot);
@@ -334,7 +367,22 @@ static bool redo_end(const struct redo *r)
             return false;
         topic_at(r->a, j->topic)->missed = j->missed;
     }
-    slot_ended(r->a, j->slot, j->ticket);
+    const bool late = j->cause == PG_END_SKIPPED || j->cause == PG_END_COALESCED;
+    if (late && slot_holds(r->a, j->slot, j->ticket) &&
+        unique_until_ns(r->a, j->slot) > j->at_ns)
+        slot_end_unique(r->a, j->slot, 0);
+    else
+        slot_ended(r->a, j->slot, j->ticket);
+    return true;
+}
+
+static bool redo_freed(const struct redo *r)
+{
+    const struct pg_wal_freed *j = r->body;
+    if (!slot_named(r, j->slot, j->ticket))
+        return false;
+    if (slot_keeps_key(r->a, j->slot, j->ticket))
+        slot_drop(r->a, j->slot, j->ticket);
     return true;
 }
 
@@ -529,10 +577,14 @@ static void timer_fire(struct pg_arena *a, const struct pg_wal_fire *j)
                                .key_len = c->key_len,
                                .meta = (uint8_t)(c->key_type | j->flags << 4),
                                .missed = j->missed};
-    if (c->ext_len != 0)
-        blobs_give(&a->blobs, c->blob, c->ext_len / PG_GRANULE);
-    slot_count(a, j->slot, -1);
-    slot_restore_free(slot_hot(a, j->slot), j->ticket);
+    if (unique_until_ns(a, j->slot) > j->fired_ns) {
+        slot_end_unique(a, j->slot, entry_granules(&e));
+    } else {
+        if (c->ext_len != 0)
+            blobs_give(&a->blobs, c->blob, c->ext_len / PG_GRANULE);
+        slot_count(a, j->slot, -1);
+        slot_restore_free(slot_hot(a, j->slot), j->ticket);
+    }
     entry_put(a, j->position, &e, j->sequence, j->previous);
 }
 
@@ -545,7 +597,10 @@ static bool redo_fire(const struct redo *r)
         !notice_seen(r, j->topic, j->position, j->sequence, &wanted))
         return false;
     topic_at(r->a, j->topic)->missed = 0;
-    if (!slot_holds(r->a, j->slot, j->ticket) || !wanted) {
+    const bool holds = slot_holds(r->a, j->slot, j->ticket);
+    if (!holds || !wanted) {
+        if (holds && unique_until_ns(r->a, j->slot) > j->fired_ns)
+            slot_end_unique(r->a, j->slot, 0);
         slot_ended(r->a, j->slot, j->ticket);
         return true;
     }
@@ -944,6 +999,7 @@ static const struct rule {
     [PG_WAL_JOB] = {redo_job, IN_SNAPSHOT | IN_WAL},
     [PG_WAL_SCHEDULE] = {redo_schedule, IN_SNAPSHOT | IN_WAL},
     [PG_WAL_CURSOR] = {redo_cursor, IN_SNAPSHOT | IN_WAL},
+    [PG_WAL_FREED] = {redo_freed, IN_WAL},
 };
 
 static bool lacks_space(const struct redo *r)
@@ -1089,6 +1145,17 @@ static void timestamps_finish(struct pg_arena *a, uint32_t slot, int64_t shift_n
     timestamps->done_boot_ns = real ? moved(timestamps->done_boot_ns, shift_ns) : 0;
 }
 
+static void unique_shift(struct pg_arena *a, uint32_t slot, int64_t shift_ns)
+{
+    struct pg_ext *item = slot_unique(a, slot);
+    if (item == NULL)
+        return;
+    const int64_t until_ns = shifted(item->value, shift_ns);
+    item->value = until_ns > 0 ? until_ns : 1;    /* the item has no time 0 */
+    if (ctl_unique(slot_hot(a, slot)->ctl))
+        slot_hot(a, slot)->deadline_ns = item->value;
+}
+
 static void slots_finish(struct pg_arena *a, int64_t shift_ns)
 {
     for (uint32_t i = 0; i < a->slots.capacity; i++) {
@@ -1099,6 +1166,7 @@ static void slots_finish(struct pg_arena *a, int64_t shift_ns)
         h->hash = hash_in_topic(a, h->topic, c->key_type, blob_at(&a->blobs, c->blob) + c->ext_len,
                                 c->key_len);
         h->deadline_ns = shifted(h->deadline_ns, shift_ns);
+        unique_shift(a, i, shift_ns);
         if (is_operation(a, i))
             operation_at(a, i)->armed_ns = shifted(operation_at(a, i)->armed_ns, shift_ns);
         if (has_wal(a))

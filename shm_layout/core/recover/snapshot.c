@@ -212,6 +212,31 @@ static bool timer_copy(const struct pg_arena *a, struct pg_snapshot *s, const st
     return true;
 }
 
+/* Copy a slot that keeps its key unique, as a timer without a payload. The key follows the item
+ * UNIQUE, whether or not the daemon has counted it as the key of the blob. */
+static bool unique_copy(const struct pg_arena *a, struct pg_snapshot *s, const struct pg_hot *h,
+                        const struct pg_cold *c, struct sink *out)
+{
+    uint8_t *blob = blob_at(&a->blobs, c->blob);
+    const struct pg_ext *item = ext_unique(blob, c->ext_len);
+    if (item == NULL)
+        return true;
+    const uint32_t wall = wall_item_bytes(h), from = (uint32_t)((uint8_t *)(item + 1) - blob);
+    const uint32_t ext_len = from - wall + unique_space(c->key_len);
+    struct pg_wal_arm *j = frame_begin_with(s, out, PG_WAL_ARM, ext_len + c->key_len,
+                                            known_timestamps(a, s->next));
+    if (j == NULL)
+        return false;
+    *j = wal_arm_of(a, (uint32_t)s->next, h, c, ctl_ticket(h->ctl));
+    j->deadline_ns = item->value;
+    j->armed_ns = armed_ns_of(h, c);
+    j->ext_len = ext_len;
+    j->payload_len = 0;
+    memcpy(j + 1, blob + wall, ext_len);
+    memcpy((uint8_t *)(j + 1) + ext_len, blob + from, c->key_len);
+    return true;
+}
+
 static bool operation_copy(const struct pg_arena *a, struct pg_snapshot *s,
                            const struct pg_hot *h, const struct pg_cold *c,
                            const struct pg_operation *op, struct sink *out)
@@ -252,14 +277,14 @@ static bool slot_copy(const struct pg_arena *a, struct pg_snapshot *s, const str
         return !operation_read(a, c, &op) || operation_copy(a, s, h, c, &op, out);
     if ((h->flags & PG_F_WALL) && c->ext_len < sizeof(struct pg_ext))
         return true;
-    return timer_copy(a, s, h, c, out);
+    return ctl_unique(h->ctl) ? unique_copy(a, s, h, c, out) : timer_copy(a, s, h, c, out);
 }
 
 static bool slot_write(const struct pg_arena *a, struct pg_snapshot *s, struct sink *out)
 {
     const uint32_t passes = LOAD_ACQUIRE(&blobs_heap(&a->blobs)->passes);
     const uint64_t ctl = LOAD_ACQUIRE(&slot_hot(a, s->next)->ctl), before = out->used;
-    if (!ctl_live(ctl))
+    if (!ctl_counted(ctl))
         return true;
     const struct pg_hot h = *slot_hot(a, s->next);
     const struct pg_cold c = slot_cold_copy(a, (uint32_t)s->next, ctl);

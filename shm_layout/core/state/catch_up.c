@@ -245,9 +245,10 @@ uint64_t pg_paused_due(const struct pg_arena *a)
 uint64_t late_missed(const struct pg_arena *a, const struct pg_topic *t)
 {
     const bool stored = (t->missed & 0xff) == (t->coalescing & 0xff);
-    if (LIKELY(t->coalescing == 0) || stored || slot_of_ticket(a, t->coalescing >> 8) != PG_NIL)
+    if (LIKELY(t->coalescing == 0) || stored)
         return t->missed;
-    return t->missed + 1;
+    const uint32_t slot = slot_of_ticket(a, t->coalescing >> 8);
+    return t->missed + (slot == PG_NIL || !ctl_live(slot_hot(a, slot)->ctl));
 }
 
 void late_rebuild(struct pg_arena *a)

@@ -20,6 +20,7 @@ static const struct item_rule item_rules[PG_EXT_KINDS] = {
     [PG_EXT_PRIORITY] = {0, PG_PRIORITY_MAX, false, 0, 0, true},
     [PG_EXT_ORDER] = {0, 0, false, INT64_MIN, INT64_MAX, true},
     [PG_EXT_LATE] = {0, PG_LATE_POLICIES - 1, false, 0, PG_LATE_GRACE_MAX_NS, true},
+    [PG_EXT_UNIQUE] = {0, PG_KEY_MAX, true, 1, INT64_MAX, true},
 };
 
 static bool item_sound(const struct pg_ext *item)
@@ -80,16 +81,85 @@ bool items_have(const uint8_t *at, uint32_t bytes, enum pg_ext_kind kind)
     return false;
 }
 
+/* ---- unique keys ------------------------------------------------------------------------------ */
+
+int64_t items_unique_for_ns(struct items rest)
+{
+    struct pg_ext item;
+    struct item_text text;
+    while (item_next(&rest, &item, &text))
+        if (item.kind == PG_EXT_UNIQUE)
+            return item.value;
+    return 0;
+}
+
+bool items_unique_put(struct items items, uint32_t key_len)
+{
+    struct items rest = items;
+    struct pg_ext item;
+    struct item_text text;
+    while (item_next(&rest, &item, &text))
+        if (item.kind == PG_EXT_UNIQUE)
+            return item.extra == 0 && item.value <= PG_UNIQUE_MAX_NS &&
+                   items.bytes + text_space(key_len) <= PG_ITEMS_MAX;
+    return true;
+}
+
+/* The item has the highest kind, so it is the last one. */
+uint32_t items_unique_write(struct items items, const struct item_text *key, int64_t until_ns,
+                            uint8_t *to)
+{
+    const uint32_t last = items.bytes - (uint32_t)sizeof(struct pg_ext);
+    const struct pg_ext item = {PG_EXT_UNIQUE, key->len, until_ns};
+    _Static_assert(PG_EXT_UNIQUE == PG_EXT_KINDS - 1, "the item is the last one");
+    memcpy(to, items.at, last);
+    memcpy(to + last, &item, sizeof item);
+    memset(to + items.bytes, 0, text_space(key->len));
+    memcpy(to + items.bytes, key->bytes, key->len);
+    return items.bytes + text_space(key->len);
+}
+
+bool items_unique_sound(struct items rest, const struct item_text *key)
+{
+    struct pg_ext item;
+    struct item_text text;
+    while (item_next(&rest, &item, &text))
+        if (item.kind == PG_EXT_UNIQUE)
+            return text.len == key->len && memcmp(text.bytes, key->bytes, key->len) == 0;
+    return true;
+}
+
+struct pg_ext *ext_unique(uint8_t *at, uint32_t bytes)
+{
+    struct items rest = {at, bytes};
+    struct pg_ext item;
+    struct item_text text;
+    while (rest.bytes >= sizeof item) {
+        memcpy(&item, rest.at, sizeof item);
+        if (item.kind == PG_EXT_UNIQUE)
+            return (struct pg_ext *)(at + (bytes - rest.bytes));
+        if (!item_next(&rest, &item, &text))
+            break;
+    }
+    return NULL;
+}
+
+uint32_t unique_space(uint32_t key_len) { return text_space(key_len); }
+
+/* ---- items of a slot --------------------------------------------------------------------------- */
+
 bool slot_items_sound(const struct pg_arena *a, uint32_t slot)
 {
     const struct pg_hot *h = slot_hot(a, slot);
     const struct pg_cold *c = slot_cold(a, slot);
     const uint32_t bytes = put_item_bytes(h, c);
     const struct items items = {blob_at(&a->blobs, c->blob) + c->ext_len - bytes, bytes};
+    const struct item_text key = {slot_key(a, slot), c->key_len};
     return (h->flags & PG_F_OPERATION) != 0 ||
            (((h->flags & PG_F_SCHEDULE) != 0) ==
                 items_have(items.at, items.bytes, PG_EXT_SCHEDULE) &&
-            ((h->flags & PG_F_EXT) != 0) == (c->ext_len != 0) && items_sound(items));
+            ((h->flags & PG_F_EXT) != 0) == (c->ext_len != 0) && items_sound(items) &&
+            items_unique_sound(items, &key));
 }
 
 /* Find an item of a timer. `text` receives its text. */

@@ -23,6 +23,21 @@ bool item_next(struct items *rest, struct pg_ext *item, struct item_text *text);
 bool items_sound(struct items items);
 /* Return whether sound items have one of this kind. */
 bool items_have(const uint8_t *at, uint32_t bytes, enum pg_ext_kind kind);
+/* Return the value of the item UNIQUE of sound items; 0 = they have none. */
+int64_t items_unique_for_ns(struct items items);
+/* Return whether a PUT may carry the item UNIQUE of sound items, if they have one. */
+bool items_unique_put(struct items items, uint32_t key_len);
+/* Copy items whose last one is UNIQUE to `to`, with the key behind this item. Return the length of
+ * the copy in bytes. */
+uint32_t items_unique_write(struct items items, const struct item_text *key, int64_t until_ns,
+                            uint8_t *to);
+/* Return whether stored items have no item UNIQUE, or one with this key. */
+bool items_unique_sound(struct items items, const struct item_text *key);
+/* Return the item UNIQUE of an extension of `bytes` bytes, even if the key behind it is not part of
+ * the extension; NULL = none. */
+struct pg_ext *ext_unique(uint8_t *at, uint32_t bytes);
+/* Return the length in bytes of the key behind the item UNIQUE, with its padding. */
+uint32_t unique_space(uint32_t key_len);
 /* Return whether flags, length and items of a timer's extension match. The blob must be inside its
  * region. */
 bool slot_items_sound(const struct pg_arena *a, uint32_t slot);

@@ -167,7 +167,7 @@ static bool topic_reusable(const struct pg_arena *a, uint32_t row)
 {
     const struct pg_topic *t = topic_at(a, row);
     return t->live == 0 && t->slack_ns == 0 && t->late == 0 && t->paused == 0 && t->missed == 0 &&
-           t->groups == 0 && t->priority == 0 && t->last_position <= a->header->replay_head &&
+           t->groups == 0 && t->priority == 0 && t->unique_keys == 0 && t->last_position <= a->header->replay_head &&
            !has_schedule(a, row) && !cursors_hold_topic(a, row);
 }
 
@@ -179,7 +179,8 @@ static uint64_t ends_so_far(const struct pg_arena *a)
      * not the counter `watches`, so their difference may be negative. The constant makes it
      * positive. The sum then stays below UINT64_MAX, which means "never". */
     const uint64_t operations = m->watches + UINT32_MAX - m->operations;
-    return m->cancels + m->replaces + operations + a->header->replay_head + m->cursor_commits;
+    return m->cancels + m->replaces + operations + a->header->replay_head + m->cursor_commits +
+           m->unique_freed;
 }
 
 static bool is_own(const struct pg_arena *a, const struct pg_topic *t)

@@ -739,8 +739,9 @@ bool operations_watch(struct pg_arena *a, struct watch *w, struct pg_result *r)
         return false;
     work_done(a, w->count / KEYS_PER_VISIT);
     const uint32_t id = key_find(a, &w->put->key, &at);
-    if (id < a->slots.capacity) {
-        answer(r, ctl_ticket(slot_hot(a, id)->ctl), PG_ST_EXISTS, slot_hot(a, id)->deadline_ns);
+    const uint32_t other = id < a->slots.capacity ? id : unique_find(a, &w->put->key);
+    if (other != PG_NIL) {
+        answer_slot(a, r, other, PG_ST_EXISTS);
         return true;
     }
     if (time_resolve(a, w->put, &deadline_ns))

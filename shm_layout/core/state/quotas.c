@@ -460,7 +460,7 @@ static bool slots_tally(const struct pg_arena *a, struct tallies *t, struct pg_f
 {
     for (uint32_t i = 0; i < a->slots.capacity; i++) {
         const uint16_t account = slot_cold(a, i)->account;
-        if (!ctl_live(slot_hot(a, i)->ctl))
+        if (!ctl_counted(slot_hot(a, i)->ctl))
             continue;
         tally_add(&t->names, slot_namespace(a, i), 1, slot_bytes(a, i));
         if (!account_sound(a, account, i, fault))

@@ -50,7 +50,7 @@ struct pg_wal_arm wal_arm_of(const struct pg_arena *a, uint32_t slot, const stru
                                .slot = slot, .replaced_slot = PG_NIL, .topic = h->topic,
                                .uid = account_uid(a, c->account), .payload_len = c->payload_len,
                                .parked = ctl_state(h->ctl) == PG_S_PARKED,
-                               .bulk_loaded = is_bulk_loaded(h),
+                               .bulk_loaded = is_bulk_loaded(h), .unique = ctl_unique(h->ctl),
                                .counted = c->account != 0, .key_len = c->key_len,
                                .key_type = c->key_type,
                                .ext_len = put_item_bytes(h, c),
@@ -295,6 +295,13 @@ void wal_append_end(struct pg_arena *a, uint32_t slot, enum pg_end_cause cause)
         body->missed = topic_at(a, h->topic)->missed + 1;
     timestamps_write(a, slot, body);
     asked_write(a, slot, body, 1, asked);
+    wal_frame_end(a);
+}
+
+void wal_append_freed(struct pg_arena *a, uint32_t slot)
+{
+    struct pg_wal_freed *body = wal_frame_begin(a, PG_WAL_FREED, 0);
+    *body = (struct pg_wal_freed){.ticket = ctl_ticket(slot_hot(a, slot)->ctl), .slot = slot};
     wal_frame_end(a);
 }
 

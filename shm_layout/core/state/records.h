@@ -45,6 +45,8 @@ void wal_append_watch(struct pg_arena *a, uint32_t slot, uint64_t ticket);
 /* `fields` are the fields that the row will have. `key` is the key of a new row, otherwise NULL. */
 void wal_append_watermark(struct pg_arena *a, uint32_t row, const struct pg_watermark *fields,
                           const struct key *key);
+/* Append that the key of an ended timer may be used again. */
+void wal_append_freed(struct pg_arena *a, uint32_t slot);
 void wal_append_gone(struct pg_arena *a, uint32_t row);
 /* The caller must have written the operation's cause, error, time of its end and missing keys. */
 void wal_append_outcome(struct pg_arena *a, uint32_t slot, const struct job_traits *traits);

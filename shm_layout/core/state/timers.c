@@ -46,6 +46,13 @@ static bool slot_has_key(const struct pg_arena *a, uint32_t slot, const struct k
            memcmp(slot_key(a, slot), k->bytes, k->len) == 0;
 }
 
+/* Return whether a live slot has the key. A slot whose timer has ended may keep the same key unique;
+ * only unique_find() returns it. */
+static bool live_slot_has_key(const struct pg_arena *a, uint32_t slot, const struct key *k)
+{
+    return LIKELY(!ctl_unique(slot_hot(a, slot)->ctl)) && slot_has_key(a, slot, k);
+}
+
 static bool entry_has_key(const struct pg_arena *a, const struct pg_entry *e,
                           const struct key *k)
 {
@@ -59,10 +66,23 @@ uint32_t key_find(const struct pg_arena *a, const struct key *k, struct probe *a
     uint32_t id;
     for (id = index_first(&a->index, k->hash, at); id != PG_NIL;
          id = index_next(&a->index, k->hash, at)) {
-        if (id < a->slots.capacity ? slot_has_key(a, id, k)
+        if (id < a->slots.capacity ? live_slot_has_key(a, id, k)
                                    : entry_has_key(a, replay_of_id(a, id), k))
             return id;
     }
+    return PG_NIL;
+}
+
+uint32_t unique_find(const struct pg_arena *a, const struct key *k)
+{
+    struct probe at;
+    uint32_t id;
+    if (LIKELY(a->metrics->unique_keys == 0))
+        return PG_NIL;
+    for (id = index_first(&a->index, k->hash, &at); id != PG_NIL;
+         id = index_next(&a->index, k->hash, &at))
+        if (id < a->slots.capacity && ctl_unique(slot_hot(a, id)->ctl) && slot_has_key(a, id, k))
+            return id;
     return PG_NIL;
 }
 
@@ -229,6 +249,113 @@ static void slot_unplace(struct pg_arena *a, uint32_t slot)
 {
     if (LIKELY(!is_parked(a, slot)))
         wheel_remove(&a->wheel, slot);
+}
+
+/* ---- unique keys ---------------------------------------------------------------------------- */
+
+/* The slot of a timer with PG_EXT_UNIQUE outlives the timer: it keeps the first part of the blob, up
+ * to the copy of the key behind this item. The copy is then the slot's key. The replay buffer's
+ * entry owns the rest of the blob. The store of UNIQUE decides; unique_settle() can be repeated. */
+
+struct pg_ext *slot_unique(const struct pg_arena *a, uint32_t slot)
+{
+    const struct pg_hot *h = slot_hot(a, slot);
+    if (LIKELY((h->flags & (PG_F_EXT | PG_F_OPERATION)) != PG_F_EXT))
+        return NULL;
+    return ext_unique((uint8_t *)slot_ext(a, slot), slot_cold(a, slot)->ext_len);
+}
+
+int64_t unique_until_ns(const struct pg_arena *a, uint32_t slot)
+{
+    const struct pg_ext *item = slot_unique(a, slot);
+    return LIKELY(item == NULL) ? INT64_MIN : item->value;
+}
+
+/* Length of the extension of a slot that keeps its key unique: the item is its last. */
+static uint16_t unique_ext_bytes(const struct pg_arena *a, uint32_t slot)
+{
+    return (uint16_t)((uint8_t *)(slot_unique(a, slot) + 1) - (uint8_t *)slot_ext(a, slot));
+}
+
+uint32_t unique_granules(const struct pg_arena *a, uint32_t slot)
+{
+    return blob_granules((uint64_t)unique_ext_bytes(a, slot) + slot_cold(a, slot)->key_len);
+}
+
+bool unique_settled(const struct pg_arena *a, uint32_t slot)
+{
+    return slot_cold(a, slot)->payload_len == 0 &&
+           slot_cold(a, slot)->ext_len == unique_ext_bytes(a, slot);
+}
+
+void unique_settle(struct pg_arena *a, uint32_t slot)
+{
+    struct pg_cold *c = slot_cold(a, slot);
+    slot_hot(a, slot)->deadline_ns = unique_until_ns(a, slot);
+    c->payload_len = 0;
+    c->ext_len = unique_ext_bytes(a, slot);
+}
+
+void unique_counted(struct pg_arena *a, uint32_t slot, int64_t sign)
+{
+    const struct pg_cold *c = slot_cold(a, slot);
+    struct pg_topic *t = topic_at(a, slot_hot(a, slot)->topic);
+    struct pg_namespace *ns = namespace_at(a, t->namespace_row);
+    const uint64_t bytes = (uint64_t)unique_granules(a, slot) * PG_GRANULE;
+    a->metrics->unique_keys += (uint64_t)sign;
+    t->unique_keys += (uint32_t)sign;
+    ns->live += (uint64_t)sign;
+    ns->bytes += (uint64_t)sign * bytes;
+    if (c->account != 0)
+        account_counted(a, c->account, sign, bytes);
+}
+
+/* End an armed timer, and let its slot keep the key unique. Its entry in the replay buffer takes over
+ * the last `keep` granules of the blob. */
+RARE static void slot_keeps_key(struct pg_arena *a, uint32_t slot, uint32_t keep)
+{
+    struct pg_hot *h = slot_hot(a, slot);
+    const struct pg_cold *c = slot_cold(a, slot);
+    const uint32_t all = slot_granules(c), kept = unique_granules(a, slot);
+    measure(a, PG_HG_REMOTE, a->call.moment_ns - armed_ns_of(h, c), 1);
+    slot_counted(a, slot, -1);
+    slot_state_set(h, ctl_ticket(h->ctl), PG_S_UNIQUE);
+    unique_settle(a, slot);
+    atomic_thread_fence(memory_order_release);   /* the fence precedes reuse of the blob's end */
+    if (all - kept != keep)
+        blobs_give(&a->blobs, c->blob + kept, all - kept - keep);
+    a->metrics->blob_bytes -= (uint64_t)(all - kept - keep) * PG_GRANULE;
+    unique_counted(a, slot, 1);
+    wheel_place(&a->wheel, slot);
+}
+
+/* Free a slot at the time until which it kept its key unique. It is not in the wheel. */
+RARE static bool unique_free(struct pg_arena *a, uint32_t slot)
+{
+    struct probe at;
+    if (wal_buffer_full(a))
+        return false;
+    if (index_find_id(&a->index, slot_hot(a, slot)->hash, slot, &at))
+        index_erase(&a->index, &at);
+    if (has_wal(a))
+        wal_append_freed(a, slot);
+    unique_counted(a, slot, -1);
+    slot_free(a, slot, slot_granules(slot_cold(a, slot)));
+    a->metrics->unique_freed++;
+    return true;
+}
+
+/* Store in the items of a PUT until when the key is unique, and the key. */
+static void put_unique(struct pg_arena *a, struct put *p)
+{
+    const struct items items = {p->items, p->items_len};
+    const int64_t for_ns = p->items_len == 0 ? 0 : items_unique_for_ns(items);
+    const struct item_text key = {p->key.bytes, p->key.len};
+    if (LIKELY(for_ns == 0))
+        return;
+    p->items_len = (uint16_t)items_unique_write(items, &key, add_clamped(a->call.moment_ns, for_ns),
+                                                a->call.items);
+    p->items = a->call.items;
 }
 
 /* ---- put ----------------------------------------------------------------------------------- */
@@ -443,6 +570,17 @@ static void put_extend(struct pg_arena *a, const struct put *p, int64_t deadline
     a->metrics->extends++;
 }
 
+/* Return the slot because of which the PUT may not arm or move a timer: that of a timer with the same
+ * key that is to be the only one for a time. `id`: the armed slot of the key, if below the capacity;
+ * PG_NIL = none. */
+static uint32_t put_excluded(const struct pg_arena *a, const struct put *p, uint32_t id)
+{
+    if (id >= a->slots.capacity)
+        return unique_find(a, &p->key);
+    const bool kept = p->mode == PG_MODE_KEEP;
+    return LIKELY(unique_until_ns(a, id) <= a->call.moment_ns) || kept ? PG_NIL : id;
+}
+
 /* Return whether the PUT may move an operation. An EXTEND moves an operation only if it contains
  * the operation's ticket. Otherwise an EXTEND of an operation that has ended would arm a timer. */
 static bool moves_operation(const struct put *p)
@@ -458,11 +596,14 @@ void timers_put(struct pg_arena *a, struct put *p, struct pg_result *r)
         answer(r, 0, PG_ST_TOO_FAR, 0);
         return;
     }
-    const uint32_t id = key_find(a, &p->key, &at);
+    put_unique(a, p);
+    const uint32_t id = key_find(a, &p->key, &at), excluded = put_excluded(a, p, id);
     p->parks = parks(a, p, deadline_ns);
     const bool armed = id < a->slots.capacity;
     if (UNLIKELY(p->ticket != 0) && !(armed && ctl_ticket(slot_hot(a, id)->ctl) == p->ticket))
         answer(r, 0, PG_ST_UNKNOWN, 0);
+    else if (UNLIKELY(excluded != PG_NIL))
+        answer_slot(a, r, excluded, PG_ST_EXISTS);
     else if (!armed)
         put_fresh(a, p, deadline_ns, id, &at, r);
     else if (p->mode == PG_MODE_ERROR || (is_operation(a, id) && !moves_operation(p)))
@@ -542,11 +683,16 @@ void cancel_fired(struct pg_arena *a, uint32_t id, uint64_t ticket, struct pg_re
 
 void timer_end(struct pg_arena *a, uint32_t slot, const struct probe *at, enum pg_end_cause cause)
 {
-    index_erase(&a->index, at);
+    const bool keeps = cause != PG_END_CANCELLED && unique_until_ns(a, slot) > a->call.moment_ns;
+    if (LIKELY(!keeps))
+        index_erase(&a->index, at);
     slot_unplace(a, slot);
     if (has_wal(a))
         wal_append_end(a, slot, cause);
-    slot_end(a, slot, 0);
+    if (UNLIKELY(keeps))
+        slot_keeps_key(a, slot, 0);
+    else
+        slot_end(a, slot, 0);
 }
 
 void cancel_timer(struct pg_arena *a, uint32_t slot, const struct probe *at)
@@ -628,6 +774,8 @@ RARE static bool occurrence_drop(struct pg_arena *a, uint32_t slot)
 
 bool timer_expire(struct pg_arena *a, uint32_t slot)
 {
+    if (UNLIKELY(ctl_unique(slot_hot(a, slot)->ctl)))
+        return unique_free(a, slot);
     if (UNLIKELY(!wall_is_reached(a, slot)))
         wall_postpone(a, slot);
     else if (UNLIKELY(late_waits(a, slot)))
@@ -651,9 +799,14 @@ bool timer_fire_due(struct pg_arena *a, uint32_t slot)
         wal_append_fire(a, slot, &e, &traits);
     const uint64_t position = replay_append(a, &e, &traits);
     measure(a, PG_HG_STRUCTURAL_LATENESS, a->state.now_ns - slot_fires_ns(slot_hot(a, slot)), 1);
-    if (index_find_id(&a->index, e.hash, slot, &at))
-        index_replace(&a->index, e.hash, &at, replay_id(a, position));
-    slot_end(a, slot, granules);
+    if (UNLIKELY(unique_until_ns(a, slot) > a->state.now_ns)) {
+        index_insert(&a->index, e.hash, replay_id(a, position));
+        slot_keeps_key(a, slot, granules);
+    } else {
+        if (index_find_id(&a->index, e.hash, slot, &at))
+            index_replace(&a->index, e.hash, &at, replay_id(a, position));
+        slot_end(a, slot, granules);
+    }
     a->metrics->expiries++;
     return true;
 }
@@ -700,6 +853,24 @@ void wall_note(struct pg_arena *a, int64_t offset_ns)
 }
 
 /* ---- linking, for a rebuild ---------------------------------------------------------------- */
+
+/* The item UNIQUE of a blob that is not trusted. */
+bool unique_sound(const struct pg_arena *a, uint32_t slot)
+{
+    const struct pg_cold *c = slot_cold(a, slot);
+    const struct pg_ext *item = slot_unique(a, slot);
+    if (item == NULL)
+        return false;
+    const uint64_t from = (uint64_t)((const uint8_t *)(item + 1) - (const uint8_t *)slot_ext(a, slot));
+    return item->extra == c->key_len && item->value > 0 &&
+           (from == c->ext_len || from + unique_space(c->key_len) == c->ext_len);
+}
+
+void unique_link(struct pg_arena *a, uint32_t slot)
+{
+    index_insert(&a->index, slot_hot(a, slot)->hash, slot);
+    unique_counted(a, slot, 1);
+}
 
 void timers_link_own(struct pg_arena *a, uint32_t slot)
 {
@@ -788,9 +959,27 @@ static bool entries_indexed(const struct pg_arena *a, uint64_t *ids, struct pg_f
     return true;
 }
 
+/* Check a slot that keeps its key unique. */
+static bool unique_check(const struct pg_arena *a, uint32_t slot, struct pg_fault *fault)
+{
+    const struct pg_hot *h = slot_hot(a, slot);
+    struct probe at;
+    if (!ticket_known(a->header, ctl_ticket(h->ctl)))
+        return fault_set(fault, "timers", "a ticket that was never assigned", slot,
+                         a->header->next_ticket, ctl_ticket(h->ctl));
+    if (!unique_sound(a, slot) || !unique_settled(a, slot))
+        return fault_set(fault, "timers", "a unique key is malformed", slot, 0,
+                         slot_cold(a, slot)->ext_len);
+    if (h->deadline_ns != unique_until_ns(a, slot))
+        return fault_set(fault, "timers", "time until which a key is unique", slot,
+                         (uint64_t)unique_until_ns(a, slot), (uint64_t)h->deadline_ns);
+    return index_find_id(&a->index, h->hash, slot, &at) ||
+           fault_set(fault, "timers", "a key that the index does not lead to", slot, slot, PG_NIL);
+}
+
 bool timers_check(struct pg_arena *a, struct pg_fault *fault, uint64_t *granules)
 {
-    uint64_t live = 0, parked = 0, ids = 0;
+    uint64_t live = 0, parked = 0, unique = 0, ids = 0;
     for (uint32_t i = 0; i < a->slots.capacity; i++) {
         if (ctl_state(slot_hot(a, i)->ctl) == PG_S_FREE)
             continue;
@@ -800,17 +989,20 @@ bool timers_check(struct pg_arena *a, struct pg_fault *fault, uint64_t *granules
         *granules += slot_granules(slot_cold(a, i));
         if (is_operation(a, i))
             *granules += operation_granules(a, i);
-        if (!ctl_live(slot_hot(a, i)->ctl))
+        if (!ctl_counted(slot_hot(a, i)->ctl))
             continue;
-        if (!slot_check(a, i, fault))
+        if (ctl_unique(slot_hot(a, i)->ctl) ? !unique_check(a, i, fault) : !slot_check(a, i, fault))
             return false;
-        ++*(is_parked(a, i) ? &parked : &live);
+        ++*(ctl_unique(slot_hot(a, i)->ctl) ? &unique : is_parked(a, i) ? &parked : &live);
     }
+    if (unique != a->metrics->unique_keys)
+        return fault_set(fault, "timers", "count of unique keys", 0, unique,
+                         a->metrics->unique_keys);
     if (parked != a->metrics->parked)
         return fault_set(fault, "timers", "count of parked timers", 0, parked, a->metrics->parked);
     if (live != a->metrics->live)
         return fault_set(fault, "timers", "count of live timers", 0, live, a->metrics->live);
-    return entries_indexed(a, &ids, fault) && index_check(&a->index, live + parked + ids, fault);
+    return entries_indexed(a, &ids, fault) && index_check(&a->index, live + parked + unique + ids, fault);
 }
 
 /* ---- for readers --------------------------------------------------------------------------- */

@@ -53,6 +53,24 @@ bool wall_iteration(struct pg_arena *a, uint32_t budget);
 uint32_t key_find(const struct pg_arena *a, const struct key *key, struct probe *at);
 /* Return the armed slot of a key; PG_NIL = none. */
 uint32_t timers_find(const struct pg_arena *a, const struct key *key);
+/* Return the slot whose timer has ended and that keeps the key unique; PG_NIL = none. */
+uint32_t unique_find(const struct pg_arena *a, const struct key *key);
+/* Return the item UNIQUE of a slot; NULL = none. */
+struct pg_ext *slot_unique(const struct pg_arena *a, uint32_t slot);
+/* Return until when no other timer may get the key of a slot; INT64_MIN = no item says so. */
+int64_t unique_until_ns(const struct pg_arena *a, uint32_t slot);
+/* Number of granules that a slot with the item UNIQUE keeps after the end of its timer. */
+uint32_t unique_granules(const struct pg_arena *a, uint32_t slot);
+/* Give a slot in state UNIQUE its deadline, and its key as the key of its blob. */
+void unique_settle(struct pg_arena *a, uint32_t slot);
+/* Return whether the key of a slot in state UNIQUE is the key of its blob. */
+bool unique_settled(const struct pg_arena *a, uint32_t slot);
+/* Count a slot in state UNIQUE (sign 1), or no longer (-1). */
+void unique_counted(struct pg_arena *a, uint32_t slot, int64_t sign);
+/* For a rebuild: return whether the item UNIQUE of a slot is sound; let the key lead to a sound slot
+ * in state UNIQUE, and count the slot. */
+bool unique_sound(const struct pg_arena *a, uint32_t slot);
+void unique_link(struct pg_arena *a, uint32_t slot);
 /* Return the slot that has this ticket, in any state except FREE; PG_NIL = none. This visits all
  * slots. */
 uint32_t slot_of_ticket(const struct pg_arena *a, uint64_t ticket);

@@ -31,6 +31,7 @@ static const uint16_t body_bytes[PG_WAL_TYPES] = {
     [PG_WAL_JOB] = sizeof(struct pg_wal_job),
     [PG_WAL_SCHEDULE] = sizeof(struct pg_wal_schedule),
     [PG_WAL_CURSOR] = sizeof(struct pg_wal_cursor),
+    [PG_WAL_FREED] = sizeof(struct pg_wal_freed),
 };
 
 uint64_t frame_bytes(enum pg_wal_type type, uint64_t extra)
