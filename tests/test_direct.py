@@ -40,6 +40,7 @@ SESSION, SEQUENCE = 77, 5
 LONG_S = 60.0
 ADD = (
     b"key", None, None, None, 10**15, "default", b"payload", "error", None, None, None, None, None,
+    None,
 )  # fmt: skip
 """Arguments of Core.put."""
 Reply = Callable[[bytes], bytes]
@@ -733,7 +734,7 @@ def test_other_arguments_are_left_to_python(arguments: tuple[Any, ...]) -> None:
 
 def test_a_record_of_any_kind_has_the_bytes_of_the_engine(sides: Sides) -> None:
     entry = sides.core.put(UUID(int=5), timedelta(5), None, None, None, "t", b"p", "keep", 2.0,
-                           "tag", 9, "order", ("skip", 60), collect=False)  # fmt: skip
+                           "tag", 9, "order", ("skip", 60), 3600, collect=False)  # fmt: skip
     with answering(sides, answer) as messages:
         assert sides.direct.record(entry.pending, LONG_S, entry.name, *entry.fields) is True
     assert messages[0] == packed(sides.core, entry)

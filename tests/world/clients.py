@@ -267,7 +267,7 @@ class SimulatedClient:
         """Add a timer. `report` receives the call as soon as its result is known."""
         entry = self.core.put(
             key, None, delay_ns, deadline, None, topic, payload, mode, slack_s(key), tag(key),
-            None, None, None, collect=not wait,
+            None, None, None, None, collect=not wait,
         )  # fmt: skip
         if wait:
             self._single(entry, report)
