@@ -448,6 +448,8 @@ static void job_end(struct pg_arena *a, uint32_t row, bool acked)
     struct pg_job *j = job_at(a, row);
     struct pg_job ended = *j;
     ended.control = PG_JOB_FREE;
+    if (job_state(j) != PG_JOB_DEAD)
+        schedule_job_ending(a, j);
     if (has_wal(a))
         wal_append_job(a, row, &ended, acked, false);
     job_unplace(a, row);
@@ -536,6 +538,7 @@ static void job_bury(struct pg_arena *a, uint32_t row, struct pg_job to, unsigne
     to.control = job_control(PG_JOB_DEAD, reason, failures, job_leases(&to));
     to.due_ns = a->state.now_ns;
     to.session = 0;
+    schedule_job_ending(a, &to);
     job_unlist(a, row);
     job_store(a, row, to);
     job_place_again(a, row);

@@ -201,6 +201,13 @@ void slot_free(struct pg_arena *a, uint32_t slot, uint32_t give)
     a->state.schedules_stuck = false;    /* a schedule may have waited for this space */
 }
 
+/* Prepare the end of an armed timer, before its frame is appended. */
+static inline void occurrence_ending(struct pg_arena *a, uint32_t slot)
+{
+    if (UNLIKELY((slot_hot(a, slot)->flags & PG_F_SCHEDULE) != 0))
+        schedule_slot_ending(a, slot);
+}
+
 /* End an armed timer. Its entry in the replay buffer takes over the last `keep` granules of the
  * blob. This function is inline, because it is called once for every timer. */
 static inline void slot_end(struct pg_arena *a, uint32_t slot, uint32_t keep)
@@ -400,6 +407,7 @@ static void put_replace(struct pg_arena *a, const struct put *p, int64_t deadlin
         return;
     if (has_groups(a, p->topic) && !replacing_admitted(a, p, old, r))
         return;
+    occurrence_ending(a, old);
     const uint32_t slot = arm(a, p, deadline_ns, old, r);
     if (slot == PG_NIL)
         return;
@@ -542,6 +550,7 @@ void cancel_fired(struct pg_arena *a, uint32_t id, uint64_t ticket, struct pg_re
 
 void timer_end(struct pg_arena *a, uint32_t slot, const struct probe *at, enum pg_end_cause cause)
 {
+    occurrence_ending(a, slot);
     index_erase(&a->index, at);
     slot_unplace(a, slot);
     if (has_wal(a))
@@ -647,6 +656,7 @@ bool timer_fire_due(struct pg_arena *a, uint32_t slot)
     if (wal_buffer_full(a) || !replay_make_space(a, (uint64_t)granules * PG_GRANULE))
         return false;
     const struct job_traits traits = job_traits_of(a, &e, slot);
+    occurrence_ending(a, slot);
     if (has_wal(a))
         wal_append_fire(a, slot, &e, &traits);
     const uint64_t position = replay_append(a, &e, &traits);
