@@ -511,6 +511,24 @@ static struct pg_question question_of(const struct pg_arena *a, uint32_t row)
                                 .until_ns = f->until_ns};
 }
 
+/* The wall clock was set back to before the put: the schedule counts from the current time on. */
+static void row_restart(struct pg_arena *a, uint32_t row, int64_t wall_ns)
+{
+    struct pg_schedule_fields f = *schedule_fields(a, row);
+    fields_unarm(a, row, &f);
+    f.base_ns = f.nominal_ns = f.put_ns = wall_ns;
+    f.after_ns = f.then_ns = PG_NOMINAL_UNKNOWN;
+    schedule_store(a, row, &f, false);
+    slot_drop(a, row);
+}
+
+/* Return whether a row that is computed again has to begin again first. */
+static bool restarts(const struct pg_arena *a, uint32_t row)
+{
+    return schedule_at(a, row)->rechecks &&
+           schedule_wall_ns(a) < schedule_fields(a, row)->put_ns;
+}
+
 int pg_schedule_question(struct pg_arena *a, struct pg_question *q)
 {
     const struct calendar *c = &a->state.calendar;
@@ -520,6 +538,11 @@ int pg_schedule_question(struct pg_arena *a, struct pg_question *q)
     }
     while (a->state.schedules_asked != PG_NIL) {
         const uint32_t row = a->state.schedules_asked;
+        if (restarts(a, row)) {
+            if (wal_buffer_full(a))
+                return 0;
+            row_restart(a, row, schedule_wall_ns(a));
+        }
         const struct pg_schedule_fields *f = schedule_fields(a, row);
         *q = question_of(a, row);
         if (f->state == PG_SCHEDULE_ACTIVE && (schedule_lacks_times(f) || rechecks(schedule_at(a, row))))
@@ -587,33 +610,18 @@ void pg_schedule_answer(struct pg_arena *a, const struct pg_question *q, uint32_
     wal_buffer_settle(a);
 }
 
-/* The wall clock was set back to before the put: the schedule counts from the current time on. */
-static void row_restart(struct pg_arena *a, uint32_t row, int64_t wall_ns)
-{
-    struct pg_schedule_fields f = *schedule_fields(a, row);
-    fields_unarm(a, row, &f);
-    f.base_ns = f.nominal_ns = f.put_ns = wall_ns;
-    f.after_ns = f.then_ns = PG_NOMINAL_UNKNOWN;
-    schedule_store(a, row, &f, false);
-    slot_drop(a, row);
-}
-
 void pg_schedules_recheck(struct pg_arena *a)
 {
-    const int64_t wall_ns = schedule_wall_ns(a);
-    for (uint32_t row = 0; row < a->schedule_rows && !wal_buffer_full(a); row++) {
+    for (uint32_t row = 0; row < a->schedule_rows; row++) {
         struct pg_schedule_fields *f = schedule_fields(a, row);
         if (f->state != PG_SCHEDULE_ACTIVE || f->every_ns != 0)
             continue;
-        if (wall_ns < f->put_ns)
-            row_restart(a, row, wall_ns);
-        else if (schedule_at(a, row)->slot == PG_NIL)
+        if (schedule_at(a, row)->slot == PG_NIL)
             f->after_ns = PG_NOMINAL_UNKNOWN;
         schedule_at(a, row)->rechecks = 1;
         schedule_queue(a, row);
         schedule_ask(a, row);
     }
-    wal_buffer_settle(a);
 }
 
 /* ---- rebuild ------------------------------------------------------------------------------- */
