@@ -389,15 +389,23 @@ static void put_fresh(struct pg_arena *a, const struct put *p, int64_t deadline_
         key_bind(a, p->key.hash, id, at, slot);
 }
 
+/* Return whether the groups of its topic have space for a timer whose blob grows from `held` to
+ * `granules`. */
+static bool growth_admitted(struct pg_arena *a, uint32_t topic, uint32_t granules, uint32_t held,
+                            struct pg_result *r)
+{
+    return granules <= held || !has_groups(a, topic) ||
+           jobs_admit(a, topic, 0, granules - held, r);
+}
+
 /* Return whether the groups of the topic have space for a timer that replaces `old`. A timer of the
  * same topic gives up its own space. */
 static bool replacing_admitted(struct pg_arena *a, const struct put *p, uint32_t old,
                                struct pg_result *r)
 {
-    const uint32_t granules = put_granules(p), held = slot_granules(slot_cold(a, old));
     if (slot_hot(a, old)->topic != p->topic)
-        return jobs_admit(a, p->topic, 1, granules, r);
-    return granules <= held || jobs_admit(a, p->topic, 0, granules - held, r);
+        return jobs_admit(a, p->topic, 1, put_granules(p), r);
+    return growth_admitted(a, p->topic, put_granules(p), slot_granules(slot_cold(a, old)), r);
 }
 
 static void put_replace(struct pg_arena *a, const struct put *p, int64_t deadline_ns,
@@ -520,6 +528,8 @@ void timers_unpark(struct pg_arena *a, const struct put *p, uint64_t ticket, str
     const uint64_t ext = slot_cold(a, slot)->ext_len;
     const uint32_t granules = blob_granules(ext + p->key.len + p->payload_len);
     if (UNLIKELY(p->limited) && !quota_admits(a, p, granules, slot, r))
+        return;
+    if (!growth_admitted(a, slot_hot(a, slot)->topic, granules, slot_granules(slot_cold(a, slot)), r))
         return;
     const uint32_t blob = blobs_take(&a->blobs, granules);
     if (blob == PG_NIL) {
