@@ -278,8 +278,9 @@ static void slot_set(struct pg_arena *a, uint32_t row, uint32_t slot)
 }
 
 /* Arm the next occurrence of a row. If the key is that of another timer, this timer stands for the
- * occurrence. Return false if there is no space. */
-static bool row_arm(struct pg_arena *a, uint32_t row, bool *is_due)
+ * occurrence. Return false if there is no space. *more: an occurrence is due, or a consumer group is
+ * making space. */
+static bool row_arm(struct pg_arena *a, uint32_t row, bool *more)
 {
     const struct pg_schedule_fields *f = schedule_fields(a, row);
     struct pg_result r;
@@ -287,9 +288,11 @@ static bool row_arm(struct pg_arena *a, uint32_t row, bool *is_due)
                     .time_ns = next_ns(a, row)};
     const uint32_t slot = occurrence_put(a, f, &p, f->after_ns, row, &r);
     const unsigned status = r.ticket & 0xff;
-    if (slot == PG_NIL && status != PG_ST_KEPT && status != PG_ST_EXISTS)
+    if (slot == PG_NIL && status != PG_ST_KEPT && status != PG_ST_EXISTS) {
+        *more |= status == PG_ST_BUSY && wal_buffer_refusal(a) == PG_ST_NONE;
         return false;
-    *is_due |= r.deadline_ns <= a->state.now_ns;
+    }
+    *more |= r.deadline_ns <= a->state.now_ns;
     if (slot != PG_NIL)
         slot_set(a, row, slot);
     row_advance(a, row);
@@ -333,21 +336,21 @@ static uint32_t earliest_take(struct pg_arena *a)
 
 bool schedules_step(struct pg_arena *a, uint32_t budget)
 {
-    bool is_due = false, has_space = true;
+    bool more = false, has_space = true;
     const bool waited = schedules_waiting(a);
     uint32_t left = budget;
     for (; a->state.schedules_due != PG_NIL && left != 0 && has_space && arms(a); left--) {
         const uint32_t row = earliest_take(a);
         if (!lacks_occurrence(a, row) || !next_is_known(schedule_fields(a, row)))
             continue;
-        has_space = row_arm(a, row, &is_due);
+        has_space = row_arm(a, row, &more);
         if (!has_space)
             schedule_due(a, row);      /* the next iteration tries again */
     }
-    a->state.schedules_stuck = a->state.schedules_due != PG_NIL && left != 0;
+    a->state.schedules_stuck = a->state.schedules_due != PG_NIL && left != 0 && !more;
     if (waited)
         late_changed(a);           /* a late timer may have waited for these occurrences */
-    return is_due || left == 0;
+    return more || left == 0;
 }
 
 /* ---- changes ------------------------------------------------------------------------------- */
