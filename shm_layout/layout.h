@@ -973,7 +973,9 @@ struct pg_schedule_fields {       /* 160 bytes */
     int64_t  after_ns;            /* nominal time of the occurrence that follows; stored alone */
     int64_t  then_ns;             /* nominal time of the occurrence after that; stored alone */
     int64_t  every_ns;            /* time between occurrences; 0 = the blob has a cron expression */
-    int64_t  due_ns;              /* every, but DELAY: time of nominal_ns, on the arena's clock */
+    int64_t  due_ns;              /* every: time of nominal_ns, on the arena's clock. DELAY, and the
+                                     occurrence has ended: its end, or the end of its last job;
+                                     PG_NOMINAL_UNKNOWN = the group of its jobs is being deleted */
     int64_t  until_ns;            /* latest nominal time; PG_NOMINAL_NONE = no limit */
     int64_t  jitter_ns;           /* an occurrence is up to this much after its nominal time */
     int64_t  put_ns;              /* wall clock: time of the put or of the newest restart */
@@ -993,7 +995,7 @@ struct pg_schedule_fields {       /* 160 bytes */
 
 /* A schedule. Authoritative except for the fields marked "derived". A change writes the fields that
  * are not in use and then stores `version`, which decides. */
-struct pg_schedule {              /* 368 bytes */
+struct pg_schedule {              /* 360 bytes */
     uint64_t version;             /* number of changes of the row; fields[version % 2] is in use */
     uint32_t hash;                /* derived: hash of namespace and key */
     uint32_t slot;                /* derived: slot of the armed occurrence; PG_NIL = none */
@@ -1005,8 +1007,6 @@ struct pg_schedule {              /* 368 bytes */
     uint32_t open;                /* derived: jobs of its occurrences that are open */
     uint32_t first_hashed;        /* derived: first row whose hash leads to this row; PG_NIL = none */
     uint32_t next_hashed;         /* derived: next row whose hash leads to the same row */
-    int64_t  ended_ns;            /* derived: newest end of an occurrence or of its last open job, on
-                                     the arena's clock, or the rebuild */
     struct pg_schedule_fields fields[2];
 };
 

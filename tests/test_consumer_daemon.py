@@ -178,6 +178,49 @@ def test_a_used_budget_refuses_timers(daemon: StartDaemon) -> None:
             c.create_group("printers", ["orders"], max_backlog=2)
 
 
+def test_a_group_drops_nothing_for_a_timer_that_never_fits(daemon: StartDaemon) -> None:
+    daemon("demo")
+    with client() as c:
+        c.create_group("mailers", ["orders"], max_backlog=4, max_bytes=1024, full="drop_oldest")
+        c.add("far", 3600, topic="orders", payload=b"x" * 400)
+        for n in range(3):
+            c.add(f"k{n}", 0, topic="orders")
+        eventually(lambda: c.group("mailers").waiting == 3)
+        for size in (2000, 700):
+            with pytest.raises(FullGroup):
+                c.add("big", 3600, topic="orders", payload=b"x" * size)
+        assert (c.group("mailers").waiting, c.group("mailers").dropped) == (3, 0)
+        c.add("fits", 3600, topic="orders", payload=b"x" * 550)
+        assert (c.group("mailers").waiting, c.group("mailers").dropped) == (2, 1)
+
+
+def test_a_large_timer_that_drops_many_jobs_does_not_overflow_the_wal_buffer(
+    daemon: StartDaemon, daemon_dir: Path
+) -> None:
+    one = daemon(
+        "demo", "--wal-dir", str(daemon_dir / "wal"), "--wal-buffer-bytes", "4MiB",
+        "--jobs", "80000", "--capacity", "8192",
+    )  # fmt: skip
+    groups = [f"g{n}" for n in range(16)]
+    with client() as c:
+        for group in groups:
+            c.create_group(
+                group, ["orders"], max_backlog=4200, max_bytes=65_600, full="drop_oldest"
+            )
+        for start in range(0, 4096, 256):
+            c.add_many([(f"k{n}", 0.0, "orders", b"") for n in range(start, start + 256)])
+        eventually(lambda: all(c.group(group).waiting >= 4000 for group in groups))
+        c.add("big", 3600, topic="orders", payload=b"x" * 65_000)
+        found = [c.group(group) for group in groups]
+        assert {(g.waiting, g.pending) for g in found} == {(37, 1)}
+        c.put_schedule("tide", every=3600, topic="orders", payload=b"x" * 540)
+        assert {c.group(group).waiting for group in groups} == {0}
+    one.kill()
+    one.start()
+    with client() as c:
+        assert {(c.group(group).waiting, c.group(group).pending) for group in groups} == {(0, 2)}
+
+
 def test_a_leased_job_is_not_cancelled(daemon: StartDaemon) -> None:
     daemon("demo")
     with client() as c, consumer() as jobs:

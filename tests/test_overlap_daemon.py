@@ -375,6 +375,37 @@ def test_open_jobs_are_counted_again_after_a_restart(
 
 
 @pytest.mark.tier("test")
+@pytest.mark.parametrize("ends", ["kill", "reboot"])
+def test_a_delay_counts_from_the_ack_if_a_kill_comes_before_the_arming(
+    daemon: StartDaemon, tmp_path: Path, ends: str
+) -> None:
+    wal = ("--wal-dir", str(tmp_path / "wal")) if ends == "reboot" else ()
+    one = daemon("demo", *VIRTUAL, *wal, "--capacity", "8")
+    durable = ends == "reboot"
+    with client(durable=durable) as caller, consumer() as jobs:
+        caller.put_schedule("tide", every=3600, topic="ticks", overlap="delay")
+        advance(1)
+        job = taken(jobs)
+        for n in range(8):
+            caller.add(f"filler {n}", 9 * 3600)
+        advance(2)
+        job.ack()
+        assert opened(caller, 0).deadline is None, "the next occurrence waits for space"
+        advance(2.5)
+        caller.put_schedule("barrier", every=9 * 3600)  # durable=True: the ack is on disk as well
+    one.kill()
+    if ends == "reboot":
+        remove_arena_files(one.paths)
+    one.start()
+    with client() as caller:
+        assert seen(caller).deadline is None
+        caller.cancel("filler 0")
+        found = eventually(lambda: one if (one := seen(caller)).deadline is not None else None)
+        assert found is not None
+        assert hours_of(found.next) == 3
+
+
+@pytest.mark.tier("test")
 def test_open_jobs_follow_their_schedule_to_other_shards(daemon: StartDaemon) -> None:
     one = start_partitioned(daemon, 4)
     names = [f"s{n}" for n in range(8)]

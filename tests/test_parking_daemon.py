@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 import pytest
 from real_daemon import PATIENCE_S, Daemon, StartDaemon, eventually, remove_arena_files, stats
@@ -86,6 +87,28 @@ def test_parked_timers_come_back_from_the_wal(
         ]  # fmt: skip
     assert (stats(running)["parked"], stats(running)["live"]) == (0, 300)
     assert stats(running)["expiries"] == 0
+
+
+@pytest.mark.tier("test")
+@pytest.mark.parametrize("full", ["refuse", "drop_oldest"])
+def test_unparking_obeys_the_budget_of_a_group(
+    daemon: StartDaemon, daemon_dir: Path, full: Literal["refuse", "drop_oldest"]
+) -> None:
+    parking(daemon, daemon_dir)
+    with client() as some:
+        some.create_group("g", topics=["t"], max_bytes=1024, full=full)
+        ticket = some.add("far", FAR_S, topic="t", payload=b"x" * 900).ticket
+        some.add("near", 0, topic="t", payload=b"y" * 200)
+        eventually(lambda: some.group("g").waiting == 1)
+        row = [("far", ticket, b"x" * 900)]
+        if full == "refuse":
+            assert some.unpark_many(row).statuses == [Status.FULL_GROUP]
+            assert some.unpark_many([("far", ticket, b"x")]).statuses == [Status.UNPARKED]
+            assert some.group("g").waiting == 1
+        else:
+            assert some.unpark_many(row).statuses == [Status.UNPARKED]
+            assert some.group("g").waiting == 0
+            assert some.group("g").dropped == 1
 
 
 def test_overdue_parked_timers_wait_and_are_counted(daemon: StartDaemon, daemon_dir: Path) -> None:

@@ -572,6 +572,28 @@ static void a_name_is_of_the_uid_that_used_it_first(void)
     arena_close();
 }
 
+/* A kill may come after the first of two refusals was stored. The second one must not depend on the
+ * first, because the batch goes on without it. */
+static void a_daemon_that_stops_refuses_an_add_for_no_other_reason(void)
+{
+    static const struct pg_record records[] = {
+        {.op = PG_OP_ADVANCE_KEY, .key_len = 1, .value = 1},
+        {.op = PG_OP_PUT, .key_len = 1, .time_kind = PG_T_BOOT, .time_ns = INT64_MAX / 2}};
+    arena_open(1, 0);
+    struct client c = greeted(5);
+    publish('t');
+    pg_drain(a, 1);
+    in_namespace = 'm';
+    frame_begin(&c, PG_M_BATCH, 2);
+    append(records, sizeof records);
+    append("kp", 2);
+    CHECK_EQUAL(handle(&c), PG_H_REPLY);
+    in_namespace = 'n';
+    CHECK_EQUAL(status(0), PG_ST_FULL_NAMESPACES);
+    CHECK_EQUAL(status(1), PG_ST_STOPPING);
+    arena_close();
+}
+
 static void a_topic_begins_anew_in_the_row_of_another(void)
 {
     arena_open(1, 0);
@@ -612,6 +634,7 @@ int main(void)
     RUN(keys_that_are_cancelled_for_a_key_are_reported);
     RUN(a_namespace_is_of_the_shard_where_it_was_born);
     RUN(a_name_is_of_the_uid_that_used_it_first);
+    RUN(a_daemon_that_stops_refuses_an_add_for_no_other_reason);
     RUN(a_topic_begins_anew_in_the_row_of_another);
     return 0;
 }

@@ -249,7 +249,7 @@ static struct pg_config config_of_test(void)
         .stream_id = 1, .secret = {1, 2}, .capacity = KEYS + 8, .replay_capacity = 32,
         .fanout = 20, .namespaces = 2, .topics = TOPICS, .sessions = 2, .watches = 256,
         .watermarks = WATCHED + 2, .watermark_ttl_ns = 1000000000, .inbox_max = 64, .accounts = 2,
-        .bulk_loads = 1, .bulk_load_blocks = 1, .clock_kind = PG_CLOCK_VIRTUAL,
+        .bulk_loads = 1, .bulk_load_blocks = 1, .schedules = 2, .clock_kind = PG_CLOCK_VIRTUAL,
         .wal_buffer_bytes = PG_WAL_BUFFER_MIN};
 }
 
@@ -646,6 +646,75 @@ static void test_a_ring_that_fills(void)
     while (!pg_wal_buffer_full(w.a))
         CHECK(simple(&w, PG_OP_ADVANCE_KEY, 0, ++w.lsn) == PG_ST_DONE);
     CHECK_EQUAL(simple(&w, PG_OP_ADVANCE_KEY, 0, ++w.lsn), PG_ST_WAL);
+    whole(&w);
+    world_close(&w);
+}
+
+/* Compute nominal times: each is 10 ms after the one before it. Return the number of questions. */
+static uint32_t questions_answer(struct world *w)
+{
+    struct pg_question q;
+    int64_t times[PG_NOMINAL_MAX];
+    uint32_t answered = 0;
+    for (; pg_schedule_question(w->a, &q); answered++) {
+        for (uint32_t n = 0; n < q.count; n++)
+            times[n] = q.after_ns + (n + 1) * (int64_t)(10 * MS);
+        pg_schedule_answer(w->a, &q, PG_ST_DONE, times, q.count);
+    }
+    return answered;
+}
+
+static void schedule_put_cron(struct world *w, char key)
+{
+    struct {
+        struct pg_frame frame;
+        struct pg_schedule_ask ask;
+        char names[4];
+    } message = {.frame = frame_of(w, PG_M_SCHEDULE),
+                 .ask = {.action = PG_SA_PUT, .namespace_len = 1, .topic_len = 1, .key_len = 1,
+                         .spec_len = 1, .until = PG_NOMINAL_NONE},
+                 .names = {'n', 't', key, '*'}};
+    uint64_t used;
+    int64_t wait_ns;
+    const uint64_t bytes = offsetof(__typeof__(message), names) + sizeof message.names;
+    while (pg_handle(w->a, &message, bytes, 1, 1, w->now_ns, w->now_ns, w->reply, &used,
+                     &wait_ns) == PG_H_AGAIN)
+        CHECK(questions_answer(w) != 0);
+    questions_answer(w);
+}
+
+static void ring_fill(struct world *w)
+{
+    while (!pg_wal_buffer_full(w->a))
+        simple(w, PG_OP_ADVANCE_KEY, 0, ++w->lsn);
+}
+
+/* The wall clock is set back to before the puts while the ring is full. */
+static void test_schedules_begin_again_once_a_full_ring_has_space(void)
+{
+    enum { BACK_NS = 1000 * MS };
+    struct world w = {.rng = {8}};
+    int more;
+    world_open(&w);
+    schedule_put_cron(&w, 'x');
+    schedule_put_cron(&w, 'y');
+    CHECK_EQUAL(w.a->metrics->schedules_armed, 2);
+    ring_fill(&w);
+    w.now_ns += MS;
+    pg_advance(w.a, w.now_ns, -(int64_t)BACK_NS, w.now_ns, 1u << 20, &more);
+    pg_schedules_recheck(w.a);
+    CHECK_EQUAL(questions_answer(&w), 0);
+    whole(&w);
+    w.a->wal_buffer->committed = w.a->wal_buffer->tail;
+    CHECK_EQUAL(questions_answer(&w), 2);
+    pg_advance(w.a, w.now_ns, -(int64_t)BACK_NS, w.now_ns, 1u << 20, &more);
+    questions_answer(&w);
+    CHECK_EQUAL(w.a->metrics->schedules_armed, 2);
+    for (uint32_t row = 0; row < 2; row++) {
+        const struct pg_schedule_fields *f = schedule_fields(w.a, row);
+        CHECK_EQUAL(f->put_ns, w.now_ns - BACK_NS);
+        CHECK_EQUAL(f->nominal_ns, w.now_ns - BACK_NS + 10 * MS);
+    }
     whole(&w);
     world_close(&w);
 }
@@ -1198,6 +1267,7 @@ int main(void)
     RUN(test_a_frame_in_a_ring_that_was_used);
     RUN(test_a_cancel_that_was_only_answered);
     RUN(test_a_ring_that_fills);
+    RUN(test_schedules_begin_again_once_a_full_ring_has_space);
     RUN(test_durable_replies);
     RUN(test_an_end_tells_who_asked);
     RUN(test_frames_tell_when_and_of_what);

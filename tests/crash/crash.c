@@ -277,7 +277,7 @@ static uint64_t drain(struct fixture *fx, uint64_t fresh)
 {
     uint64_t fired = 0;
     int more = 1;
-    for (uint32_t tries = 0; tries < 100 && more; tries++) {
+    for (uint32_t tries = 0; tries < 1000 && more; tries++) {
         const uint64_t tail = fx->a->header->replay_tail;
         pg_advance(fx->a, INT64_MAX / 4, fx->offset_ns, fx->real_ns, 4, &more);
         fixture_answer(fx);

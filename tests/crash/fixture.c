@@ -875,9 +875,7 @@ static void schedule_write(struct fixture *fx, struct call *call, unsigned actio
         ask.every_ns = cron ? 0 : 1000000 * (1 + (int64_t)below(fx, 3));
         ask.spec_len = cron ? 1 + below(fx, 2) : 0;
         ask.jitter_ns = below(fx, 3) == 0 ? EVEN_NS : 0;
-        /* In a full arena an occurrence waits for space, and a restart begins its delay again. */
-        ask.overlap = (uint8_t)below(
-            fx, cron || fx->shape == FULL ? PG_OVERLAP_DELAY : PG_OVERLAPS);
+        ask.overlap = (uint8_t)below(fx, cron ? PG_OVERLAP_DELAY : PG_OVERLAPS);
         ask.payload_len = below(fx, 3) * (1 + fx->lengths);
     } else if (action == PG_SA_TRIGGER) {
         ask.from = now_ns - below(fx, 2);

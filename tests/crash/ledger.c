@@ -384,8 +384,17 @@ static void jobs_note(struct ledger *l, const struct pg_arena *a, uint64_t fresh
     }
 }
 
+/* Return the time from which a schedule counts. While jobs are open, a delay has not begun. */
+static int64_t counts_from_ns(const struct pg_arena *a, const struct pg_arena *live, uint32_t row)
+{
+    const struct pg_schedule_fields *f = schedule_fields(a, row);
+    if (f->overlap == PG_OVERLAP_DELAY && schedule_at(live, row)->open != 0)
+        return PG_NOMINAL_UNKNOWN;
+    return f->due_ns == PG_NOMINAL_UNKNOWN ? live->state.started_ns : f->due_ns;
+}
+
 /* Leave out the times of later occurrences, which are asked for again if they are missing. */
-static void schedules_note(struct ledger *l, const struct pg_arena *a)
+static void schedules_note(struct ledger *l, const struct pg_arena *a, const struct pg_arena *live)
 {
     for (uint32_t row = 0; row < a->schedule_rows; row++) {
         const struct pg_schedule_fields *f = schedule_fields(a, row);
@@ -394,7 +403,7 @@ static void schedules_note(struct ledger *l, const struct pg_arena *a)
         const uint8_t *blob = blob_at(&a->blobs, f->blob);
         const uint64_t words[] = {f->revision, f->count, f->armed, (uint64_t)f->base_ns,
                                   (uint64_t)f->nominal_ns, (uint64_t)f->every_ns,
-                                  (uint64_t)f->due_ns, (uint64_t)f->until_ns,
+                                  (uint64_t)counts_from_ns(a, live, row), (uint64_t)f->until_ns,
                                   (uint64_t)f->jitter_ns, (uint64_t)f->put_ns, f->state, f->overlap,
                                   topic_hash(a, f->topic), f->uid};
         uint64_t state = ledger_bytes(f->spec_len, blob, schedule_bytes(f));
@@ -415,7 +424,7 @@ void ledger_take(struct ledger *l, const struct pg_arena *a, uint64_t fresh)
     bulk_loads_note(l, a);
     groups_note(l, a);
     jobs_note(l, a, fresh, NULL);
-    schedules_note(l, a);
+    schedules_note(l, a, a);
 }
 
 void ledger_take_durable(struct ledger *l, const struct pg_arena *a, const struct pg_arena *live)
@@ -433,7 +442,7 @@ void ledger_take_durable(struct ledger *l, const struct pg_arena *a, const struc
     bulk_loads_note(l, a);
     groups_note(l, a);
     jobs_note(l, a, UINT64_MAX, live);
-    schedules_note(l, a);
+    schedules_note(l, a, live);
 }
 
 uint64_t ledger_fired(const struct pg_arena *a, uint64_t from, uint64_t fresh)

@@ -669,14 +669,20 @@ static bool records_apply(struct pg_arena *a, const struct request *q, struct pg
 
 /* ---- names --------------------------------------------------------------------------------- */
 
+/* Return the needs of an operation that names meet. A daemon that arms nothing needs no topics: it
+ * refuses the records that arm for this reason, whatever names they have. */
+static unsigned needs_of(const struct pg_arena *a, unsigned uses)
+{
+    return uses & (a->state.draining || a->state.nameless ? NEEDS_NAMESPACE : ~0u);
+}
+
 /* Find or create the names in an entry of the name table. Only PUT, WATCH, UNPARK, ADVANCE_KEY,
  * BUMP and FAIL create names. names_hold keeps each topic row, so that a later name of the table
  * cannot reuse the row of an earlier name. */
 static void name_resolve(struct pg_arena *a, uint32_t i, struct name ns, struct name topic,
                          uint32_t uid)
 {
-    const unsigned uses =
-        a->call.name_uses[i] & (a->state.draining || a->state.nameless ? NEEDS_NAMESPACE : ~0u);
+    const unsigned uses = needs_of(a, a->call.name_uses[i]);
     a->call.name_rows[i] = a->call.name_namespaces[i] = PG_NIL;
     a->call.name_refusals[i] = (struct pg_result){0, 0};
     a->call.name_access[i] =
@@ -745,7 +751,7 @@ static bool names_begin(struct pg_arena *a, const struct request *q,
 
 static bool name_lacks(const struct pg_arena *a, const wire_record *r)
 {
-    const unsigned uses = op_rules[r->op].uses;
+    const unsigned uses = needs_of(a, op_rules[r->op].uses);
     return a->call.name_refusals[r->name].ticket != 0 &&
            ((uses & NEEDS_TOPIC && a->call.name_rows[r->name] == PG_NIL) ||
             (uses & NEEDS_NAMESPACE && a->call.name_namespaces[r->name] == PG_NIL));

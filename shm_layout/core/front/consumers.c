@@ -11,6 +11,7 @@
 #include "core/state/members.h"
 #include "core/state/names.h"
 #include "core/state/quotas.h"
+#include "core/state/schedule_rows.h"
 
 /* ---- GROUP: reading -------------------------------------------------------------------------- */
 
@@ -275,6 +276,9 @@ static bool group_act(struct pg_arena *a, const struct request *q, const struct 
         return group_refused(why, PG_GR_MISSING, 0);
     if (g->ask.action != PG_GA_DELETE)
         return change(a, g, group, why);
+    *again = group_at(a, group)->incarnation != 0 && !schedules_group_ending(a);
+    if (*again)
+        return true;
     group_retire(a, group);
     members_forget_group(a, group);
     *again = !group_empty(a, group);

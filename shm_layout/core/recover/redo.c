@@ -1223,6 +1223,8 @@ static void schedules_finish(struct pg_arena *a, int64_t shift_ns)
 {
     for (uint32_t row = 0; row < a->schedule_rows; row++) {
         struct pg_schedule_fields *f = schedule_fields(a, row);
+        if (f->due_ns == PG_NOMINAL_UNKNOWN)
+            continue;
         if (__builtin_add_overflow(f->due_ns, shift_ns, &f->due_ns))
             f->due_ns = shift_ns > 0 ? INT64_MAX : INT64_MIN;
     }

@@ -71,21 +71,35 @@ static void topics_leave(struct pg_arena *a, uint32_t group)
 
 /* ---- budgets --------------------------------------------------------------------------------- */
 
+static bool budget_has(const struct pg_group_settings *s, uint64_t jobs, uint64_t bytes)
+{
+    return jobs <= s->max_jobs && (s->max_bytes == 0 || bytes <= s->max_bytes);
+}
+
 bool group_admits(const struct pg_arena *a, uint32_t group, uint32_t jobs, uint64_t granules)
 {
     const struct pg_consumer_group *g = group_at(a, group);
-    const struct pg_group_settings *s = &g->settings;
-    return g->jobs + g->pending + jobs <= s->max_jobs &&
-           (s->max_bytes == 0 ||
-            g->bytes + g->pending_bytes + granules * PG_GRANULE <= s->max_bytes);
+    return budget_has(&g->settings, g->jobs + g->pending + jobs,
+                      g->bytes + g->pending_bytes + granules * PG_GRANULE);
+}
+
+/* Return whether a group may have space after it has dropped all waiting jobs. */
+static bool group_may_admit(const struct pg_arena *a, uint32_t group, uint32_t jobs,
+                            uint64_t granules)
+{
+    const struct pg_consumer_group *g = group_at(a, group);
+    if ((g->settings.flags & PG_G_DROP_OLDEST) == 0)
+        return group_admits(a, group, jobs, granules);
+    return budget_has(&g->settings, g->jobs - g->waiting + g->pending + jobs,
+                      g->pending_bytes + granules * PG_GRANULE);
 }
 
 bool groups_admit(const struct pg_arena *a, uint32_t topic, uint32_t jobs, uint64_t granules,
-                  uint32_t *full)
+                  bool after_drops, uint32_t *full)
 {
     EACH_GROUP_OF_TOPIC(link, a, topic) {
         *full = link->group - 1;
-        if (!group_admits(a, *full, jobs, granules))
+        if (!(after_drops ? group_may_admit : group_admits)(a, *full, jobs, granules))
             return false;
     }
     return true;

@@ -36,10 +36,10 @@ static inline void groups_count(struct pg_arena *a, uint32_t topic, int64_t sign
 }
 /* Return whether a group has space in its budget for so many more jobs, and so many more granules. */
 bool group_admits(const struct pg_arena *a, uint32_t group, uint32_t jobs, uint64_t granules);
-/* Return whether each group of the topic has that space. False: *full is the row of a group without
- * space. */
+/* Return whether each group of the topic has that space, or with `after_drops` may have it after it
+ * has dropped waiting jobs. False: *full is the row of a group without space. */
 bool groups_admit(const struct pg_arena *a, uint32_t topic, uint32_t jobs, uint64_t granules,
-                  uint32_t *full);
+                  bool after_drops, uint32_t *full);
 /* Return the row of a group; PG_NIL = there is none. */
 uint32_t group_find(const struct pg_arena *a, uint32_t namespace_row, struct name name);
 /* Write the row of a new group, which does not exist before group_commit(). In between, the caller

@@ -448,6 +448,8 @@ static void job_end(struct pg_arena *a, uint32_t row, bool acked)
     struct pg_job *j = job_at(a, row);
     struct pg_job ended = *j;
     ended.control = PG_JOB_FREE;
+    if (job_state(j) != PG_JOB_DEAD)
+        schedule_job_ending(a, j);
     if (has_wal(a))
         wal_append_job(a, row, &ended, acked, false);
     job_unplace(a, row);
@@ -491,18 +493,28 @@ static bool job_drop_oldest(struct pg_arena *a, uint32_t group)
     return true;
 }
 
+#define DROPS_PER_ADD 1024
+
+/* A group that needs more drops answers BUSY in between, so that no message stalls others and the
+ * WAL buffer has space for each drop. A group that would refuse after all drops drops nothing. */
 bool jobs_admit(struct pg_arena *a, uint32_t topic, uint32_t jobs, uint64_t granules,
                 struct pg_result *r)
 {
     uint32_t full;
-    while (!groups_admit(a, topic, jobs, granules, &full)) {
-        const struct pg_consumer_group *g = group_at(a, full);
-        if ((g->settings.flags & PG_G_DROP_OLDEST) && job_drop_oldest(a, full))
-            continue;
-        answer(r, full, PG_ST_FULL_GROUP, (int64_t)(g->jobs + g->pending));
-        return false;
+    if (LIKELY(groups_admit(a, topic, jobs, granules, false, &full)))
+        return true;
+    bool may = groups_admit(a, topic, jobs, granules, true, &full);
+    for (uint32_t drops = 0; may && !groups_admit(a, topic, jobs, granules, false, &full); drops++) {
+        if (drops == DROPS_PER_ADD || wal_buffer_full(a)) {
+            answer(r, 0, PG_ST_BUSY, 0);
+            return false;
+        }
+        may = job_drop_oldest(a, full);
     }
-    return true;
+    const struct pg_consumer_group *g = group_at(a, full);
+    if (!may)
+        answer(r, full, PG_ST_FULL_GROUP, (int64_t)(g->jobs + g->pending));
+    return may;
 }
 
 /* Let a job wait, from `due_ns` on. */
@@ -536,6 +548,7 @@ static void job_bury(struct pg_arena *a, uint32_t row, struct pg_job to, unsigne
     to.control = job_control(PG_JOB_DEAD, reason, failures, job_leases(&to));
     to.due_ns = a->state.now_ns;
     to.session = 0;
+    schedule_job_ending(a, &to);
     job_unlist(a, row);
     job_store(a, row, to);
     job_place_again(a, row);

@@ -85,7 +85,8 @@ void jobs_drop_dead(struct pg_arena *a, uint32_t group, uint32_t most);
 void job_drop(struct pg_arena *a, uint32_t row);
 void job_requeue(struct pg_arena *a, uint32_t row);
 /* Return whether all groups of the topic have space in their budgets for so many more jobs and
- * granules. Groups with the flag DROP_OLDEST make space. False: *r contains the answer. */
+ * granules. Groups with the flag DROP_OLDEST make space. False: *r contains the answer; BUSY = they
+ * need more calls. */
 bool jobs_admit(struct pg_arena *a, uint32_t topic, uint32_t jobs, uint64_t granules,
                 struct pg_result *r);
 

@@ -117,10 +117,8 @@ void schedule_job_opens(struct pg_arena *a, const struct pg_job *j)
 void schedule_job_ends(struct pg_arena *a, const struct pg_job *j)
 {
     const uint32_t row = schedule_of_job(a, j);
-    if (LIKELY(row == PG_NIL) || --schedule_at(a, row)->open != 0)
-        return;
-    schedule_at(a, row)->ended_ns = a->call.moment_ns;
-    schedule_queue(a, row);
+    if (UNLIKELY(row != PG_NIL) && --schedule_at(a, row)->open == 0)
+        schedule_queue(a, row);
 }
 
 bool schedule_holds(const struct pg_arena *a, uint32_t row)
@@ -147,6 +145,39 @@ void schedule_store(struct pg_arena *a, uint32_t row, const struct pg_schedule_f
     if (has_wal(a))
         wal_append_schedule(a, row, version, f, put);
     STORE_RELEASE(&s->version, version);
+}
+
+/* Store the beginning of the delay of a row. */
+static void delay_begin(struct pg_arena *a, uint32_t row, int64_t due_ns)
+{
+    struct pg_schedule_fields f = *schedule_fields(a, row);
+    if (f.overlap != PG_OVERLAP_DELAY || f.state != PG_SCHEDULE_ACTIVE || f.due_ns == due_ns)
+        return;
+    f.due_ns = due_ns;
+    schedule_store(a, row, &f, false);
+}
+
+void schedule_slot_ending(struct pg_arena *a, uint32_t slot)
+{
+    const uint32_t row = schedule_of_slot(a, slot);
+    if (row != PG_NIL)
+        delay_begin(a, row, a->call.moment_ns);
+}
+
+void schedule_job_ending(struct pg_arena *a, const struct pg_job *j)
+{
+    const uint32_t row = schedule_of_job(a, j);
+    if (UNLIKELY(row != PG_NIL) && schedule_at(a, row)->open == 1)
+        delay_begin(a, row, a->call.moment_ns);
+}
+
+bool schedules_group_ending(struct pg_arena *a)
+{
+    uint32_t row = 0;
+    for (; row < a->schedule_rows && !wal_buffer_full(a); row++)
+        if (schedule_used(a, row) && schedule_at(a, row)->open != 0)
+            delay_begin(a, row, PG_NOMINAL_UNKNOWN);
+    return row == a->schedule_rows;
 }
 
 void fields_unarm(const struct pg_arena *a, uint32_t row, struct pg_schedule_fields *f)
@@ -244,7 +275,6 @@ void schedule_unarmed(struct pg_arena *a, uint32_t slot)
     if (row == PG_NIL)
         return;
     schedule_at(a, row)->slot = PG_NIL;
-    schedule_at(a, row)->ended_ns = a->call.moment_ns;
     a->metrics->schedules_armed--;
     schedule_queue(a, row);
 }

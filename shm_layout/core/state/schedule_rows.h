@@ -19,6 +19,14 @@ const struct pg_ext *occurrence_item(const struct pg_arena *a, uint32_t slot);
 /* Return the row of the schedule of which the slot is the armed occurrence; PG_NIL = the slot is
  * none. */
 uint32_t schedule_of_slot(const struct pg_arena *a, uint32_t slot);
+/* Store the beginning of a delay in its schedule's row. Call this before the end of an armed
+ * occurrence or of an open job is stored. After a kill between the two stores, the later end stores
+ * another beginning. */
+void schedule_slot_ending(struct pg_arena *a, uint32_t slot);
+void schedule_job_ending(struct pg_arena *a, const struct pg_job *j);
+/* Prepare the deletion of a group: after a kill in the middle, nothing shows when its jobs ended.
+ * Return false if the WAL buffer is full. */
+bool schedules_group_ending(struct pg_arena *a);
 /* Note that an armed occurrence has ended. Its schedule then arms the next one. */
 void schedule_unarmed(struct pg_arena *a, uint32_t slot);
 /* Return true if no schedule has this occurrence any more, so that it must not fire. */

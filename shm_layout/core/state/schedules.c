@@ -196,6 +196,15 @@ static uint32_t occurrence_put(struct pg_arena *a, const struct pg_schedule_fiel
     return timers_find(a, &p->key);
 }
 
+/* Return the end of the previous occurrence or of its last job, or for a schedule without a delay
+ * the time of the newest occurrence, on the arena's clock. A kill may have interrupted the deletion
+ * of the group whose jobs were open. The delay then counts from the rebuild. */
+static int64_t counts_from_ns(const struct pg_arena *a, uint32_t row)
+{
+    const int64_t due_ns = schedule_fields(a, row)->due_ns;
+    return nominal_is_known(due_ns) ? due_ns : a->state.started_ns;
+}
+
 /* Let a row move on to the occurrence with nominal time after_ns. */
 static void row_advance(struct pg_arena *a, uint32_t row)
 {
@@ -203,7 +212,7 @@ static void row_advance(struct pg_arena *a, uint32_t row)
     f.base_ns = f.nominal_ns;
     f.nominal_ns = f.after_ns;
     f.armed++;
-    f.due_ns = time_plus(f.due_ns, f.every_ns);
+    f.due_ns = time_plus(counts_from_ns(a, row), f.every_ns);
     f.after_ns = limited(&f, f.every_ns == 0 ? f.then_ns : time_plus(f.nominal_ns, f.every_ns));
     if (f.overlap == PG_OVERLAP_DELAY)
         f.after_ns = after_delay(&f);
@@ -218,20 +227,12 @@ static bool lacks_occurrence(const struct pg_arena *a, uint32_t row)
            schedule_at(a, row)->slot == PG_NIL && !schedule_holds(a, row);
 }
 
-/* Return the end of the previous occurrence or of its last job, or for a schedule without a delay
- * the time of the newest occurrence, on the arena's clock. */
-static int64_t counts_from_ns(const struct pg_arena *a, uint32_t row)
-{
-    const struct pg_schedule_fields *f = schedule_fields(a, row);
-    return f->overlap == PG_OVERLAP_DELAY ? schedule_at(a, row)->ended_ns : f->due_ns;
-}
-
-/* Store the time after the delay of a row. A kill may undo this: the delay then begins again at the
- * rebuild. */
+/* Store the time after the delay of a row, if the delay has begun. */
 static void delay_count(struct pg_arena *a, uint32_t row)
 {
     struct pg_schedule_fields *f = schedule_fields(a, row);
-    if (f->overlap != PG_OVERLAP_DELAY || f->after_ns == PG_NOMINAL_NONE)
+    if (f->overlap != PG_OVERLAP_DELAY || f->after_ns == PG_NOMINAL_NONE ||
+        !lacks_occurrence(a, row))
         return;
     const int64_t wall_ns = time_plus(counts_from_ns(a, row), a->header->wall_offset_ns);
     STORE_RELEASE(&f->after_ns, limited(f, time_plus(wall_ns, f->every_ns)));
@@ -277,8 +278,9 @@ static void slot_set(struct pg_arena *a, uint32_t row, uint32_t slot)
 }
 
 /* Arm the next occurrence of a row. If the key is that of another timer, this timer stands for the
- * occurrence. Return false if there is no space. */
-static bool row_arm(struct pg_arena *a, uint32_t row, bool *is_due)
+ * occurrence. Return false if there is no space. *more: an occurrence is due, or a consumer group is
+ * making space. */
+static bool row_arm(struct pg_arena *a, uint32_t row, bool *more)
 {
     const struct pg_schedule_fields *f = schedule_fields(a, row);
     struct pg_result r;
@@ -286,13 +288,13 @@ static bool row_arm(struct pg_arena *a, uint32_t row, bool *is_due)
                     .time_ns = next_ns(a, row)};
     const uint32_t slot = occurrence_put(a, f, &p, f->after_ns, row, &r);
     const unsigned status = r.ticket & 0xff;
-    if (slot == PG_NIL && status != PG_ST_KEPT && status != PG_ST_EXISTS)
+    if (slot == PG_NIL && status != PG_ST_KEPT && status != PG_ST_EXISTS) {
+        *more |= status == PG_ST_BUSY && wal_buffer_refusal(a) == PG_ST_NONE;
         return false;
-    *is_due |= r.deadline_ns <= a->state.now_ns;
+    }
+    *more |= r.deadline_ns <= a->state.now_ns;
     if (slot != PG_NIL)
         slot_set(a, row, slot);
-    else
-        schedule_at(a, row)->ended_ns = p.time_ns;
     row_advance(a, row);
     schedule_queue(a, row);
     return true;
@@ -304,18 +306,24 @@ static bool arms(const struct pg_arena *a)
     return !a->state.draining && !wal_buffer_full(a) && wal_buffer_refusal(a) != PG_ST_WAL;
 }
 
+static int64_t counted_boot_ns(struct pg_arena *a, uint32_t row)
+{
+    delay_count(a, row);
+    return next_boot_ns(a, row);
+}
+
 /* Take the schedule with the earliest next occurrence among the first LOOKED_AT in the list, so
  * that schedules which wait for space get it in this order, also after a recovery. */
 static uint32_t earliest_take(struct pg_arena *a)
 {
     uint32_t row = a->state.schedules_due, before = PG_NIL, first = row, before_first = PG_NIL;
-    int64_t first_ns = next_boot_ns(a, row);
+    int64_t first_ns = counted_boot_ns(a, row);
     for (uint32_t n = 1; n < LOOKED_AT; n++) {
         before = row;
         row = schedule_at(a, row)->next_due;
         if (row == PG_NIL)
             break;
-        const int64_t then_ns = next_boot_ns(a, row);
+        const int64_t then_ns = counted_boot_ns(a, row);
         if (then_ns > first_ns || (then_ns == first_ns && row > first))
             continue;
         first = row;
@@ -328,24 +336,21 @@ static uint32_t earliest_take(struct pg_arena *a)
 
 bool schedules_step(struct pg_arena *a, uint32_t budget)
 {
-    bool is_due = false, has_space = true;
+    bool more = false, has_space = true;
     const bool waited = schedules_waiting(a);
     uint32_t left = budget;
     for (; a->state.schedules_due != PG_NIL && left != 0 && has_space && arms(a); left--) {
         const uint32_t row = earliest_take(a);
-        if (!lacks_occurrence(a, row))
+        if (!lacks_occurrence(a, row) || !next_is_known(schedule_fields(a, row)))
             continue;
-        delay_count(a, row);
-        if (!next_is_known(schedule_fields(a, row)))
-            continue;
-        has_space = row_arm(a, row, &is_due);
+        has_space = row_arm(a, row, &more);
         if (!has_space)
             schedule_due(a, row);      /* the next iteration tries again */
     }
-    a->state.schedules_stuck = a->state.schedules_due != PG_NIL && left != 0;
+    a->state.schedules_stuck = a->state.schedules_due != PG_NIL && left != 0 && !more;
     if (waited)
         late_changed(a);           /* a late timer may have waited for these occurrences */
-    return is_due || left == 0;
+    return more || left == 0;
 }
 
 /* ---- changes ------------------------------------------------------------------------------- */
@@ -400,7 +405,6 @@ static void row_put(struct pg_arena *a, uint32_t row, struct pg_schedule_fields 
     f->since_ticket = a->header->next_ticket;
     f->first_ticket = replaces ? old.first_ticket : f->since_ticket;
     schedule_store(a, row, f, true);
-    schedule_at(a, row)->ended_ns = a->call.moment_ns;
     if (!replaces) {
         schedule_at(a, row)->open = 0;
         schedule_hashed(a, row);
@@ -471,8 +475,8 @@ void schedule_resume(struct pg_arena *a, uint32_t row, int64_t base_ns, int64_t 
 {
     struct pg_schedule_fields f = *schedule_fields(a, row);
     f.state = PG_SCHEDULE_ACTIVE;
-    schedule_at(a, row)->ended_ns = a->call.moment_ns;
     if (f.overlap == PG_OVERLAP_DELAY) {
+        f.due_ns = a->call.moment_ns;
         f.after_ns = after_delay(&f);
     } else if (f.every_ns != 0) {
         steps_skip(a, &f);
@@ -510,6 +514,24 @@ static struct pg_question question_of(const struct pg_arena *a, uint32_t row)
                                 .until_ns = f->until_ns};
 }
 
+/* The wall clock was set back to before the put: the schedule counts from the current time on. */
+static void row_restart(struct pg_arena *a, uint32_t row, int64_t wall_ns)
+{
+    struct pg_schedule_fields f = *schedule_fields(a, row);
+    fields_unarm(a, row, &f);
+    f.base_ns = f.nominal_ns = f.put_ns = wall_ns;
+    f.after_ns = f.then_ns = PG_NOMINAL_UNKNOWN;
+    schedule_store(a, row, &f, false);
+    slot_drop(a, row);
+}
+
+/* Return whether a row that is computed again has to begin again first. */
+static bool restarts(const struct pg_arena *a, uint32_t row)
+{
+    return schedule_at(a, row)->rechecks &&
+           schedule_wall_ns(a) < schedule_fields(a, row)->put_ns;
+}
+
 int pg_schedule_question(struct pg_arena *a, struct pg_question *q)
 {
     const struct calendar *c = &a->state.calendar;
@@ -519,6 +541,11 @@ int pg_schedule_question(struct pg_arena *a, struct pg_question *q)
     }
     while (a->state.schedules_asked != PG_NIL) {
         const uint32_t row = a->state.schedules_asked;
+        if (restarts(a, row)) {
+            if (wal_buffer_full(a))
+                return 0;
+            row_restart(a, row, schedule_wall_ns(a));
+        }
         const struct pg_schedule_fields *f = schedule_fields(a, row);
         *q = question_of(a, row);
         if (f->state == PG_SCHEDULE_ACTIVE && (schedule_lacks_times(f) || rechecks(schedule_at(a, row))))
@@ -586,33 +613,18 @@ void pg_schedule_answer(struct pg_arena *a, const struct pg_question *q, uint32_
     wal_buffer_settle(a);
 }
 
-/* The wall clock was set back to before the put: the schedule counts from the current time on. */
-static void row_restart(struct pg_arena *a, uint32_t row, int64_t wall_ns)
-{
-    struct pg_schedule_fields f = *schedule_fields(a, row);
-    fields_unarm(a, row, &f);
-    f.base_ns = f.nominal_ns = f.put_ns = wall_ns;
-    f.after_ns = f.then_ns = PG_NOMINAL_UNKNOWN;
-    schedule_store(a, row, &f, false);
-    slot_drop(a, row);
-}
-
 void pg_schedules_recheck(struct pg_arena *a)
 {
-    const int64_t wall_ns = schedule_wall_ns(a);
-    for (uint32_t row = 0; row < a->schedule_rows && !wal_buffer_full(a); row++) {
+    for (uint32_t row = 0; row < a->schedule_rows; row++) {
         struct pg_schedule_fields *f = schedule_fields(a, row);
         if (f->state != PG_SCHEDULE_ACTIVE || f->every_ns != 0)
             continue;
-        if (wall_ns < f->put_ns)
-            row_restart(a, row, wall_ns);
-        else if (schedule_at(a, row)->slot == PG_NIL)
+        if (schedule_at(a, row)->slot == PG_NIL)
             f->after_ns = PG_NOMINAL_UNKNOWN;
         schedule_at(a, row)->rechecks = 1;
         schedule_queue(a, row);
         schedule_ask(a, row);
     }
-    wal_buffer_settle(a);
 }
 
 /* ---- rebuild ------------------------------------------------------------------------------- */
@@ -627,7 +639,6 @@ void schedules_init(struct pg_arena *a)
         s->slot = s->first_hashed = PG_NIL;
         s->is_due = s->is_asked = s->rechecks = 0;
         s->open = 0;
-        s->ended_ns = a->call.moment_ns;
     }
 }
 

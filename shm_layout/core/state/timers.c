@@ -221,6 +221,13 @@ void slot_free(struct pg_arena *a, uint32_t slot, uint32_t give)
     a->state.schedules_stuck = false;    /* a schedule may have waited for this space */
 }
 
+/* Prepare the end of an armed timer, before its frame is appended. */
+static inline void occurrence_ending(struct pg_arena *a, uint32_t slot)
+{
+    if (UNLIKELY((slot_hot(a, slot)->flags & PG_F_SCHEDULE) != 0))
+        schedule_slot_ending(a, slot);
+}
+
 /* End an armed timer. Its entry in the replay buffer takes over the last `keep` granules of the
  * blob. This function is inline, because it is called once for every timer. */
 static inline void slot_end(struct pg_arena *a, uint32_t slot, uint32_t keep)
@@ -509,15 +516,23 @@ static void put_fresh(struct pg_arena *a, const struct put *p, int64_t deadline_
         key_bind(a, p->key.hash, id, at, slot);
 }
 
+/* Return whether the groups of its topic have space for a timer whose blob grows from `held` to
+ * `granules`. */
+static bool growth_admitted(struct pg_arena *a, uint32_t topic, uint32_t granules, uint32_t held,
+                            struct pg_result *r)
+{
+    return granules <= held || !has_groups(a, topic) ||
+           jobs_admit(a, topic, 0, granules - held, r);
+}
+
 /* Return whether the groups of the topic have space for a timer that replaces `old`. A timer of the
  * same topic gives up its own space. */
 static bool replacing_admitted(struct pg_arena *a, const struct put *p, uint32_t old,
                                struct pg_result *r)
 {
-    const uint32_t granules = put_granules(p), held = slot_granules(slot_cold(a, old));
     if (slot_hot(a, old)->topic != p->topic)
-        return jobs_admit(a, p->topic, 1, granules, r);
-    return granules <= held || jobs_admit(a, p->topic, 0, granules - held, r);
+        return jobs_admit(a, p->topic, 1, put_granules(p), r);
+    return growth_admitted(a, p->topic, put_granules(p), slot_granules(slot_cold(a, old)), r);
 }
 
 static void put_replace(struct pg_arena *a, const struct put *p, int64_t deadline_ns,
@@ -527,6 +542,7 @@ static void put_replace(struct pg_arena *a, const struct put *p, int64_t deadlin
         return;
     if (has_groups(a, p->topic) && !replacing_admitted(a, p, old, r))
         return;
+    occurrence_ending(a, old);
     const uint32_t slot = arm(a, p, deadline_ns, old, r);
     if (slot == PG_NIL)
         return;
@@ -654,6 +670,8 @@ void timers_unpark(struct pg_arena *a, const struct put *p, uint64_t ticket, str
     const uint32_t granules = blob_granules(ext + p->key.len + p->payload_len);
     if (UNLIKELY(p->limited) && !quota_admits(a, p, granules, slot, r))
         return;
+    if (!growth_admitted(a, slot_hot(a, slot)->topic, granules, slot_granules(slot_cold(a, slot)), r))
+        return;
     const uint32_t blob = blobs_take(&a->blobs, granules);
     if (blob == PG_NIL) {
         answer(r, 0, payload_refusal(a), 0);
@@ -684,6 +702,7 @@ void cancel_fired(struct pg_arena *a, uint32_t id, uint64_t ticket, struct pg_re
 void timer_end(struct pg_arena *a, uint32_t slot, const struct probe *at, enum pg_end_cause cause)
 {
     const bool keeps = cause != PG_END_CANCELLED && unique_until_ns(a, slot) > a->call.moment_ns;
+    occurrence_ending(a, slot);
     if (LIKELY(!keeps))
         index_erase(&a->index, at);
     slot_unplace(a, slot);
@@ -795,6 +814,7 @@ bool timer_fire_due(struct pg_arena *a, uint32_t slot)
     if (wal_buffer_full(a) || !replay_make_space(a, (uint64_t)granules * PG_GRANULE))
         return false;
     const struct job_traits traits = job_traits_of(a, &e, slot);
+    occurrence_ending(a, slot);
     if (has_wal(a))
         wal_append_fire(a, slot, &e, &traits);
     const uint64_t position = replay_append(a, &e, &traits);
