@@ -238,7 +238,7 @@ def human(field: str, value: Any) -> str:
         return ", ".join(value) or "-"
     if isinstance(value, str) and (field.endswith("_at") or field in TIMES):
         return time_text(value)
-    if isinstance(value, int | float) and field.endswith("_s"):
+    if isinstance(value, int | float) and field.endswith("_s") and not field.endswith("_per_s"):
         return units.format_duration(round(value * units.NS_PER["s"]))
     if not isinstance(value, int) or field.endswith(("pid", "uid", "node", "cpu")):
         return str(value)

@@ -21,7 +21,7 @@ class CancelResult(enum.Enum):
     CANCELLED = Status.CANCELLED
     """The timer was armed, and no notice will come."""
     FIRED = Status.FIRED
-    """Too late: the timer has fired, and its notice is in the replay buffer."""
+    """Too late: the timer has fired, and its notice is in the replay buffer, or a job waits."""
     LEASED = Status.LEASED
     """Too late: the timer has fired, and a member of a consumer group holds its job."""
     UNKNOWN = Status.UNKNOWN

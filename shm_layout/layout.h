@@ -2181,7 +2181,8 @@ enum pg_status {
                                      REPLACE, or with mode EXTEND and no ticket: the key is that of
                                      an operation */
     PG_ST_CANCELLED = 6,          /* CANCEL: the timer will not fire, or the operation has ended */
-    PG_ST_FIRED = 7,              /* CANCEL: too late; the timer's notice is in the replay buffer */
+    PG_ST_FIRED = 7,              /* CANCEL: too late; the replay buffer has the notice of the timer,
+                                     or a job of it waits */
     PG_ST_UNKNOWN = 8,            /* no such timer, operation or watch key */
     PG_ST_FOUND = 9,              /* GET: the timer or operation exists */
     PG_ST_DONE = 10,              /* ADVANCE_KEY, BUMP, FAIL, CLEAR, FORGET, CANCEL_FOR_KEY,

@@ -397,6 +397,27 @@ def test_a_cancel_answers_leased_and_removes_what_nobody_holds(core: JobsCore) -
     assert session.ack(held) == Status.DONE
 
 
+def test_a_cancel_of_a_waiting_job_is_too_late_whatever_became_of_its_notice(core: JobsCore) -> None:
+    core.create_group()
+    (first,) = fire(core, "a")
+    session = Session(core)
+    core.put("a", SECOND, topic=b"t")
+    assert session.one(record(Op.CANCEL, b"a")).status == Status.CANCELLED
+    too_late = session.one(record(Op.CANCEL, b"a"))
+    assert (too_late.status, too_late.ticket) == (Status.FIRED, first)
+    for n in range(100):
+        fire(core, f"other{n}", topic=b"u")
+    assert core.header.replay_head > 1
+    assert session.one(record(Op.CANCEL, b"a", value=first)).status == Status.FIRED
+    assert session.one(record(Op.CANCEL, b"a", value=first + 1)).status == Status.UNKNOWN
+    assert core.metrics.cancels_fired == 2
+    session.join()
+    step(core)
+    (held,) = core.jobs_of(session)
+    assert session.ack(held) == Status.DONE
+    assert session.one(record(Op.CANCEL, b"a")).status == Status.UNKNOWN
+
+
 def test_a_new_group_may_begin_with_the_replay_buffer(core: JobsCore) -> None:
     fire(core, "a", "b")
     core.create_group(earliest=True)

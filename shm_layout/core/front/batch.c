@@ -414,9 +414,9 @@ static bool is_pending(const struct pg_arena *a, const struct step *s)
                               s->record->value == ctl_ticket(slot_hot(a, slot)->ctl));
 }
 
-/* Return whether the CANCEL concerns jobs: answer it with LEASED if a member holds one of them, else
- * with CANCELLED. `intent` stores the first job, so that the rebuild finds out whether it has
- * ended. */
+/* Return whether the CANCEL concerns jobs. Answer it with LEASED if a member holds one of them, else
+ * with CANCELLED if the flag asks for that, else with FIRED. `intent` stores the first job of a
+ * CANCELLED, so that the rebuild finds out whether it has ended. */
 static bool cancels_jobs(struct pg_arena *a, const struct step *s, struct pg_result *result)
 {
     if (on_cancel(s->session))
@@ -426,13 +426,15 @@ static bool cancels_jobs(struct pg_arena *a, const struct step *s, struct pg_res
     if (row == PG_NIL)
         return false;
     const struct pg_job *j = job_at(a, row);
-    const bool leased = job_state(j) == PG_JOB_LEASED;
-    if (leased)
+    if (job_state(j) == PG_JOB_LEASED) {
         answer(result, j->ticket >> 8, PG_ST_LEASED, j->deadline_ns);
-    if (leased || s->record->flags == 0)
-        return leased;
-    intend(s, j->control, row);
-    answer(result, j->ticket >> 8, PG_ST_CANCELLED, j->deadline_ns);
+    } else if (s->record->flags == 0) {
+        a->metrics->cancels_fired++;
+        answer(result, j->ticket >> 8, PG_ST_FIRED, j->deadline_ns);
+    } else {
+        intend(s, j->control, row);
+        answer(result, j->ticket >> 8, PG_ST_CANCELLED, j->deadline_ns);
+    }
     return true;
 }
 
