@@ -243,7 +243,7 @@ bench-watchers: build ## measure one key with many watchers; writes benchmarks/r
 bench-peers: build ## measure next to Redis and beanstalkd, about 15 min; writes benchmarks/results/peers.json, docs/peers.md and its plot
 	$(BIN)/python benchmarks/bench_peers.py $(ARGS)
 
-bench-jobs: build ## measure consumers next to beanstalkd, Redis streams and PostgreSQL; writes benchmarks/results/jobs.json
+bench-jobs: build ## measure consumers next to beanstalkd, Redis streams and PostgreSQL, about 8 min; writes benchmarks/results/jobs.json and its table
 	$(BIN)/python benchmarks/bench_jobs.py $(ARGS)
 
 bench-gate: build ## fail if a key measure costs 30 % more than its baseline; ARGS=--write stores a new baseline
