@@ -1,6 +1,7 @@
 """Measure the effect of a flooding namespace, and of a catch-up, on other work of a real daemon.
 
-Three parts, each on a new daemon:
+purgatoryd is a wheel of this checkout, installed in a temporary environment; with `--dry` it is the
+one that Python imports. Three parts, each on a new daemon:
 
 namespace: a client adds timers in one namespace and receives their notices, while another process
     adds and cancels timers in another namespace as fast as it can. The situations alternate:
@@ -30,6 +31,7 @@ from pathlib import Path
 from typing import Any
 
 from bench_hostile import BUSY, at_work, processor_s
+from installed import run_with_wheel
 from own_daemon import own_daemon
 from recording import machine, quantile, spread, write_result, write_section
 
@@ -245,7 +247,7 @@ def table(figures: dict[str, dict[str, Any]]) -> str:
     return "\n".join(rows) + "\n"
 
 
-def main() -> None:
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=5.0, help="seconds of each run")
     parser.add_argument("--rounds", type=int, default=5)
@@ -253,7 +255,10 @@ def main() -> None:
     parser.add_argument("--rate", type=int, default=0, help="late timers per second; 0 = default")
     parser.add_argument("--dry", action="store_true", help="write nothing")
     parser.add_argument("parts", nargs="*", default=["namespace", "admin", "catch_up"])
+    parser.add_argument("--installed", action="store_true", help="use the importable purgatoryd")
     given = parser.parse_args()
+    if not (given.installed or given.dry):
+        return run_with_wheel(__file__, sys.argv[1:])
     figures: dict[str, dict[str, Any]] = {}
     if "namespace" in given.parts:
         with daemon() as _, closing(Quiet()) as quiet:
@@ -272,7 +277,8 @@ def main() -> None:
                     "targets": targets(figures), "figures": figures}  # fmt: skip
         write_result(RESULTS, document)
         write_section("flood", table(figures))
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

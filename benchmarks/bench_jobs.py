@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import subprocess
 import sys
 import tempfile
 import time
@@ -32,7 +31,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-from installed import install
+from installed import run_with_wheel
 from peers.jobs import BATCH, SIDES, Side
 from peers.side import PATIENCE_S, Server, Start, boot_ns, stamp
 from recording import machine, quantile, spread, write_result, write_section
@@ -204,14 +203,6 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def measure_installed(words: Sequence[str]) -> int:
-    """Run this program in an environment with a wheel of the checkout."""
-    with tempfile.TemporaryDirectory(prefix="jobs-wheel-") as directory:
-        python = install(Path(directory)) / "python"
-        command = [str(python), __file__, "--installed", *words]
-        return subprocess.run(command, check=False).returncode
-
-
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n\n")[0])
     parser.add_argument("--jobs", type=int, default=100_000, help="jobs of a measured rate")
@@ -229,7 +220,7 @@ def parse() -> argparse.Namespace:
 def main() -> int:
     given = parse()
     if not (given.installed or given.quick):
-        return measure_installed(sys.argv[1:])
+        return run_with_wheel(__file__, sys.argv[1:])
     chosen = [side for side in SIDES if given.only in side.name]
     skipped = [f"{side.name}: no {lacks}" for side in chosen if (lacks := side.missing())]
     for reason in skipped:

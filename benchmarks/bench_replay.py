@@ -5,7 +5,8 @@ notices. A live subscriber measures the time from the deadline of timers, which 
 rate, until it receives their notices. Windows alternate: in one nobody reads past notices; in the
 next one another process reads the next part of them with REPLAY, and the window ends with the part.
 All parts together are all past notices. A ratio divides the 99th percentile of a window with the
-reader by that of the window before it.
+reader by that of the window before it. purgatoryd is a wheel of this checkout, installed in a
+temporary environment.
 
 Writes benchmarks/results/replay.json and the table of docs/benchmarks.md.
 """
@@ -23,6 +24,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from installed import run_with_wheel
 from own_daemon import own_daemon
 from recording import machine, quantile, spread, write_result, write_section
 
@@ -200,7 +202,10 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=12)
     parser.add_argument("--rate", type=int, default=1000, help="live notices per second")
     parser.add_argument("--quick", action="store_true", help="a short run that writes no file")
+    parser.add_argument("--installed", action="store_true", help="use the importable purgatoryd")
     given = parser.parse_args()
+    if not (given.installed or given.quick):
+        return run_with_wheel(__file__, sys.argv[1:])
     if given.quick:
         given.notices, given.seconds, given.rounds = 200_000, 1.0, 2
     found = measure(given.notices, given.seconds, given.rounds, given.rate)
