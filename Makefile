@@ -198,7 +198,7 @@ bench-recovery: build ## measure the recovery of a killed daemon; writes benchma
 bench-place-again: build ## measure how long a daemon pauses when its arena files are removed; writes benchmarks/results/place_again.json and its table
 	$(BIN)/python benchmarks/bench_place_again.py $(ARGS)
 
-bench-flood: build ## measure the effect of a flooding namespace and of a catch-up; writes benchmarks/results/flood.json
+bench-flood: build ## measure the effect of a flooding namespace and of a catch-up, about 5 min; writes benchmarks/results/flood.json and its table
 	$(BIN)/python benchmarks/bench_flood.py $(ARGS)
 
 bench-hostile: build ## measure the effect of an attack on other clients; writes benchmarks/results/hostile.json
@@ -213,7 +213,7 @@ bench-placement: build ## measure lateness next to busy processes; writes benchm
 bench-metrics: build ## measure the cost of counting and reading metrics; writes benchmarks/results/metrics.json and its table
 	$(BIN)/python benchmarks/bench_metrics.py $(ARGS)
 
-bench-replay: build ## measure live notices next to a reader of past notices; writes benchmarks/results/replay.json
+bench-replay: build ## measure live notices next to a reader of past ones, about 5 min; writes benchmarks/results/replay.json and its table
 	$(BIN)/python benchmarks/bench_replay.py $(ARGS)
 
 bench-slack: build ## measure daemon CPU per timer by slack; writes benchmarks/results/slack.json
@@ -243,7 +243,7 @@ bench-watchers: build ## measure one key with many watchers; writes benchmarks/r
 bench-peers: build ## measure next to Redis and beanstalkd, about 15 min; writes benchmarks/results/peers.json, docs/peers.md and its plot
 	$(BIN)/python benchmarks/bench_peers.py $(ARGS)
 
-bench-jobs: build ## measure consumers next to beanstalkd, Redis streams and PostgreSQL; writes benchmarks/results/jobs.json
+bench-jobs: build ## measure consumers next to beanstalkd, Redis streams and PostgreSQL, about 8 min; writes benchmarks/results/jobs.json and its table
 	$(BIN)/python benchmarks/bench_jobs.py $(ARGS)
 
 bench-gate: build ## fail if a key measure costs 30 % more than its baseline; ARGS=--write stores a new baseline

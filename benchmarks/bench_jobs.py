@@ -2,59 +2,71 @@
 
 Compares consumer groups with beanstalkd, Redis streams (XREADGROUP) and PostgreSQL (SKIP LOCKED),
 each with 1 and 4 consumers in processes of their own. All sides take and acknowledge up to 64 jobs
-at a time, except beanstalkd, whose protocol has no batches; payloads have 48 bytes, and nothing is
-written to a disk before an answer. In each repetition each side runs once, with a new server on a
-unix socket.
+at a time, except the first side of beanstalkd: its clients reserve and delete single jobs. Payloads
+have 48 bytes, and nothing is written to a disk before an answer. In each repetition each side runs
+once, with a new server on a unix socket; the order rotates. A ratio divides the rate of purgatoryd
+by that of another side in the same repetition. purgatoryd is a wheel of this checkout, installed in
+a temporary environment.
 
-Rate: all jobs are due before the consumers begin. Lateness: one job is due each millisecond; it
-ends when a consumer has the job. beanstalkd has a resolution of a second. Redis moves due members
-of a sorted set to the stream, and PostgreSQL is polled, both every millisecond.
+Rate: all jobs are due before the consumers begin; it ends with the last acknowledgement. Lateness:
+one job is due each millisecond; it ends when a consumer has the job. The delays of beanstalkd are
+whole seconds, so its second side puts jobs when they are due. Redis moves due members of a sorted
+set to the stream, and PostgreSQL is polled, both every millisecond.
 
-Writes benchmarks/results/jobs.json. A peer that is not installed is named and left out.
+Writes benchmarks/results/jobs.json and the table of docs/benchmarks.md. A peer that is not
+installed is named and left out.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from multiprocessing import get_context
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
+from installed import run_with_wheel
 from peers.jobs import BATCH, SIDES, Side
-from peers.side import PATIENCE_S, Server, Start, boot_ns
-from recording import machine, quantile, spread, write_result
+from peers.side import PATIENCE_S, Server, Start, boot_ns, stamp
+from recording import machine, quantile, spread, write_result, write_section
 
 RESULTS = Path(__file__).resolve().parent / "results" / "jobs.json"
 CONSUMERS = (1, 4)
 GAP_NS = 1_000_000
+OURS = SIDES[0].name
+P50_MAX_US = 1000.0
+"""Target of purgatoryd: median lateness."""
 _FORK = get_context("fork")
+Taken = tuple[int, list[bytes]]
+Samples = dict[tuple[str, int], list[float]]
+"""By side and number of consumers."""
 
 
 def consume(side: Side, server: Server, together: Any, count: Any, most: int, out: Any) -> None:
-    """Take jobs until all consumers together have `most`; report the lateness of each job in ns,
-    and the time of the last acknowledgement."""
-    late: list[int] = []
+    """Take jobs until all consumers together have `most`; report (time of receipt in ns, payloads)
+    of each batch, and the time of the last acknowledgement."""
+    taken: list[Taken] = []
     batches = side.batches(server)
     next(batches)  # connects
     together.wait(PATIENCE_S)
-    ended_ns = boot_ns()
-    while count.value < most:
-        deadlines = next(batches)
-        if deadlines:
-            now_ns = boot_ns()
-            late += [now_ns - due_ns for due_ns in deadlines]
-            with count.get_lock():
-                count.value += len(deadlines)
-            ended_ns = now_ns
-    with suppress(StopIteration):
-        next(batches)  # acknowledges the last batch
-    out.send((late, max(ended_ns, boot_ns() if late else 0)))
+    ended_ns = 0
+    while count.get_obj().value < most:
+        payloads = next(batches)
+        if not payloads:
+            continue
+        taken.append((boot_ns(), payloads))
+        with count.get_lock():
+            count.get_obj().value += len(payloads)
+        next(batches)  # acknowledges
+        ended_ns = boot_ns()
+    late = [now_ns - stamp(payload) for now_ns, payloads in taken for payload in payloads]
+    out.send((late, ended_ns))
     out.close()
     os._exit(0)
 
@@ -137,7 +149,7 @@ def lateness_us(side: Side, consumers: int, jobs: int) -> list[float]:
 
 def measured(sides: Sequence[Side], jobs: int, timed: int, repeats: int) -> list[dict[str, Any]]:
     """Return a row for each side and number of consumers."""
-    rates: dict[tuple[str, int], list[float]] = {}
+    rates: Samples = {}
     late: dict[tuple[str, int], list[list[float]]] = {}
     for repetition in range(repeats):
         for consumers in CONSUMERS:
@@ -147,45 +159,86 @@ def measured(sides: Sequence[Side], jobs: int, timed: int, repeats: int) -> list
                 late.setdefault(case, []).append(lateness_us(side, consumers, timed))
                 p50 = quantile(late[case][-1], 0.5)
                 print(f"{side.name:<24}{consumers} consumers {rates[case][-1]:>10,.0f} jobs/s "
-                      f"{p50:>10,.0f} us late")  # fmt: skip
+                      f"{p50:>10,.0f} us late", flush=True)  # fmt: skip
     return [
         {
-            "side": name, "consumers": consumers, "jobs_per_s": spread(rates[name, consumers]),
-            "lateness_p50_us": spread([quantile(one, 0.5) for one in late[name, consumers]]),
-            "lateness_p99_us": spread([quantile(one, 0.99) for one in late[name, consumers]]),
+            "side": side.name, "consumers": consumers,
+            "jobs_per_s": spread(rates[side.name, consumers]),
+            "ratio": spread(ratios(rates, side.name, consumers)),
+            "lateness_p50_us": spread([quantile(one, 0.5) for one in late[side.name, consumers]]),
+            "lateness_p99_us": spread([quantile(one, 0.99) for one in late[side.name, consumers]]),
         }
-        for name, consumers in rates
+        for consumers in CONSUMERS
+        for side in sides
     ]  # fmt: skip
 
 
-def main() -> None:
+def ratios(rates: Samples, name: str, consumers: int) -> list[float]:
+    """Return the rate of purgatoryd divided by that of a side, for each repetition."""
+    pairs = zip(rates.get((OURS, consumers), ()), rates[name, consumers], strict=False)
+    return [ours / theirs for ours, theirs in pairs] or [float("nan")]
+
+
+def targets(rows: Sequence[dict[str, Any]]) -> dict[str, bool]:
+    """Return which targets are met: by the median ratios, and by the median lateness."""
+    peers = [row["ratio"]["median"] for row in rows if not row["side"].startswith(OURS)]
+    ours = [row["lateness_p50_us"]["median"] for row in rows if row["side"] == OURS]
+    return {"ahead of each peer": min(peers) > 1, "p50 below 1 ms": max(ours) < P50_MAX_US}
+
+
+def table(rows: Sequence[dict[str, Any]]) -> str:
+    """Return the table for docs/benchmarks.md."""
+
+    def cell(values: dict[str, float], form: str) -> str:
+        middle, low, high = (format(values[name], form) for name in ("median", "low", "high"))
+        return f"{middle} [{low} - {high}]"
+
+    lines = ["| side | consumers | jobs per second | purgatoryd to side | p50 | p99 |",
+             "| --- | --- | --- | --- | --- | --- |"]  # fmt: skip
+    for row in rows:
+        cells = [row["side"], str(row["consumers"]), cell(row["jobs_per_s"], ",.0f"),
+                 cell(row["ratio"], ".2f"), cell(row["lateness_p50_us"], ",.0f"),
+                 cell(row["lateness_p99_us"], ",.0f")]  # fmt: skip
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n\n")[0])
-    parser.add_argument("--jobs", type=int, default=50_000, help="jobs of a measured rate")
+    parser.add_argument("--jobs", type=int, default=100_000, help="jobs of a measured rate")
     parser.add_argument("--timed", type=int, default=2000, help="jobs of a measured lateness")
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--only", help="measure the sides whose names contain this text")
+    parser.add_argument("--only", default="", help="measure the sides whose names contain this")
     parser.add_argument("--quick", action="store_true", help="few jobs; writes no result")
+    parser.add_argument("--installed", action="store_true", help="use the importable purgatoryd")
     given = parser.parse_args()
     if given.quick:
         given.jobs, given.timed, given.repeats = 2000, 50, 1
-    chosen = [side for side in SIDES if (given.only or "") in side.name]
-    for side in chosen:
-        if lacks := side.missing():
-            print(f"left out: {side.name} needs {lacks}")
+    return given
+
+
+def main() -> int:
+    given = parse()
+    if not (given.installed or given.quick):
+        return run_with_wheel(__file__, sys.argv[1:])
+    chosen = [side for side in SIDES if given.only in side.name]
+    skipped = [f"{side.name}: no {lacks}" for side in chosen if (lacks := side.missing())]
+    for reason in skipped:
+        print(f"LEFT OUT: {reason}", file=sys.stderr, flush=True)
     sides = [side for side in chosen if not side.missing()]
-    load_average = os.getloadavg()[0]
+    begin = os.getloadavg()[0]
     rows = measured(sides, given.jobs, given.timed, given.repeats)
-    if not given.quick and given.only is None:
-        settings = {
-            "jobs": given.jobs,
-            "timed": given.timed,
-            "repeats": given.repeats,
-            "batch": BATCH,
-        }
-        load = {"begin": load_average, "end": os.getloadavg()[0]}
-        document = {"machine": machine(), "settings": settings, "load_average": load, "rows": rows}
-        write_result(RESULTS, document)
+    if not (given.quick or given.only):
+        write_result(RESULTS, {
+            "command": "make bench-jobs", "machine": machine(),
+            "settings": {"jobs": given.jobs, "timed": given.timed, "gap_ns": GAP_NS,
+                         "repeats": given.repeats, "batch": BATCH},
+            "load_average": {"begin": begin, "end": os.getloadavg()[0]},
+            "skipped": skipped, "targets": targets(rows), "rows": rows,
+        })  # fmt: skip
+        write_section("jobs", table(rows))
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

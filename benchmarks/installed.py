@@ -11,6 +11,8 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 CHECKOUT = Path(__file__).resolve().parents[1]
@@ -34,6 +36,14 @@ def install(directory: Path) -> Path:
     packages = sysconfig.get_path("purelib", vars={"base": str(environment)})
     Path(packages, "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
     return environment / "bin"
+
+
+def run_with_wheel(script: str, words: Sequence[str]) -> int:
+    """Run a benchmark in a new environment, with the arguments `words` and `--installed`. Return
+    its exit code."""
+    with tempfile.TemporaryDirectory(prefix="bench-wheel-") as directory:
+        python = install(Path(directory)) / "python"
+        return subprocess.run([python, script, "--installed", *words], check=False).returncode
 
 
 def _run(*command: str) -> None:

@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from datetime import timedelta
+from operator import attrgetter
 from queue import Empty, SimpleQueue
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, Self
@@ -54,6 +55,7 @@ if TYPE_CHECKING:
 DRAIN_S = 30.0
 """Time that close() waits for running handlers by default."""
 LEASE_LEAST_NS = 1_000_000
+_DESK = attrgetter("_desk")
 _INTERRUPTS = (KeyboardInterrupt, SystemExit, GeneratorExit)
 
 
@@ -356,7 +358,7 @@ class Consumer(JobSource):
         time_ns: int,
         timeout: float | timedelta | None,
     ) -> None:
-        if any(job._desk is not self._desk for job in jobs):
+        if not {self._desk}.issuperset(map(_DESK, jobs)):
             raise InvalidArgument("the jobs must come from this consumer")
         self._desk.answer(jobs, op, text, time_ns, timeout)
 

@@ -56,7 +56,7 @@ LOG = logging.getLogger("purgatoryd")
 KEEP_ALIVE_S = 15.0  # PING interval of a member: the daemon may end idle sessions
 SHARE_S = 0.1  # Interval at which a consumer moves credits between partitions.
 RETRY_S = 1.0  # Time after which a refused JOIN is sent again.
-ENDED_MAX = 32_768  # A member remembers at least this number of answered leases.
+ENDED_LEAST = 1024  # A member remembers at least this number of answered leases.
 NO_DELAY = -1  # JOB_NACK: the settings of the consumer group choose the delay.
 FORGOTTEN = b"the job was dropped without an answer"
 _NAMES = {
@@ -704,7 +704,9 @@ class Member:
         return left
 
     def _forget_oldest(self) -> None:
-        if len(self._ended) > ENDED_MAX:
+        """Forget old leases that have ended. The daemon repeats at most the jobs that the member
+        may hold, and small sets stay in the processor's cache."""
+        if len(self._ended) > max(ENDED_LEAST, 2 * self.bound):
             self._older, self._ended = self._ended, set()
 
     def answered(self, pending: Any) -> None:

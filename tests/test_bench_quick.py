@@ -12,6 +12,7 @@ pytestmark = pytest.mark.tier("all")
 
 BENCHMARKS = Path(__file__).resolve().parent.parent / "benchmarks"
 SCRIPT = BENCHMARKS / "bench_purgatory.py"
+JOB_SIDES = 6
 
 
 @pytest.mark.tier("all")
@@ -30,3 +31,14 @@ def test_a_reader_of_past_notices_gets_all_of_them() -> None:
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert "'complete': True" in done.stdout
+
+
+def test_all_sides_hand_over_all_jobs() -> None:
+    done = subprocess.run(
+        [sys.executable, str(BENCHMARKS / "bench_jobs.py"), "--quick"],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    cases = [line for line in done.stdout.splitlines() if "jobs/s" in line]
+    left_out = [line for line in done.stderr.splitlines() if line.startswith("LEFT OUT")]
+    assert len(cases) == 2 * (JOB_SIDES - len(left_out))

@@ -1,9 +1,9 @@
 """Jobs on all sides: work that is handed to one of several consumers, which acknowledge it.
 
 A side fills a queue, and gives each consumer an iterator over batches. A batch is a list with the
-deadline of each job in it; the next step of the iterator acknowledges the batch. An empty batch
-means that no job came for WAIT_S. The first batch is empty, once the consumer is
-connected. No side writes to a disk before it answers.
+payload of each job in it, which begins with the deadline. The next step of the iterator
+acknowledges the batch and yields an empty one. Empty batches also come if no job came for a while,
+and once the consumer is connected. No side writes to a disk before it answers.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from own_daemon import own_daemon
 from purgatoryd.clients import Client, Consumer
 
 from . import beanstalkd_side, ours, postgres_side, redis_side
-from .side import PATIENCE_S, Server, Start, boot_ns, stamp, stamped
+from .side import PATIENCE_S, Server, Start, boot_ns, lacking, stamped
 
 BATCH = 64
 """Largest number of jobs in a batch."""
@@ -30,7 +30,7 @@ WAIT_S = 0.05
 POLL_S = 0.001
 GROUP, STREAM = "jobs", b"jobs"
 ADDED_AT_ONCE = 1000
-Batches = Iterator[list[int]]
+Batches = Iterator[list[bytes]]
 
 
 @dataclass(frozen=True)
@@ -92,9 +92,10 @@ def our_batches(transport: str) -> Callable[[Server], Batches]:
             yield []
             while True:
                 jobs = consumer.get_many(BATCH, WAIT_S)
-                yield [stamp(job.payload) for job in jobs]
+                yield [job.payload for job in jobs]
                 if jobs:
                     consumer.ack_many(jobs)
+                    yield []
 
     return batches
 
@@ -107,20 +108,47 @@ def beanstalkd_fill(server: Server, deadlines_ns: Sequence[int]) -> None:
 
 
 def beanstalkd_batches(server: Server) -> Batches:
-    """Reserve and delete single jobs, because the protocol has no batches."""
+    """Reserve and delete single jobs, as its clients do: the protocol has no batches."""
     import greenstalk
 
     client = beanstalkd_side.connected(server)
     yield []
     while True:
         try:
-            job = client.reserve(timeout=0)
+            job = client.reserve(timeout=1)
         except greenstalk.TimedOutError:
             yield []
-            time.sleep(POLL_S)
             continue
-        yield [stamp(job.body[16:])]
+        yield [job.body[16:]]
         client.delete(job)
+        yield []
+
+
+def beanstalkd_fill_when_due(server: Server, deadlines_ns: Sequence[int]) -> None:
+    """Put each job without a delay once it is due, because delays are whole seconds. Jobs that are
+    due go out together."""
+    pipeline = beanstalkd_side.Pipeline(server.address)
+    at = 0
+    while at < len(deadlines_ns):
+        time.sleep(max(0, deadlines_ns[at] - boot_ns()) / 1e9)
+        now_ns, some = boot_ns(), deadlines_ns[at : at + ADDED_AT_ONCE]
+        due = [(at + n, due_ns) for n, due_ns in enumerate(some) if due_ns <= now_ns]
+        pipeline.put([b"%016d" % number + stamped(due_ns) for number, due_ns in due])
+        at += len(due)
+
+
+def beanstalkd_pipelined(server: Server) -> Batches:
+    """Send up to BATCH requests before the first answer is read: twice as many after a batch for
+    which there were jobs enough, one after another batch. Deletes are pipelined likewise."""
+    pipeline, want = beanstalkd_side.Pipeline(server.address), 1
+    yield []
+    while True:
+        jobs = pipeline.reserve(want)
+        yield [body[16:] for _, body in jobs]
+        if jobs:
+            pipeline.delete([name for name, _ in jobs])
+            yield []
+        want = min(2 * want, BATCH) if len(jobs) == want else 1
 
 
 # ---- Redis ---------------------------------------------------------------------------------------
@@ -171,9 +199,10 @@ def redis_batches(server: Server) -> Batches:
             GROUP, name, {STREAM: b">"}, count=BATCH, block=round(WAIT_S * 1000)
         )
         entries = found[0][1] if found else []
-        yield [stamp(fields[b"p"]) for _, fields in entries]
+        yield [fields[b"p"] for _, fields in entries]
         if entries:
             client.xack(STREAM, GROUP, *(entry for entry, _ in entries))
+            yield []
 
 
 # ---- PostgreSQL ----------------------------------------------------------------------------------
@@ -193,11 +222,13 @@ def postgres_batches(server: Server) -> Batches:
     while True:
         with connection.transaction():
             rows = connection.execute(LEASED, [boot_ns(), BATCH]).fetchall()
-            yield [stamp(payload) for _, payload in rows]
+            yield [payload for _, payload in rows]
             if rows:
                 keys = [key for key, _ in rows]
                 connection.execute("DELETE FROM timers WHERE key = ANY(%s)", [keys])
-        if not rows:
+        if rows:
+            yield []
+        else:
             time.sleep(POLL_S)
 
 
@@ -207,6 +238,10 @@ SIDES = (
     Side(
         "beanstalkd", beanstalkd_side.missing, beanstalkd_side.server, beanstalkd_fill,
         beanstalkd_batches,
+    ),
+    Side(
+        "beanstalkd pipelined", lambda: lacking(["beanstalkd"], []), beanstalkd_side.server,
+        beanstalkd_fill_when_due, beanstalkd_pipelined,
     ),
     Side(
         "Redis streams", redis_side.missing, redis_server, redis_fill, redis_batches, redis_mover

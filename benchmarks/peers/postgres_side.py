@@ -60,7 +60,8 @@ def server(start: Start) -> Iterator[Server]:
     words = [str(binary("postgres")), "-D", str(data), "-k", str(start.directory), "-c",
              "listen_addresses=", "-c", f"synchronous_commit={sync}"]  # fmt: skip
     with child(words, lambda: serves(start.directory), user()) as pid:
-        connected(start.directory).execute(TABLE)
+        kind = "CREATE TABLE" if start.log else "CREATE UNLOGGED TABLE"
+        connected(start.directory).execute(TABLE.replace("CREATE TABLE", kind))
         connected(start.directory).execute(INDEX)
         yield Server(start.directory, (pid,), family=True)
 
