@@ -47,6 +47,7 @@ ROW = 0xFFFF  # mask of the row number in a session id
 _SESSION = slice(8, 16)  # this and the following slices are fields of struct pg_frame
 _KIND = slice(6, 8)
 _BYE = Message.BYE.to_bytes(2, "little")
+_HELLO = Message.HELLO.to_bytes(2, "little")
 _REPLAY = wire.encode_frame(Message.REPLAY)[:8]
 """The bytes with which a REPLAY message begins: magic, version and kind."""
 _ERROR = slice(30, 32)
@@ -281,7 +282,7 @@ class Commands:
             state, reply = self._arena.handle(
                 message.body, message.uid, message.pid, message.received_boot_ns, begun_boot_ns
             )
-        if state == Handled.REPLY and bytes(reply[_ERROR]) in _NO_SESSION:
+        if message.body[_KIND] == _HELLO and bytes(reply[_ERROR]) in _NO_SESSION:
             # the client of another session may have ended; then serve() ends that session
             self.clients.serve(begun_boot_ns)
             state, reply = self._arena.handle(

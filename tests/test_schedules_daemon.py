@@ -682,6 +682,17 @@ def test_the_share_of_a_uid_limits_its_schedules(daemon: StartDaemon, daemon_dir
 
 
 @pytest.mark.tier("test")
+def test_a_quota_refuses_a_cron_schedule_with_one_answer(daemon: StartDaemon) -> None:
+    daemon("demo")
+    with Admin("demo", timeout=PATIENCE_S) as admin, client() as one:
+        one.add("full", 3600)
+        admin.set_namespace("shop", quota_timers=1)
+        with pytest.raises(MessageRefused, match="QUOTA"):
+            one.put_schedule("tide", cron="@hourly", timeout=5)
+        assert one.schedules() == []
+
+
+@pytest.mark.tier("test")
 def test_schedules_follow_their_keys_to_other_shards(daemon: StartDaemon) -> None:
     one = start_partitioned(daemon, 4)
     start = datetime.now(UTC)
