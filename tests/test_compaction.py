@@ -245,7 +245,7 @@ def test_the_largest_free_block_is_a_metric() -> None:
 
 def test_fragmented_memory_is_a_reason_to_be_degraded() -> None:
     header = SimpleNamespace(now_ns=0, next_deadline_ns=0, capacity=10, payload_bytes=10)
-    metrics = SimpleNamespace(live=0, parked=0, outcomes=0, blob_bytes=0)
+    metrics = SimpleNamespace(live=0, parked=0, outcomes=0, unique_keys=0, blob_bytes=0)
     arena = cast("Arena", SimpleNamespace(header=header, metrics=metrics))
     sound = {"stopped": False, "full": False, "nameless": False}
     assert reasons(arena, Degraded(0), **sound, fragmented=False) == Degraded(0)
