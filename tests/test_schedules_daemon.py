@@ -8,8 +8,12 @@ import json
 import random
 import subprocess
 import sys
+import threading
 import time
 from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -34,6 +38,7 @@ from purgatoryd.clients import (
     AsyncClient,
     CancelResult,
     Client,
+    DaemonError,
     Full,
     InvalidArgument,
     InvalidKey,
@@ -502,6 +507,105 @@ def test_many_kills_lose_and_double_no_occurrence(
     assert len(minutes) == len(set(minutes)) == ended["cron"].occurrences
     assert total > schedules * 20
     print(f"{total} occurrences over {kills} kills in {took:.1f} s")
+
+
+SPANS = datetime(2020, 1, 1, tzinfo=UTC)
+
+
+def until_answered(call: Callable[[Client], Any], ended: threading.Event) -> bool:
+    """Make a call again until a daemon has answered it. False = the test has ended first."""
+    while not ended.is_set():
+        with suppress(DaemonError), client() as caller:
+            call(caller)
+            return True
+    return False
+
+
+def attack(name: str, ended: threading.Event, chance: random.Random) -> list[int]:
+    """Put, pause, resume and trigger a schedule until the test ends. Return the nominal times of
+    its triggers."""
+    asked: list[int] = []
+    for n in itertools.count():
+        at = SPANS + timedelta(seconds=10 * n)
+        calls: list[Callable[[Client], Any]] = [
+            lambda c: c.put_schedule(name, every=0.01 + 0.001 * chance.randrange(9), topic="ticks"),
+            lambda c: c.pause_schedule(name),
+            lambda c: c.resume_schedule(name),
+            lambda c, at=at: c.trigger_schedule(name, at),
+        ]
+        for call in chance.sample(calls[:3], chance.randrange(4)) + calls[3:]:
+            if not until_answered(call, ended):
+                return asked
+        asked.append(round(at.timestamp()) * SECOND_NS)
+    return asked
+
+
+def backfills(name: str, ended: threading.Event) -> int:
+    """Backfill spans of 99 ms of a schedule until the test ends. Return their number."""
+    done = 0
+    for n in itertools.count():
+        start = SPANS + timedelta(seconds=10 * n)
+        end = start + timedelta(seconds=0.099)
+        if not until_answered(lambda c, s=start, e=end: c.backfill_schedule(name, s, e), ended):
+            return done
+        done += 1
+    return done
+
+
+@pytest.mark.costly("a daemon is killed fifty times")
+@pytest.mark.parametrize("durable", [False, True], ids=["arena", "wal"])
+def test_calls_and_storms_over_many_kills_fire_each_occurrence_once(
+    daemon: StartDaemon, tmp_path: Path, durable: bool
+) -> None:
+    args = ("--wal-dir", str(tmp_path / "wal")) if durable else ()
+    one = daemon("demo", "--replay-buffer", "1048576", *args)
+    chance, ended, step_ns = random.Random(5), threading.Event(), 10_000_000
+    storm, ends = [f"storm {n}" for n in range(12)], dict[str, datetime | None]()
+    with client() as caller:
+        for name in (*storm, "a", "b"):
+            caller.put_schedule(name, every=0.01, topic="ticks")
+        caller.put_schedule("fill", every=0.033, topic="ticks")
+    with ThreadPoolExecutor(3) as pool, ExitStack() as stack:
+        stack.callback(ended.set)
+        attacks = {name: pool.submit(attack, name, ended, random.Random(name)) for name in "ab"}
+        filled = pool.submit(backfills, "fill", ended)
+        for kill in range(50):
+            name, until = f"short {kill}", datetime.now(UTC) + timedelta(seconds=1)
+            limit: dict[str, Any] = {"until": until} if kill % 2 else {"count": 25}
+            with client() as caller, suppress(ScheduleRefused):  # a slow machine: it is too late
+                caller.put_schedule(name, every=0.01, topic="ticks", **limit)
+                ends[name] = until if kill % 2 else None
+            time.sleep(chance.random() * 0.05)
+            one.kill()
+            one.start()
+        ended.set()
+        asked = {name: found.result(2 * PATIENCE_S) for name, found in attacks.items()}
+        fills = filled.result(2 * PATIENCE_S)
+    with client() as caller:
+        eventually(lambda: all(s.next is None for s in caller.schedules() if s.key in ends))
+        for name in (*storm, "fill", "a", "b"):
+            caller.pause_schedule(name)
+        schedules = {s.key: s for s in caller.schedules()}
+    found = fired(one)
+    assert len(found) == len(set(found)), "none is doubled"
+    times = {name: sorted(at for key, at in found if key == name) for name in schedules}
+    for name in (*storm, *ends):
+        assert len(times[name]) == schedules[name].occurrences
+        assert all(b - a == step_ns for a, b in itertools.pairwise(times[name])), "none is lost"
+    for name, until in ends.items():
+        if until is None:
+            assert len(times[name]) == 25
+        else:
+            assert times[name][-1] <= until.timestamp() * 1e9 < times[name][-1] + step_ns
+    for name, expected in asked.items():
+        assert set(expected) <= set(times[name])
+    fill_ns, phase_ns = 33_000_000, times["fill"][-1]
+    for n in range(fills):
+        begin_ns = round(SPANS.timestamp()) * SECOND_NS + 10 * SECOND_NS * n
+        first_ns = begin_ns + (phase_ns - begin_ns) % fill_ns
+        assert set(range(first_ns, begin_ns + 99_000_001, fill_ns)) <= set(times["fill"])
+    assert len(ends) > 20
+    print(f"{len(found)} occurrences, {[len(at) for at in asked.values()]} triggers, {fills} fills")
 
 
 @pytest.mark.tier("test")
