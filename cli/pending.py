@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from purgatoryd.clients import Client, SweepStatus, TimerInfo
 
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
+OWN_FIELDS = ("tag", "priority", "order_hash", "late", "grace_ns")
+"""Fields of an exported timer that few timers have."""
 PAGE = 10_000
 """Number of timers that one page of an export has."""
 
@@ -307,7 +309,7 @@ def export_record(timer: TimerInfo, offset_ns: int | None) -> dict[str, Any]:
     names = ("key", "key_type", "topic", "within_ns", "deadline_boot_ns", "deadline_at")
     row = {name: record[name] for name in names if name in record}
     row |= {name: value for name, value in record.items() if name.startswith("payload")}
-    row |= {name: record[name] for name in ("tag", "priority") if name in record}
+    row |= {name: record[name] for name in OWN_FIELDS if name in record}
     if offset_ns is not None:
         row["deadline_ns"] = timer.deadline_boot_ns + offset_ns
     return row
@@ -332,9 +334,9 @@ def export_command(path: Path, as_json: bool, **options: Any) -> int:
     """Write pending timers to FILE.
 
     They are in the order of their deadlines. The format is Parquet if FILE ends in .parquet, which
-    needs pyarrow, else JSON lines. Each timer has key, topic, tag, priority, slack, payload and
-    deadline, but no order key and no late policy. Parked timers are left out, because only the WAL
-    has their payloads: the command counts them, and its exit code is 1.
+    needs pyarrow, else JSON lines. Each timer has key, topic, tag, priority, hash of the order key,
+    late policy, slack, payload and deadline. Parked timers are left out, because only the WAL has
+    their payloads: the command counts them, and its exit code is 1.
     """
     selection = selection_of(options)
     with opened(options) as client:
@@ -384,8 +386,9 @@ def import_command(
     """Add the timers of an exported FILE.
 
     Each row takes effect once: after an interruption, the same command adds the rest. Timers keep
-    deadlines, tags, priorities and slack. A deadline that has passed is due at once. Exit code 1
-    means that rows were refused.
+    deadlines, tags, priorities, order keys, late policies and slack. A deadline that has passed is
+    due at once. Exit code 1 means that rows were refused. A namespace with several partitions
+    takes no rows with order keys.
     """
     from purgatoryd.cli.timer_files import read_rows
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import datetime
+from itertools import starmap
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 import click
 
 from purgatoryd import clients
 from purgatoryd.cli import units
-from purgatoryd.cli.arena import print_table
+from purgatoryd.cli.arena import human, print_table
 from purgatoryd.cli.exits import Command, Exit, Group
 from purgatoryd.cli.options import (
     emit,
@@ -191,9 +192,15 @@ def show_command(key: str, name: str, namespace: str, timeout: float, as_json: b
         emit({"key": key, "result": "UNKNOWN"}, f"unknown {visible(key)}", as_json)
         return Exit.NEGATIVE
     record = schedule_record(schedule)
-    lines = (f"{field:<12}{visible(str(value))}" for field, value in record.items())
-    emit(record, "\n".join(lines), as_json)
+    emit(record, "\n".join(starmap(_line, record.items())), as_json)
     return Exit.DONE
+
+
+def _line(field: str, value: Any) -> str:
+    """Return a field of a schedule as a line of text."""
+    if field.endswith("_ns"):
+        return f"{field.removesuffix('_ns'):<12}{human(field, value)}"
+    return f"{field:<12}{visible(str(value))}"
 
 
 @schedules_command.command("rm", cls=Command)

@@ -10,10 +10,12 @@ from types import ModuleType
 from typing import Any
 
 from purgatoryd.cli.options import read_key
+from purgatoryd.clients import OrderHash
 from purgatoryd.shm_layout.errors import InvalidRows
 
-_TEXTS = ("key", "key_type", "topic", "tag", "deadline_at", "payload", "payload_base64")
-_NUMBERS = ("within_ns", "deadline_boot_ns", "deadline_ns", "priority")
+_TEXTS = ("key", "key_type", "topic", "tag", "deadline_at", "payload", "payload_base64",
+          "late")  # fmt: skip
+_NUMBERS = ("within_ns", "deadline_boot_ns", "deadline_ns", "priority", "order_hash", "grace_ns")
 
 
 def _parquet() -> ModuleType:
@@ -76,6 +78,11 @@ def _row(row: dict[str, Any], offset_ns: int | None) -> dict[str, Any]:
         "within": int(row["within_ns"]) / 1e9,
     }
     found |= {name: row[name] for name in ("tag", "priority") if name in row}
+    if "order_hash" in row:
+        found["order_key"] = OrderHash(row["order_hash"])
+    if "late" in row:
+        grace = "grace_ns" in row and int(row["grace_ns"]) / 1e9
+        found["late"] = (row["late"], grace) if grace else row["late"]
     if "deadline_at" in row:
         return found | {"deadline": datetime.fromisoformat(row["deadline_at"])}
     if offset_ns is None or "deadline_ns" not in row:

@@ -30,6 +30,18 @@ from purgatoryd.cli.options import (
 
 if TYPE_CHECKING:
     from purgatoryd.clients import TimerInfo
+    from purgatoryd.clients.times import Late
+
+
+def late_record(late: Late | None) -> dict[str, Any]:
+    """Return the own late policy of a timer for JSON; no fields if it has none."""
+    if late is None:
+        return {}
+    if isinstance(late, str):
+        return {"late": late}
+    from purgatoryd.clients.times import seconds_ns
+
+    return {"late": late[0], "grace_ns": seconds_ns(late[1])}
 
 
 def timer_record(timer: TimerInfo) -> dict[str, Any]:
@@ -44,6 +56,8 @@ def timer_record(timer: TimerInfo) -> dict[str, Any]:
         **({} if timer.within_ns is None else {"within_ns": timer.within_ns}),
         **({} if timer.tag is None else {"tag": timer.tag}),
         **({} if timer.priority is None else {"priority": timer.priority}),
+        **({} if timer.order_key is None else {"order_hash": int(timer.order_key)}),
+        **late_record(timer.late),
         **payload_record(timer.payload),
     }
     if timer.deadline_at:

@@ -72,6 +72,7 @@ if TYPE_CHECKING:
     from purgatoryd.clients.conditions import AllOf, AnyOf, Quorum, SumOf, When
     from purgatoryd.clients.consumer import Consumer, Job
     from purgatoryd.clients.fake import FakeConsumer
+    from purgatoryd.clients.items import OrderHash
     from purgatoryd.clients.ledger import Ledger
     from purgatoryd.clients.local import DelayedOperation, DelayedOperationPurgatory
     from purgatoryd.clients.local_purgatory import LocalPurgatory
@@ -172,6 +173,7 @@ __all__ = [
     "Operation",
     "OperationInfo",
     "Operations",
+    "OrderHash",
     "Outcome",
     "Partitioned",
     "PermissionDenied",
@@ -225,6 +227,7 @@ _NAMES = {
     "clients.ledger": ("Ledger",),
     "clients.local": ("DelayedOperation", "DelayedOperationPurgatory"),
     "clients.local_purgatory": ("LocalPurgatory",),
+    "clients.items": ("OrderHash",),
     "clients.model": ("CancelResult", "Notice", "Occurrence", "TimerInfo"),
     "clients.notices": ("Notices",),
     "clients.operation_columns": ("AsyncOperations", "Operations"),

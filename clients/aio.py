@@ -39,7 +39,7 @@ from purgatoryd.clients.core import (
     check_spin,
 )
 from purgatoryd.clients.groups import AsyncGroupCalls, GroupJob, named
-from purgatoryd.clients.items import Common
+from purgatoryd.clients.items import Common, OrderKey
 from purgatoryd.clients.jobs import Job, Jobs, Started, in_doubt
 from purgatoryd.clients.ledger import Ledger
 from purgatoryd.clients.local_channel import Transport
@@ -288,7 +288,7 @@ class AsyncClient(
     async def add_many(
         self, rows: Any, *, topic: str = "default", mode: Mode = "error",
         within: float | timedelta | None = None, tag: str | None = None,
-        priority: int | None = None, order_key: Key | None = None, late: Late | None = None,
+        priority: int | None = None, order_key: OrderKey | None = None, late: Late | None = None,
         unique_for: float | timedelta | None = None,
         bulk_load: BulkLoad | None = None, wait: bool = True,
         timeout: float | timedelta | None = None,

@@ -11,6 +11,7 @@ from typing import Any, Generic, Literal, NamedTuple, TypedDict, TypeVar, Unpack
 from purgatoryd.clients._pack import Answer, Direct
 from purgatoryd.clients.arguments import check_flag
 from purgatoryd.clients.core import Core, Mode
+from purgatoryd.clients.items import OrderKey
 from purgatoryd.clients.packing import Entry, Pending, PendingAdd, PendingCancel
 from purgatoryd.clients.times import Late
 from purgatoryd.shm_layout.wire import Key
@@ -52,7 +53,7 @@ class Options(TypedDict, total=False):
     within: float | timedelta | None
     tag: str | None
     priority: int | None
-    order_key: Key | None
+    order_key: OrderKey | None
     late: Late | None
     unique_for: float | timedelta | None
     timeout: float | timedelta | None
@@ -82,7 +83,7 @@ class TimerCalls(ABC, Generic[Added, AddedLater, Cancelled, CancelledLater]):
         delay_ns: int | None = None, deadline: datetime | None = None,
         deadline_boot_ns: int | None = None, topic: str = "default", payload: bytes = b"",
         mode: Mode = "error", within: float | timedelta | None = None, tag: str | None = None,
-        priority: int | None = None, order_key: Key | None = None, late: Late | None = None,
+        priority: int | None = None, order_key: OrderKey | None = None, late: Late | None = None,
         unique_for: float | timedelta | None = None,
         wait: bool = True, timeout: float | timedelta | None = None,
     ) -> Added | AddedLater:  # fmt: skip

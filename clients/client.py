@@ -42,7 +42,7 @@ from purgatoryd.clients.core import (
 )
 from purgatoryd.clients.engine import Call, Engine
 from purgatoryd.clients.groups import GroupCalls, GroupJob, named
-from purgatoryd.clients.items import Common
+from purgatoryd.clients.items import Common, OrderKey
 from purgatoryd.clients.jobs import Job, in_doubt
 from purgatoryd.clients.local_channel import Transport
 from purgatoryd.clients.lots import Lot
@@ -223,7 +223,7 @@ class Client(
     def add_many(
         self, rows: Any, *, topic: str = "default", mode: Mode = "error",
         within: float | timedelta | None = None, tag: str | None = None,
-        priority: int | None = None, order_key: Key | None = None, late: Late | None = None,
+        priority: int | None = None, order_key: OrderKey | None = None, late: Late | None = None,
         unique_for: float | timedelta | None = None,
         bulk_load: BulkLoad | None = None, wait: bool = True,
         timeout: float | timedelta | None = None,
@@ -233,8 +233,8 @@ class Client(
         `rows`: dicts with the arguments of add(), tuples (key, delay[, topic[, payload]]), or
         columns: a dict of lists or numpy arrays, an Arrow table or record batch. The columns are
         key, one of delay / delay_ns / deadline / deadline_boot_ns, and optionally topic, payload,
-        within, tag, priority and order_key. `topic`, `within`, `tag`, `priority`, `order_key`:
-        those of rows that have none. `late`, `unique_for`: those of all rows, as in add().
+        within, tag, priority, order_key and late. `topic`, `within`, `tag`, `priority`,
+        `order_key`, `late`: those of rows that have none. `unique_for`: that of all rows.
 
         `bulk_load`: the bulk load that the rows belong to. Each row of a bulk load takes effect
         once: a row that is already done gets the status BULK_LOADED.

@@ -17,7 +17,7 @@ from purgatoryd.clients._pack import Direct, Requests
 from purgatoryd.clients.arguments import check_class, check_type, check_whole
 from purgatoryd.clients.connection import Connection
 from purgatoryd.clients.fork_guard import ForkGuard
-from purgatoryd.clients.items import encode_items
+from purgatoryd.clients.items import OrderHash, OrderKey, encode_items
 from purgatoryd.clients.local_channel import Transport, open_zmq, opener
 from purgatoryd.clients.model import TimerInfo
 from purgatoryd.clients.numa_local import refuse_remote
@@ -280,11 +280,13 @@ class Core:
                     raise Partitioned(self.namespace, len(self.connections), reason)
         return connection
 
-    def check_order(self, key: Key, order_key: Key | None) -> None:
+    def check_order(self, key: Key, order_key: OrderKey | None) -> None:
         """Raise Partitioned if a key and its order key are in different partitions, because a
         consumer group orders the jobs of one partition only. Raises InvalidKey."""
         if order_key is None or len(self.connections) < 2:
             return
+        if isinstance(order_key, OrderHash):
+            raise Partitioned(self.namespace, len(self.connections), NO_ORDER_HASHES)
         if self.of(key) is not self.of(order_key):
             reason = f"timer {key!r} and its order key {order_key!r} are in different partitions"
             raise Partitioned(self.namespace, len(self.connections), reason)
@@ -317,7 +319,7 @@ class Core:
         within: float | timedelta | None,
         tag: str | None,
         priority: int | None,
-        order_key: Key | None,
+        order_key: OrderKey | None,
         late: Late | None,
         unique_for: float | timedelta | None,
         *,
@@ -448,6 +450,7 @@ class Core:
             self.reported = None; raise error  # noqa: E702  # fmt: skip
 
 
+NO_ORDER_HASHES = "the partition of an order key that is known as a hash cannot be found"
 NO_BULK_LOADS = "bulk loads need a namespace with one partition"
 
 
@@ -534,4 +537,5 @@ def timer_info(info: wire.Info) -> TimerInfo:
         info.key, info.namespace, info.topic, info.ticket, info.deadline_ns, Status(info.status),
         info.payload, None if info.wall_ns is None else times.wall_time(info.wall_ns),
         info.operation, info.within_ns, info.tag, times.late_named(info.late), info.priority,
+        None if info.order is None else OrderHash(info.order),
     )  # fmt: skip

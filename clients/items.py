@@ -13,16 +13,26 @@ from purgatoryd.shm_layout.layout import PRIORITY_MAX
 from purgatoryd.shm_layout.wire import Key
 
 
+class OrderHash(int):
+    """Hash of an order key, 64 bits, signed. The daemon stores it in place of the key. add() and
+    add_many() take it as `order_key`, so that a copy of a timer has the order of the original."""
+
+
+OrderKey = Key | OrderHash
+
+
 def check_priority(priority: int | None) -> int | None:
     """Return a priority from 0 to 9, or None. Raises InvalidArgument."""
     return None if priority is None else check_whole("priority", priority, 0, PRIORITY_MAX)
 
 
-def order_hash(order_key: Key | None) -> int | None:
+def order_hash(order_key: OrderKey | None) -> int | None:
     """Return the hash of an order key, which all clients compute alike: the first 8 bytes of the
     SHA-256 of its bytes, as a little-endian number. None = no order key. Raises InvalidKey."""
     if order_key is None:
         return None
+    if isinstance(order_key, OrderHash):
+        return check_whole("order_key", int(order_key), -(2**63), 2**63 - 1)
     from hashlib import sha256  # most clients have no order keys
 
     return int.from_bytes(sha256(wire.encode_key(order_key)[1]).digest()[:8], "little", signed=True)
@@ -31,7 +41,7 @@ def order_hash(order_key: Key | None) -> int | None:
 def encode_items(
     tag: str | None,
     priority: int | None,
-    order_key: Key | None,
+    order_key: OrderKey | None,
     late: Late | None,
     unique_for: float | timedelta | None,
 ) -> bytes:
@@ -52,7 +62,7 @@ class Common(NamedTuple):
     within: float | timedelta | None = None
     tag: str | None = None
     priority: int | None = None
-    order_key: Key | None = None
+    order_key: OrderKey | None = None
     late: Late | None = None
     unique_for: float | timedelta | None = None
 
@@ -62,13 +72,14 @@ class Common(NamedTuple):
         return times.slack(self.within)
 
     def items(
-        self, tag: str | None = None, priority: int | None = None, order_key: Key | None = None
-    ) -> bytes:
+        self, tag: str | None = None, priority: int | None = None,
+        order_key: OrderKey | None = None, late: Late | None = None,
+    ) -> bytes:  # fmt: skip
         """Return the extension items of a row that has these values. Raises InvalidArgument."""
         return encode_items(
             self.tag if tag is None else tag,
             self.priority if priority is None else priority,
             self.order_key if order_key is None else order_key,
-            self.late,
+            self.late if late is None else late,
             self.unique_for,
         )

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import NamedTuple, TypeVar, overload
 
+from purgatoryd.clients.items import OrderHash
 from purgatoryd.clients.times import Late, wall_time
 from purgatoryd.shm_layout.layout import NOTICE_OF_SCHEDULE, Cause, Status
 from purgatoryd.shm_layout.wire import Key, OperationInfo, Verdict
@@ -97,6 +98,8 @@ class TimerInfo:
     """Own late policy of the timer; None = that of its topic applies (get only)."""
     priority: int | None = None
     """Own priority of the timer's jobs; None = that of its topic applies (get only)."""
+    order_key: OrderHash | None = None
+    """Hash of the order key; None = the key of the timer is the order key (get only)."""
 
 
 class Occurrence(NamedTuple):

@@ -24,7 +24,7 @@ from purgatoryd.clients.bulk import (
 )
 from purgatoryd.clients.connection import Connection
 from purgatoryd.clients.core import NO_BULK_LOADS, Core
-from purgatoryd.clients.items import Common
+from purgatoryd.clients.items import Common, OrderKey
 from purgatoryd.shm_layout.errors import DaemonError, InvalidArgument
 from purgatoryd.shm_layout.wire import Key
 
@@ -126,7 +126,7 @@ def _admitted(whole: MergedResult, part: Part) -> bool:
 # ---- dividing rows ---------------------------------------------------------------------------
 
 
-def split_rows(core: Core, rows: Any, order_key: Key | None = None) -> Iterator[Share]:
+def split_rows(core: Core, rows: Any, order_key: OrderKey | None = None) -> Iterator[Share]:
     """Divide the rows or columns of add_many by partition. `order_key`: that of rows that have
     none. Raises InvalidRows, InvalidKey, Partitioned."""
     if are_columns(rows):
@@ -139,7 +139,10 @@ def split_rows(core: Core, rows: Any, order_key: Key | None = None) -> Iterator[
 
 
 def _check_orders(
-    core: Core, keys: Iterable[Key], order_keys: Iterable[Key | None], default: Key | None
+    core: Core,
+    keys: Iterable[Key],
+    order_keys: Iterable[OrderKey | None],
+    default: OrderKey | None,
 ) -> None:
     for key, order_key in zip(keys, order_keys, strict=False):
         core.check_order(key, default if order_key is None else order_key)
@@ -161,7 +164,7 @@ def _split(core: Core, keys: Iterable[Key], rows: Any) -> Iterator[Share]:
         yield Share(connection, places, _taken(rows, places))
 
 
-def _split_columns(core: Core, table: Any, order_key: Key | None) -> Iterator[Share]:
+def _split_columns(core: Core, table: Any, order_key: OrderKey | None) -> Iterator[Share]:
     for column in table.values() if isinstance(table, Mapping) else ():
         check_no_text("a column", column)
     by_name = (

@@ -58,6 +58,8 @@ _WORDS: dict[str, Sequence[str]] = {
         "coalesced",
     ),
     "condition": ("all", "any", "sum", "client", "quorum"),
+    "job_state": ("ended", "waiting", "leased", "delayed", "dead"),
+    "dead_reason": ("", "max_attempts", "rejected", "too_old"),
 }
 _SCHEMA = BRONZE.arrow()
 
@@ -131,14 +133,14 @@ class Decoder:
 
     def _learn(self, columns: _Columns) -> None:
         for born in columns.births():
-            self.names.learnt += 1
+            self.names.learnt += born["kind"] != lib.PG_WAL_CURSOR
             name = born["name"].decode(errors="replace")
             if born["kind"] == lib.PG_WAL_NAMESPACE:
                 self.names.namespaces[born["row"]] = name
             elif born["kind"] == lib.PG_WAL_TOPIC:
                 namespace = int(self._births.topics[born["row"]])
                 self.names.topics[born["row"]] = (namespace, name)
-            else:  # a session was opened; the field `row` has its pid
+            elif born["kind"] == lib.PG_WAL_OPENED:  # the field `row` has the pid
                 self.names.opened(born["session"], name or f"{born['uid']}:{born['row']}")
 
     def _count(self, kinds: Any) -> None:

@@ -130,7 +130,8 @@ BRONZE = Table(
         Column("namespace", "word", about="namespace of key or topic"),
         Column("topic", "word", about="topic of the notice"),
         Column("ticket", "long", about="names the timer for ever, with `daemon`"),
-        Column("key", "binary", about="key of the timer or the operation, or watch key"),
+        Column("key", "binary", about="key of the timer or the operation, or watch key; of "
+               "`consumer_group`: its name"),
         Column("key_type", "word", about="`str`, `bytes` or `uuid`"),
         Column("payload", "binary", about="payload; of `metrics` the histograms"),
         Column("payload_len", "int", about="bytes of the payload"),
@@ -141,8 +142,8 @@ BRONZE = Table(
         Column("applied_ns", "long", about="the daemon began to apply the call; boot clock"),
         Column("armed_ns", "long", about="the timer was armed"),
         Column("add_lsn", "long", about="record that armed it"),
-        Column("session", "long", about="session that armed it"),
-        Column("worker", "word", about="name of the client that armed it, or `uid:pid`"),
+        Column("session", "long", about="session that armed it; of `job`: that has the lease"),
+        Column("worker", "word", about="name of the client of `session`, or `uid:pid`"),
         Column("ended_boot_ns", "long", about="end of the timer or operation; boot clock"),
         Column("uid", "int", about="uid of the client"),
         Column("slot", "int", about="slot in the arena"),
@@ -173,7 +174,8 @@ BRONZE = Table(
                "the replay buffer"),
         Column("built_ns", "long", about="notices or answers were built; boot clock"),
         Column("handed_ns", "long", about="notices or answers were handed over; boot clock"),
-        Column("count", "int", about="of `sent`, `replied`: how many; of `head`: slots"),
+        Column("count", "int", about="of `sent`, `replied`: how many; of `head`: slots; of "
+               "`consumer_group`: topics, 0 = it was deleted"),
         Column("bulk_load", "binary", about="id of the bulk load"),
         Column("bulk_load_row", "long", about="row in the bulk load"),
         Column("replaced_add_lsn", "long", about="`add_lsn` of the replaced timer"),
@@ -193,6 +195,16 @@ BRONZE = Table(
         Column("done_ns", "long", about="the call of the core that armed it returned; boot clock"),
         Column("replaced_done_ns", "long", about="`done_ns` of the replaced timer"),
         Column("slack_ns", "long", about="slack of the timer in effect; null: none"),
+        Column("incarnation", "long", about="of `consumer_group`, `job`: names the consumer group "
+               "for ever, with `daemon`"),
+        Column("job_state", "word", about="of `job`: `waiting`, `leased`, `delayed`, `dead`, or "
+               "`ended`; then `cause` is `acknowledged` or `dropped`"),
+        Column("dead_reason", "word", about="of a dead `job`: `max_attempts`, `rejected`, "
+               "`too_old`"),
+        Column("leases", "int", about="of a `job` that has not ended: leases so far"),
+        Column("failures", "int", about="of a `job` that has not ended: failed attempts"),
+        Column("leased_ns", "long", about="of `job`: start of the newest lease"),
+        Column("error_text", "binary", about="of `job`: error of the newest failed attempt"),
     ),
 )  # fmt: skip
 """One row for each record of a WAL or a snapshot. Unsigned 64-bit numbers stand as the long of the

@@ -238,11 +238,21 @@ def event_text(event: Row, lifecycle: Lifecycle) -> str:
     known = {
         "arm": "armed", "watch": "armed, an operation", "move": "extended", "unpark": "unparked",
     }  # fmt: skip
+    if event["kind"] == "job":
+        return job_text(event)
     cause = event["cause"] or event["kind"]
     text = known.get(event["kind"], str(cause))
     return (
         f"{text} by window {lifecycle.window}" if event["bulk_load"] and lifecycle.window else text
     )
+
+
+def job_text(event: Row) -> str:
+    """What a record did to a job of the timer."""
+    state = event["cause"] or event["job_state"]
+    reason = f", {event['dead_reason']}" if event["dead_reason"] else ""
+    counts = f", leases {event['leases']}, failures {event['failures']}"
+    return f"job {state}{reason}{'' if event['job_state'] == 'ended' else counts}"
 
 
 def cold_text(cold: Cold) -> str:

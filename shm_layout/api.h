@@ -610,16 +610,17 @@ enum pg_long_column {
     PG_LC_REPLACED_ADD_LSN, PG_LC_REPLACED_SESSION, PG_LC_REPLACED_SENT_NS,
     PG_LC_REPLACED_RECEIVED_NS, PG_LC_REPLACED_APPLIED_NS, PG_LC_REPLACED_ARMED_NS,
     PG_LC_REPLACED_DEADLINE_NS, PG_LC_ENDED_BY, PG_LC_ENDED_BATCH,
-    PG_LC_DONE_NS, PG_LC_REPLACED_DONE_NS, PG_LC_SLACK_NS,
+    PG_LC_DONE_NS, PG_LC_REPLACED_DONE_NS, PG_LC_SLACK_NS, PG_LC_INCARNATION, PG_LC_LEASED_NS,
     PG_LONG_COLUMNS
 };
 enum pg_int_column {
     PG_IC_KIND, PG_IC_CLOCK, PG_IC_NAMESPACE, PG_IC_TOPIC, PG_IC_KEY_TYPE, PG_IC_PAYLOAD_LEN,
     PG_IC_UID, PG_IC_SLOT, PG_IC_CAUSE, PG_IC_ERROR, PG_IC_FLAGS, PG_IC_CONDITION, PG_IC_ROW,
-    PG_IC_COUNT, PG_IC_PARKED, PG_IC_BULK_LOADED, PG_IC_REPLACED_BULK_LOADED, PG_INT_COLUMNS
+    PG_IC_COUNT, PG_IC_PARKED, PG_IC_BULK_LOADED, PG_IC_REPLACED_BULK_LOADED,
+    PG_IC_JOB_STATE, PG_IC_DEAD_REASON, PG_IC_LEASES, PG_IC_FAILURES, PG_INT_COLUMNS
 };
 enum pg_bytes_column { PG_BC_KEY, PG_BC_PAYLOAD, PG_BC_MISSING, PG_BC_BULK_LOAD, PG_BC_NAME,
-                       PG_BYTES_COLUMNS };  /* NAME: name of a namespace, topic or worker */
+                       PG_BC_ERROR_TEXT, PG_BYTES_COLUMNS };  /* NAME: name of a namespace, topic or worker */
 enum pg_cause_column { PG_CAUSE_ACKNOWLEDGED = 6, PG_CAUSE_DROPPED, PG_CAUSE_SKIPPED,
                        PG_CAUSE_COALESCED };  /* values of the cause column
                                                                           for END records; they
@@ -647,9 +648,9 @@ struct pg_columns {
     uint32_t payloads;            /* 0 = leave payloads out */
     uint64_t kinds[32];           /* number of records of each type; [0] = records of unknown
                                      types */
-    struct pg_longs longs[36];
-    struct pg_ints ints[17];
-    struct pg_bytes bytes[5];
+    struct pg_longs longs[38];
+    struct pg_ints ints[21];
+    struct pg_bytes bytes[6];
     struct pg_watch_lists watch;
 };
 

@@ -222,7 +222,9 @@ def contents(frame: Frame) -> Contents:
     """Return the name, or key and payload, of a record."""
     fields, rest = frame.fields, frame.rest
     if "name_len" in fields:
-        return Contents(name=rest[: fields["name_len"]].decode(errors="replace"))
+        # In a record of a consumer group, the rows of its topics come before the name.
+        start = 4 * fields["topics"] if frame.kind == "consumer_group" else 0
+        return Contents(name=rest[start : start + fields["name_len"]].decode(errors="replace"))
     if not fields.get("key_len"):
         return Contents()
     # In a watch record, the watch keys come before the key.

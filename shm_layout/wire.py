@@ -204,6 +204,13 @@ def decode_priority(items: bytes) -> int | None:
     return next(found, None)
 
 
+def decode_order(items: bytes) -> int | None:
+    """Return the hash of the order key in the extension items of a timer; None = it has none.
+    Raises ProtocolError."""
+    found = (order for kind, _, order, _ in _items(items) if kind == ExtKind.ORDER)
+    return next(found, None)
+
+
 def encode_name(kind: str, name: str, least: int, most: int) -> bytes:
     """Encode a name of `least` to `most` bytes of UTF-8 without NUL. Raises InvalidName."""
     if not isinstance(name, str):
@@ -721,6 +728,8 @@ class Info(NamedTuple):
     """Own late policy of a timer, and its grace in ns; None = it has none."""
     priority: int | None = None
     """Own priority of a timer's jobs; None = it has none."""
+    order: int | None = None
+    """Hash of a timer's order key; None = it has none."""
 
 
 class BulkLoadInfo(NamedTuple):
@@ -792,6 +801,7 @@ def decode_infos(body: bytes, count: int) -> list[Info]:
                 decode_tag(ext) if operation is None else None,
                 decode_late(ext) if operation is None else None,
                 decode_priority(ext) if operation is None else None,
+                decode_order(ext) if operation is None else None,
             )
         )  # fmt: skip
         at = ends[-1]

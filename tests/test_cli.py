@@ -423,7 +423,10 @@ def test_namespaces_are_set_and_listed(demo: Daemon) -> None:
     }  # fmt: skip
     assert answer(demo, "namespace", "ls") == reported | {"timers": 0, "bytes": 0}
     assert answer(demo, "namespace", "set", "shop", "--owner", "anybody")["owner_uid"] is None
-    assert "shop" in cli(demo, "namespace", "ls").stdout
+    answer(demo, "namespace", "set", "shop", "--late-per-second", "5000")
+    listed = cli(demo, "namespace", "ls").stdout
+    assert "shop" in listed
+    assert "5,000" in listed
     cli(demo, "add", "k", "--delay", "1h", "-n", "shop", "--payload", "x" * 20)
     assert answer(demo, "namespace", "ls")["bytes"] == 32
 

@@ -397,9 +397,7 @@ def test_a_cancel_answers_leased_and_removes_what_nobody_holds(core: JobsCore) -
     assert session.ack(held) == Status.DONE
 
 
-def test_a_cancel_of_a_waiting_job_is_too_late_whatever_became_of_its_notice(
-    core: JobsCore,
-) -> None:
+def test_a_cancel_of_a_waiting_job_is_too_late_without_its_notice(core: JobsCore) -> None:
     core.create_group()
     (first,) = fire(core, "a")
     session = Session(core)

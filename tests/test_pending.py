@@ -22,12 +22,16 @@ from purgatoryd.clients import (
     Admin,
     AsyncClient,
     Client,
+    Consumer,
     InvalidArgument,
     MessageRefused,
+    OrderHash,
+    Partitioned,
     Subscriber,
     SweepChange,
     SweepState,
 )
+from purgatoryd.clients.items import order_hash
 from purgatoryd.clients.local_channel import Transport
 from purgatoryd.clients.pending import Cursor
 from purgatoryd.shm_layout.layout import Status
@@ -406,6 +410,52 @@ def test_an_import_restores_an_export_once(filled: Daemon, tmp_path: Path, suffi
         assert (again["bulk_loaded"], client.count_timers()) == (32, 12)
     part = lines(filled, "export", str(path), "--topic", "y")
     assert part == [{"timers": 10, "parked": 0}]
+
+
+@pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
+def test_an_import_restores_order_keys_and_late_policies(
+    daemon: StartDaemon, tmp_path: Path, suffix: str
+) -> None:
+    demo, path = daemon("demo"), tmp_path / f"timers.{suffix}"
+    with Client("demo", timeout=PATIENCE_S) as client:
+        rows = [
+            {"key": "plain", "delay": 3600}, {"key": "fires", "delay": 3600, "late": "fire"},
+            {"key": "skips", "delay": 3600, "late": ("skip", 0.25), "order_key": "ann"},
+            {"key": "joins", "delay": 3600, "late": ("coalesce", 90), "order_key": b"ann"},
+        ]  # fmt: skip
+        columns = {name: [row.get(name) for row in rows] for name in ("key", "delay", "order_key")}
+        columns["late"] = [row.get("late") for row in rows]
+        assert client.add_many(rows).ok
+        before = {t.key: (t.late, t.order_key, t.priority) for t in client.list_timers()}
+        assert before["plain"] == (None, None, None)
+        assert (before["fires"][0], before["skips"][0]) == ("fire", ("skip", 0.25))
+        assert before["skips"][1] == before["joins"][1] == OrderHash(order_hash("ann") or 0)
+        lines(demo, "export", str(path))
+        for again in (lambda: lines(demo, "import", str(path)), lambda: client.add_many(columns)):
+            client.cancel_where()
+            again()
+            after = {t.key: (t.late, t.order_key, t.priority) for t in client.list_timers()}
+            assert after == before
+        lines(demo, "import", str(path), "--bulk-load", "0" * 31 + "7", "--mode", "replace")
+        client.create_group("shippers", ["default"], ordered=True)
+        client.reschedule_where(prefix="skips", delay=0)
+        client.reschedule_where(prefix="joins", delay=0)
+        with Consumer("demo", group="shippers", create=False, timeout=PATIENCE_S) as jobs:
+            (first,) = jobs.get_many(2, timeout=PATIENCE_S)
+            assert jobs.get(timeout=0.2) is None  # the other one has the same order key
+            first.ack()
+            assert jobs.get_many(2, timeout=PATIENCE_S)[0].key != first.key
+
+
+def test_an_order_key_of_an_export_needs_one_partition(daemon: StartDaemon) -> None:
+    daemon("demo", "--shards", "2", "--capacity", "4096", "--payload-memory", "1MiB")
+    with Admin("demo", timeout=PATIENCE_S) as admin:
+        admin.create_namespace("shop", 2)
+    with Client("demo", namespace="shop", timeout=PATIENCE_S) as client:
+        with pytest.raises(Partitioned, match="hash"):
+            client.add("k", 1, order_key=OrderHash(7))
+        with pytest.raises(Partitioned, match="hash"):
+            client.add_many([{"key": "k", "delay": 1, "order_key": OrderHash(7)}])
 
 
 def test_a_file_that_is_no_export_adds_nothing(filled: Daemon, tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from real_daemon import StartDaemon, eventually
 from stored_arena import WALS, StoredWal
 
 from purgatoryd.cli.app import app
-from purgatoryd.clients import Admin, BulkLoad, Client, Status
+from purgatoryd.clients import Admin, BulkLoad, Client, Consumer, Status, Subscriber
 from purgatoryd.pipeline import cache
 from purgatoryd.pipeline.decode import Decoder
 from purgatoryd.pipeline.lake import BRONZE, OPENINGS, Lake
@@ -580,6 +580,75 @@ def test_a_running_daemon_is_shipped(daemon: StartDaemon, tmp_path: Path) -> Non
     assert set(found) == {"both", "hot"}
     lsns = [row["lsn"] for row in rows_of(Lake(root))]
     assert lsns == list(range(1, len(lsns) + 1))
+
+
+def test_jobs_and_consumer_groups_are_in_the_lake(daemon: StartDaemon, tmp_path: Path) -> None:
+    wals, root = tmp_path / "wal", tmp_path / "lake"
+    wals.mkdir()
+    daemon("demo", "--wal-dir", str(wals), "--wal-segment-bytes", "256K")
+    settings: dict[str, Any] = {"topics": ["orders", "bills"], "max_attempts": 2, "backoff": 0.0}
+    with Client("demo") as client:
+        with Consumer("demo", group="mailers", worker="mailer", **settings) as jobs:
+            good = client.add("good", 0, topic="orders", payload=b"p").ticket
+            jobs.ack_many(jobs.get_many(1, timeout=30))
+            bad = client.add("bad", 0, topic="orders").ticket
+            for attempt in (1, 2):
+                (job,) = jobs.get_many(1, timeout=30)
+                job.nack(f"bounced {attempt}")
+        client.drop_dead("mailers")
+        client.delete_group("mailers")
+        client.add_many([(f"more {n}", 3600.0, "t", b"x" * 200) for n in range(1000)])
+    eventually(lambda: len(segments(wals / "demo")) >= 2)  # the one with the jobs is sealed
+    assert called("ship", "--name", "demo", "--wal-dir", wals, "--lake", root).exit_code == 0
+    found = rows_of(Lake(root))
+    made, deleted = (row for row in found if row["kind"] == "consumer_group")
+    assert (made["key"], made["namespace"], made["count"]) == (b"mailers", "default", 2)
+    assert (deleted["key"], deleted["count"]) == (b"mailers", 0)
+    listed = [row for row in found if row["kind"] == "job"]
+    assert {(r["incarnation"], r["topic"]) for r in listed} == {(made["incarnation"], "orders")}
+    assert deleted["incarnation"] == made["incarnation"]
+    fields = ("ticket", "job_state", "cause", "leases", "failures")
+    states = [tuple(row[field] for field in fields) for row in listed]
+    assert states == [
+        (good, "leased", None, 1, 0), (good, "ended", "acknowledged", None, None),
+        (bad, "leased", None, 1, 0), (bad, "waiting", None, 1, 1),
+        (bad, "leased", None, 2, 1), (bad, "dead", None, 2, 2),
+        (bad, "ended", "dropped", None, None),
+    ]  # fmt: skip
+    texts = [r["error_text"] for r in listed]
+    assert texts[2:6] == [None, b"bounced 1", b"bounced 1", b"bounced 2"]
+    assert [r["dead_reason"] for r in listed][4:6] == [None, "max_attempts"]
+    leased = [row for row in listed if row["job_state"] == "leased"]
+    assert {row["worker"] for row in leased} == {"mailer"}
+    assert all(row["leased_ns"] >= row["deadline_ns"] > 0 for row in leased)
+
+
+def test_a_cursor_is_no_worker(daemon: StartDaemon, tmp_path: Path) -> None:
+    wals = tmp_path / "wal"
+    wals.mkdir()
+    daemon("demo", "--wal-dir", str(wals), "--wal-segment-bytes", "256K")
+    with Client("demo") as client, Subscriber("demo", cursor="billing"):
+        client.add_many([(f"more {n}", 3600.0, "t", b"x" * 200) for n in range(1000)])
+        eventually(lambda: len(segments(wals / "demo")) >= 2)
+    decoder, walk = Decoder("node"), Walk()
+    walk.enter(segments(wals / "demo")[0].path)
+    rows = [row for batch in decoder.batches(walk) for row in batch.to_pylist()]
+    assert any(row["kind"] == "cursor" for row in rows)
+    assert set(decoder.names.workers.values()) == {f"{os.getuid()}:{os.getpid()}"}
+    assert None not in decoder.names.workers
+
+
+def test_wal_cat_names_a_consumer_group(daemon: StartDaemon, tmp_path: Path) -> None:
+    wals = tmp_path / "wal"
+    wals.mkdir()
+    daemon("demo", "--wal-dir", str(wals))
+    with Client("demo") as client:
+        client.create_group("mailers", ["orders", "bills"])
+    named = ("--name", "demo", "--wal-dir", str(wals), "--json")
+    printed = CliRunner().invoke(app, ["wal", "cat", *named])
+    (made,) = (r for r in map(json.loads, printed.output.splitlines())
+               if r["kind"] == "consumer_group")  # fmt: skip
+    assert made["name"] == "mailers"
 
 
 def test_rows_of_a_bulk_load_have_their_numbers(daemon: StartDaemon, tmp_path: Path) -> None:

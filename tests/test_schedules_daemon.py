@@ -452,7 +452,10 @@ def test_the_commands_put_show_and_run_schedules(daemon: StartDaemon) -> None:
     listed = command(one, "ls", "--json").stdout.splitlines()
     assert [json.loads(line)["key"] for line in listed] == ["a", "b"]
     assert "0 9 * * 1-5 Europe/Berlin" in command(one, "ls").stdout
-    assert "Europe/Berlin" in command(one, "show", "a").stdout
+    shown = dict(line.split(maxsplit=1) for line in command(one, "show", "a").stdout.splitlines())
+    assert (shown["tz"], shown["jitter"], shown["every"]) == ("Europe/Berlin", "5s", "-")
+    shown_b = command(one, "show", "b").stdout.splitlines()
+    assert f"{'every':<12}1h" in shown_b
     assert "paused" in command(one, "pause", "a").stdout
     assert "resumed a, revision 1" in command(one, "resume", "a").stdout
     assert "triggered a" in command(one, "trigger", "a").stdout

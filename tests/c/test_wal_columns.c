@@ -57,6 +57,13 @@ static uint64_t lengths_set(struct rng *r, unsigned type, void *body)
     case PG_WAL_WATERMARK:
         ((struct pg_wal_watermark *)body)->flags |= PG_WM_BORN;
         return ((struct pg_wal_watermark *)body)->key_len = key_len;
+    case PG_WAL_CONSUMER_GROUP:
+        ((struct pg_wal_consumer_group *)body)->topics = keys;
+        return 4 * keys + (((struct pg_wal_consumer_group *)body)->name_len = key_len);
+    case PG_WAL_JOB:
+        ((struct pg_wal_job *)body)->error_len = items;
+        ((struct pg_wal_job *)body)->key_len = key_len;
+        return items + key_len + (((struct pg_wal_job *)body)->payload_len = len);
     default: return 0;
     }
 }

@@ -45,7 +45,7 @@ from wal_writer import Story, Wal, arm, end, namespace, topic
 from examples.flights.collector import LAST_KEY
 from purgatoryd.cli.app import app
 from purgatoryd.cli.exits import Exit
-from purgatoryd.clients import Client, Subscriber
+from purgatoryd.clients import Client, Consumer, Subscriber
 from purgatoryd.pipeline import (
     advice,
     cold,
@@ -1007,6 +1007,28 @@ def test_a_trace_tells_every_record_of_a_key(
             {"request_queue", "remote"} | (set() if final_state == "replaced" else {"send"})
         )
     assert trace.history(spark, made, (), trace.Key("default", "str", b"nobody")) == []
+
+
+@pytest.mark.tier("all")
+def test_a_trace_shows_the_jobs_of_a_timer(
+    spark: SparkSession, daemon: StartDaemon, tmp_path: Path
+) -> None:
+    wals = tmp_path / "wal"
+    wals.mkdir()
+    demo = daemon("demo", "--wal-dir", str(wals), "--wal-segment-bytes", "256K")
+    with Client("demo") as client, Consumer("demo", group="mailers", topics=["t"]) as consumer:
+        client.add("order", 0, topic="t", mode="replace")
+        (job,) = consumer.get_many(1, timeout=PATIENCE_S)
+        job.reject("no address")
+        client.drop_dead("mailers")
+        client.add_many([(f"more:{n}", 3600.0, "u", b"x" * 200) for n in range(3000)])
+    demo.stop()
+    lake = shipped(wals / "demo", tmp_path / "lake")
+    (found,) = trace.history(spark, lake, (), trace.Key("default", "str", b"order"))
+    assert [event["event"] for event in trace.record(found)["events"]] == [
+        "armed", "expired", "job leased, leases 1, failures 0",
+        "job dead, rejected, leases 1, failures 1", "job dropped",
+    ]  # fmt: skip
 
 
 @pytest.mark.tier("all")

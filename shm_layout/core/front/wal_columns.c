@@ -5,6 +5,7 @@
 
 #include "core/base/common.h"
 #include "core/wal/frames.h"
+#include "core/state/jobs.h"
 #include "core/state/timers.h"
 
 /* The record that is being written to row number c->rows. */
@@ -17,7 +18,7 @@ struct row {
 };
 
 _Static_assert(PG_WAL_TYPES <= 32, "kinds[] has an element per type");
-_Static_assert(PG_LONG_COLUMNS == 36 && PG_INT_COLUMNS == 17 && PG_BYTES_COLUMNS == 5,
+_Static_assert(PG_LONG_COLUMNS == 38 && PG_INT_COLUMNS == 21 && PG_BYTES_COLUMNS == 6,
                "sizes in struct pg_columns");
 _Static_assert((int)PG_CAUSE_ACKNOWLEDGED > (int)PG_CAUSE_PUBLISHED, "causes are distinct");
 
@@ -535,6 +536,55 @@ static void cursor_row(const struct row *r, const void *body)
     put_topic(r, j->topic);
 }
 
+/* ---- consumer groups ------------------------------------------------------------------------- */
+
+/* The name of a consumer group is in the key column. */
+static void consumer_group_row(const struct row *r, const void *body)
+{
+    const struct pg_wal_consumer_group *j = body;
+    put_at(r, j->at_ns);
+    put(r, PG_LC_INCARNATION, (int64_t)j->incarnation);
+    put_int(r, PG_IC_COUNT, j->topics);
+    put_uid(r, j->created_uid);
+    put_namespace(r, j->namespace_row);
+    put_key(r, PG_KEY_STR, (const uint32_t *)(j + 1) + j->topics, j->name_len);
+}
+
+/* Write what the control word of a job describes. That of a job that has ended counts nothing. */
+static void put_job_state(const struct row *r, const struct pg_job *j, bool acked)
+{
+    put_word(r, PG_IC_JOB_STATE, job_state(j), PG_JOB_STATES);
+    if (job_state(j) == PG_JOB_FREE) {
+        put_int(r, PG_IC_CAUSE, acked ? PG_CAUSE_ACKNOWLEDGED : PG_CAUSE_DROPPED);
+        return;
+    }
+    if (job_state(j) == PG_JOB_DEAD)
+        put_word(r, PG_IC_DEAD_REASON, job_reason(j), PG_JR_TOO_OLD + 1);
+    put_int(r, PG_IC_LEASES, job_leases(j));
+    put_int(r, PG_IC_FAILURES, job_failures(j));
+}
+
+static void job_row(const struct row *r, const void *body)
+{
+    const struct pg_wal_job *j = body;
+    const uint8_t *error = (const uint8_t *)(j + 1), *key = error + j->error_len;
+    put(r, PG_LC_TICKET, (int64_t)(j->ticket >> 8));
+    put_at(r, j->at_ns);
+    put(r, PG_LC_DEADLINE_NS, j->deadline_ns);
+    put(r, PG_LC_INCARNATION, (int64_t)j->incarnation);
+    put_unless(r, PG_LC_LEASED_NS, (uint64_t)j->leased_ns, 0);
+    put_unless(r, PG_LC_SESSION, j->session, 0);
+    put_job_state(r, &(struct pg_job){.control = j->control}, j->acked != 0);
+    put_uid(r, j->uid);
+    put_topic(r, j->topic);
+    if (j->error_len != 0)
+        put_bytes(r, PG_BC_ERROR_TEXT, error, j->error_len);
+    if (j->key_len == 0)
+        return;
+    put_key(r, j->meta & 7, key, j->key_len);
+    put_payload(r, key + j->key_len, j->payload_len);
+}
+
 /* ---- rows in order --------------------------------------------------------------------------- */
 
 static const struct rule {
@@ -552,8 +602,8 @@ static const struct rule {
     [PG_WAL_REPLIED] = {replied_row, false}, [PG_WAL_BULK_LOAD] = {bulk_load_row, false},
     [PG_WAL_DONE] = {done_row, false}, [PG_WAL_BLOCK] = {block_row, false},
     [PG_WAL_UNPARK] = {unpark_row, false}, [PG_WAL_METRICS] = {metrics_row, false},
-    [PG_WAL_SCHEDULE] = {schedule_row, false},
-    [PG_WAL_CURSOR] = {cursor_row, false},
+    [PG_WAL_SCHEDULE] = {schedule_row, false}, [PG_WAL_CURSOR] = {cursor_row, false},
+    [PG_WAL_CONSUMER_GROUP] = {consumer_group_row, false}, [PG_WAL_JOB] = {job_row, false},
 };
 
 static void row_begin(const struct row *r, const struct pg_frame_head *f, const struct pg_walk *w)
