@@ -652,8 +652,9 @@ def test_a_loop_does_not_go_on_while_an_occurrence_lacks_space() -> None:
     core = JobsCore(capacity=2, schedules=1)
     session = Session(core)
     assert [core.put(f"k{n}", HOUR_NS).status for n in (1, 2)] == [Status.ADDED] * 2
-    spec = {"every_ns": SECOND_NS, "until": HOUR_NS}
-    ask = ScheduleAsk(ScheduleAction.PUT, b"n", topic=b"t", key=b"tide", **spec)
+    ask = ScheduleAsk(
+        ScheduleAction.PUT, b"n", topic=b"t", key=b"tide", every_ns=SECOND_NS, until=HOUR_NS
+    )
     assert core.handle(wire.encode_schedule(1, session.id, ask), uid=session.uid)
     left = [core.advance(core.header.now_ns + 1_000_000, budget=1) for _ in range(3)]
     assert left == [False] * 3

@@ -14,8 +14,10 @@ from purgatoryd.shm_layout.errors import (
     PurgatorydError,
     ScheduleRefused,
 )
+from world import delivery
 from world.cell import Cell
 from world.clients import LIMIT_S
+from world.jobs import Group
 from world.occurrences import Answered, Put, Schedule, Settings
 from world.oracle import FOREVER_NS, Violation
 from world.script import S
@@ -261,7 +263,20 @@ def _until_ended(cell: Cell, found: Schedule) -> None:
             return
         _describe(cell, found, report)
         cell.world.pass_time(S)
+    if any(_is_full(cell, group) for group in delivery.living(cell) if _has_topic(group, put)):
+        return
     raise Violation(f"{put}: {target_ns} never fired, the last one was {put.last_ns}")
+
+
+def _has_topic(group: Group, put: Put) -> bool:
+    return put.settings.topic in group.settings.topics
+
+
+def _is_full(cell: Cell, group: Group) -> bool:
+    """Return whether the budget of a group refuses new timers."""
+    info = delivery.described(cell, group)
+    used = info.pending + info.waiting + info.leased + info.delayed + info.dead
+    return bool(used >= group.settings.max_backlog)
 
 
 def _deleted(cell: Cell, counts: list[int]) -> bool:
