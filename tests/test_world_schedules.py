@@ -161,6 +161,7 @@ def test_a_later_put_or_a_delete_ends_the_occurrences_of_a_put() -> None:
 def test_a_description_agrees_with_the_answers(changes: dict[str, Any], match: str) -> None:
     judge, put = judge_of(limit=3)
     fire(judge, 1)
+    judge.asking(put.schedule)
     judge.described(put.schedule, answer(put))
     with pytest.raises(Violation, match=match):
         judge.described(put.schedule, answer(put, **changes))
@@ -219,10 +220,11 @@ def test_steps_of_schedules_leave_the_other_steps_as_they_are() -> None:
 
 
 @pytest.mark.tier("test")
-@pytest.mark.parametrize("seed", [19, 56, 81, 173])  # each of these worlds has schedules
+@pytest.mark.parametrize("seed", [19, 56, 173, 442])  # each of these worlds has schedules
 def test_no_occurrence_is_lost_or_doubled_in_a_world(seed: int) -> None:
-    """Seeds 56 and 81 found that a refused cron schedule was handled again without end, and seed
-    173 found that jobs fired out of order after a wall clock was set back."""
+    """Three seeds found faults: a refused cron schedule was handled again without end (56), jobs
+    were out of order after a wall clock was set back (173), and a loop with a budget of 1 did not
+    sleep while an occurrence lacked space (442)."""
     chosen = script(seed)
     assert chosen.setting.schedules
     assert run(chosen).failure is None

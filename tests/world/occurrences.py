@@ -141,6 +141,8 @@ class Schedule:
     """Wall time at which it was surely paused."""
     revision: int = 0
     cuts: int = 0
+    fired_ns: int | None = None
+    """Newest nominal time that had surely fired when the newest request was sent."""
 
     @property
     def doubtful(self) -> bool:
@@ -187,6 +189,7 @@ class ScheduleOracle:
         arena so far."""
         schedule.open += 1
         schedule.durable = False
+        schedule.fired_ns = schedule.puts[-1].surely_ns if schedule.puts else None
         return schedule.cuts
 
     def failed(self, schedule: Schedule) -> None:
@@ -258,7 +261,7 @@ class ScheduleOracle:
         )
         most = put.settings.limit or FOREVER_NS
         self._require(info.occurrences <= most, put, "{} occurrences", info.occurrences)
-        fired_ns = put.surely_ns
+        fired_ns = schedule.fired_ns
         later = info.next_ns is None or fired_ns is None or info.next_ns + TRUNCATED_NS > fired_ns
         self._require(later, put, "next is {}, but {} has fired", info.next_ns, fired_ns)
 
