@@ -277,6 +277,22 @@ def test_jobs_of_one_key_stay_in_order_after_a_reboot_with_another_secret() -> N
     assert [len(found) for found in orders.values()] == [1, 1]
 
 
+def test_jobs_stay_in_order_after_a_reboot_with_a_wall_clock_that_was_set_back() -> None:
+    core, wal = started()
+    core.create_group()
+    snapshot = Snapshot(core).finish()
+    fire(core, "a")
+    wal.take()
+    redo = Redo(snapshot.data)
+    redo.frames(snapshot.data)
+    redo.frames(wal.data)
+    again = redo.end(core.header.now_ns, shift_ns=3600 * 10**9)
+    assert again.put("b", 0, topic=b"t").status == Status.ADDED
+    again.advance(core.header.now_ns + MS)
+    again.check()
+    assert len(jobs_of(again)) == 2
+
+
 def damaged() -> Iterator[tuple[str, str, int, str]]:
     yield "pg_wal_job", "row", 10**6, "a job that does not exist"
     yield "pg_wal_job", "group", 999, "a consumer group that does not exist"

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from jobs_driver import JobsCore, Session
 from other_user import run_as
 from partitioned import start_partitioned
 from real_daemon import (
@@ -49,8 +50,10 @@ from purgatoryd.clients import (
     Subscriber,
     UidShareExceeded,
 )
-from purgatoryd.shm_layout import cron
+from purgatoryd.shm_layout import cron, wire
 from purgatoryd.shm_layout.arena import Reader
+from purgatoryd.shm_layout.layout import ScheduleAction, Status
+from purgatoryd.shm_layout.wire import ScheduleAsk
 
 pytestmark = pytest.mark.tier("all")
 
@@ -749,6 +752,20 @@ def test_a_schedule_in_a_full_arena_goes_on(daemon: StartDaemon) -> None:
             caller.add("more", 3600)
         found = nominal(taken(source, 20))
         assert all(b - a == timedelta(seconds=0.02) for a, b in itertools.pairwise(found))
+
+
+@pytest.mark.tier("test")
+def test_a_loop_does_not_go_on_while_an_occurrence_lacks_space() -> None:
+    core = JobsCore(capacity=2, schedules=1)
+    session = Session(core)
+    assert [core.put(f"k{n}", HOUR_NS).status for n in (1, 2)] == [Status.ADDED] * 2
+    ask = ScheduleAsk(
+        ScheduleAction.PUT, b"n", topic=b"t", key=b"tide", every_ns=SECOND_NS, until=HOUR_NS
+    )
+    assert core.handle(wire.encode_schedule(1, session.id, ask), uid=session.uid)
+    left = [core.advance(core.header.now_ns + 1_000_000, budget=1) for _ in range(3)]
+    assert left == [False] * 3
+    assert core.next_ns > core.header.now_ns
 
 
 def test_an_occurrence_waits_while_the_payload_memory_is_full(daemon: StartDaemon) -> None:

@@ -38,6 +38,7 @@ from world.deliveries import Deliveries
 from world.disk import File
 from world.jobs import Group, JobOracle
 from world.network import ADMIN, End, SimulatedChannel
+from world.occurrences import Occurrence, ScheduleOracle
 from world.oracle import (
     FOREVER_NS,
     IN_DOUBT,
@@ -50,7 +51,7 @@ from world.oracle import (
     Sizes,
     Violation,
 )
-from world.script import CLIENTS, CONSUMERS, GROUPS, MS, RESUMER, SUBSCRIBERS, S
+from world.script import CLIENTS, CONSUMERS, GROUPS, MS, RESUMER, SLOTS, SUBSCRIBERS, S
 from world.subscribers import SimulatedSubscriber
 
 if TYPE_CHECKING:
@@ -143,9 +144,13 @@ class Cell:
         self.jobs = JobOracle()
         self.consumers: list[SimulatedConsumer | None] = [None] * CONSUMERS
         self.manager: SimulatedClient | None = None
-        """Client that manages consumer groups; None: the world has no consumer groups."""
+        """Client that manages consumer groups and schedules; None: the world has neither."""
         self.deleted_groups = [0] * GROUPS
         """For each slot of a consumer group, how many groups were deleted there."""
+        self.schedules = ScheduleOracle()
+        self.schedules.skips = world.script.setting.groups
+        self.deleted_schedules = [0] * SLOTS
+        """For each slot of a schedule, how many schedules were deleted there."""
         self.group_options: dict[str, dict[str, Any]] = {}
         """Arguments of the creation of each consumer group."""
         self.clients: list[SimulatedClient] = []
@@ -239,7 +244,7 @@ class Cell:
         self.clients = [self.client(n) for n in range(CLIENTS)]
         for number in range(SUBSCRIBERS):
             self._subscribe(number)
-        if self.world.script.setting.groups:
+        if self.world.script.setting.groups or self.world.script.setting.schedules:
             self.begin_manager()
 
     def client(self, number: int) -> SimulatedClient:
@@ -386,8 +391,12 @@ class Cell:
         """Return the name of the consumer group in a slot."""
         return f"g{slot}.{self.deleted_groups[slot]}"
 
+    def schedule_key(self, slot: int) -> str:
+        """Return the key of the schedule in a slot."""
+        return f"s{slot}.{self.deleted_schedules[slot]}"
+
     def begin_manager(self) -> None:
-        """Start a new process of the client that manages consumer groups."""
+        """Start a new process of the client that manages consumer groups and schedules."""
         if self.manager is not None and self.manager.alive:
             self.manager.die()
             self._end_process(self.manager)
@@ -511,7 +520,9 @@ class Cell:
                 raise Violation(f"stream {before} was followed by {stream_id} without a reason")
             if not self._arena_lost:  # an arena file lost its name, then the daemon was killed
                 self.lose_arena(memory=False)
-            self.oracle.recovered(self.world.wrong_ns(self))
+            slack_ns = self.world.wrong_ns(self)
+            self.oracle.recovered(slack_ns)
+            self.schedules.recovered(slack_ns, self.begun_ns)
             if self.rotten:  # damage at the end of the WAL looks like a torn write
                 self._forced()
         self._arena_lost = self.may_lose_arena = False
@@ -564,6 +575,7 @@ class Cell:
         """Record that all changes up to this time are durable."""
         self.oracle.committed()
         self.jobs.committed()
+        self.schedules.committed()
 
     def ending(self, arena: Any) -> None:
         """Remember the virtual time that the arena of an ending process contains. At this time the
@@ -613,6 +625,7 @@ class Cell:
         """Expect that changes are missing that a damaged WAL lacks."""
         self.oracle.forced()
         self.jobs.forced()
+        self.schedules.forced()
 
     def _force(self) -> None:
         """Let an operator accept only those records of the WAL that precede its damage."""
@@ -635,6 +648,7 @@ class Cell:
         self.daemon.lose_memory()
         self.oracle.arena_lost(wal=True)
         self.jobs.arena_lost(self.world.schedule.now_ns, wal=True)
+        self.schedules.arena_lost(wal=True)
         self.inherited.clear()
 
     def lose_arena(self, *, memory: bool = True) -> None:
@@ -646,6 +660,7 @@ class Cell:
         carried = self.world.script.setting.wal or self.daemon.import_path is not None
         self.oracle.arena_lost(carried)
         self.jobs.arena_lost(self.world.schedule.now_ns, wal=carried)
+        self.schedules.arena_lost(wal=carried)
         self.inherited.clear()
 
     # ---- publications of the daemon ----------------------------------------------------------
@@ -708,14 +723,21 @@ class Cell:
             elif not self.virtual:
                 self.oracle.judge_wall(bytes(payload), wall_ns)
             sent = Sent(ticket, str(key), bytes(payload), deadline_ns, fired_ns, cause)
-            self.oracle.published(
+            if self.oracle.published(
                 head.stream_id, topic, head.first + index, sent, self.begun_ns, self.now_ns()
-            )
+            ):
+                self.schedules.fired(self._occurrence(head.stream_id, topic, sent), wall_ns)
             place = (head.stream_id, topic, head.first + index)
             self.jobs.published(
                 place, subject_of(key, sent.payload), str(key), deadline_ns + self.begun_ns,
                 fired_ns + self.begun_ns,
             )  # fmt: skip
+
+    def _occurrence(self, stream: int, topic: str, sent: Sent) -> Occurrence:
+        return Occurrence(
+            stream, sent.key, sent.payload, topic, sent.deadline_boot_ns + self.begun_ns,
+            sent.fired_boot_ns + self.begun_ns,
+        )  # fmt: skip
 
     # ---- answers -------------------------------------------------------------------------------
 
@@ -930,6 +952,7 @@ class Cell:
         until = self.world.until
         until(self._all_ended, "all operations have an outcome")
         self.oracle.finish()
+        self.schedules.finish()
         self.check()
         self._check_sessions()
         for client in self.clients:
@@ -986,6 +1009,7 @@ class Cell:
             "sessions": len(arena.session_ids()),
             "watch records": arena.watch_fill()["watch_records"],
             "jobs": int(metrics.jobs),
+            "schedules": int(metrics.schedules),
         }
         if any(left.values()):
             raise Violation(f"left over: {left}")

@@ -36,8 +36,9 @@ HANDLERS: dict[str, int] = {
 
 
 def subject_of(key: object, payload: bytes) -> bytes:
-    """Return what identifies a job: the key of an operation, or the payload of a timer."""
-    return str(key).encode() if str(key).startswith("o") else bytes(payload)
+    """Return what identifies a job: the key of an operation or of an occurrence, or the payload of
+    a timer."""
+    return str(key).encode() if str(key).startswith(("o", "s")) else bytes(payload)
 
 
 class _Queue(Sink):

@@ -271,11 +271,16 @@ def _employed(cell: Cell, number: int, group: Group, tries: list[object]) -> boo
     return False
 
 
+def described(cell: Cell, group: Group) -> Any:
+    """Return the daemon's description of a group. None: the group is missing."""
+    return _until_asked(cell, groups.describe_job(group.name), f"{group.name} is described")
+
+
 def living(cell: Cell) -> list[Group]:
     """Return the groups that exist. A group that surely exists must not be missing."""
     found = []
     for group in cell.jobs.groups.values():
-        info = _until_asked(cell, groups.describe_job(group.name), f"{group.name} is described")
+        info = described(cell, group)
         cell.jobs.exists(group, info is not None)
         if info is not None:
             found.append(group)
@@ -293,7 +298,7 @@ def finish(cell: Cell) -> None:
         _until_drained(cell, group)
         for letter in _letters(cell, group):
             cell.judge_letter(group, letter)
-        info = _until_asked(cell, groups.describe_job(group.name), "described")
+        info = described(cell, group)
         cell.jobs.finish(group.name, info.dropped)
         cell.jobs.changing_dead(group, requeue=True)
         _until_asked(cell, groups.dead_job(DeadAction.REQUEUE, group.name, None), "requeued")
@@ -307,7 +312,7 @@ def _until_drained(cell: Cell, group: Group) -> None:
     """Wait until consumers have handled all jobs of a group."""
     for _ in range(DRAIN_S):
         confirmed = group.acked
-        info = _until_asked(cell, groups.describe_job(group.name), "described")
+        info = described(cell, group)
         _judge_counts(cell, group, info, confirmed)
         if not (info.pending or info.waiting or info.leased or info.delayed):
             return

@@ -799,8 +799,10 @@ def lose_name(cell: Cell, private: bool) -> None:
 def step_wall(cell: Cell, by_ns: int) -> None:
     """Move the wall clock by `by_ns`."""
     _count(cell, "clock")
+    wall_ns = cell.world.machine.wall_ns(cell.world.schedule.now_ns)
     for one in cell.world.cells:
-        one.oracle.wall_steps(cell.world.machine.wall_ns(cell.world.schedule.now_ns))
+        one.oracle.wall_steps(wall_ns)
+        one.schedules.wall_moved(wall_ns, wall_ns + by_ns)
     cell.world.wall_is_wrong(abs(by_ns))
     cell.world.machine.step_wall(by_ns)
 
@@ -808,6 +810,9 @@ def step_wall(cell: Cell, by_ns: int) -> None:
 def drift(cell: Cell, ppm: int) -> None:
     """Let the wall clock drift."""
     _count(cell, "clock")
+    wall_ns = cell.world.machine.wall_ns(cell.world.schedule.now_ns)
+    for one in cell.world.cells:
+        one.schedules.wall_moved(wall_ns, wall_ns)
     cell.world.wall_is_wrong(FAR_NS // 1000)
     cell.world.machine.drift(ppm)
 

@@ -339,6 +339,8 @@ class Oracle:
         """Moment of the last loss of an arena."""
         self.least = Sizes(*[FOREVER_NS] * len(Sizes._fields))
         """Smallest sizes that the arena has had."""
+        self.others = 0
+        """Number of timers that no client has added: the occurrences of schedules."""
         self.bytes_sent = 0
         """Total bytes of payloads and keys of all calls that arm something."""
         self.disk_failures: Callable[[], int] = lambda: 0
@@ -433,6 +435,11 @@ class Oracle:
         """Record a call that needs space for a key and a payload, before the call is made."""
         self.bytes_sent += BLOB_BYTES + len(key) + len(payload)
 
+    def arming_other(self, key: str, payload: bytes) -> None:
+        """Record a call about a schedule, or an occurrence, which need a timer and space."""
+        self.others += 1
+        self.arming(key, payload)
+
     def served_with(self, sizes: Sizes) -> None:
         """Record that a daemon starts with these sizes."""
         self.least = Sizes(*map(min, self.least, sizes))
@@ -444,7 +451,7 @@ class Oracle:
         name = Status(status).name
         self._require(status in REFUSALS[kind], subject, "a {} call was answered {}", kind, name)
         if status == Status.FULL:
-            keys = len(self.keys) + len(self.rows) + len(self.operations)
+            keys = len(self.keys) + len(self.rows) + len(self.operations) + self.others
             self._require(keys >= self.least.capacity, subject, "FULL after {} keys", keys)
         elif status == Status.FULL_PAYLOAD:
             short = self._may_be_short()
@@ -589,14 +596,15 @@ class Oracle:
 
     def published(
         self, stream: int, topic: str, sequence: int, sent: Sent, boot_begun_ns: int, now_ns: int
-    ) -> None:
+    ) -> bool:
         """Judge a notice that the daemon gave to the socket. After a kill it may be a repeated
-        notice."""
+        notice. Return True for the first notice of an occurrence of a schedule, which another judge
+        has to judge."""
         place = (stream, topic, sequence)
         before = self.sent.get(place)
         if before is not None:
             self._require(before == sent, place, "two different notices: {} and {}", before, sent)
-            return
+            return False
         # an arena recovered from a WAL continues the sequences
         newest = self.newest.get((stream, topic), sequence - 1)
         self._require(sequence == newest + 1, place, "follows sequence {}", newest)
@@ -615,18 +623,22 @@ class Oracle:
         if sent.payload in self.publications:
             self.publications[sent.payload] = True
             self.awaited.discard(sent.payload)
-            return
+            return False
         if sent.payload in self.rows:
             once = stream not in self.rows[sent.payload].fired
             self._require(once, sent, "a row of a bulk load fired twice")
             self.rows[sent.payload].fired.add(stream)
-            return
+            return False
         if sent.key in self.operations:
             self.ended(self.operations[sent.key], Cause(sent.cause), now_ns)
             self.operations[sent.key].awaits_notice = False
-            return
+            return False
+        if sent.key.startswith("s"):
+            self.arming_other(sent.key, sent.payload)
+            return True
         self._require(sent.payload in self.timers, sent, "nobody added it")
         self._judge_notice(stream, self.timers[sent.payload], sent, now_ns)
+        return False
 
     def judge_loss(self, topic: tuple[int, str], lost: range, fired: int) -> None:
         """Judge a range of notices that a subscriber lost. `topic`: (stream, topic).

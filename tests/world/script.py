@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 MS = 1_000_000
 S = 1_000 * MS
 CLIENTS, SUBSCRIBERS, KEYS, WATCH_KEYS, BULK_LOADS = 3, 2, 12, 6, 2
-GROUPS, CONSUMERS = 3, 3
+GROUPS, CONSUMERS, SLOTS = 3, 3, 3
 TOPICS = ("a", "b")
 RESUMER = 0
 ACTIONS = ("open", "close", "status", "forget")
@@ -95,6 +95,8 @@ class Setting:
     """Number of subscribers that read notices from the arena."""
     groups: bool
     """True if consumer groups handle the notices."""
+    schedules: bool
+    """True if schedules arm timers."""
     only_rings: bool
     """True if all clients on the daemon's host have rings; otherwise every second connection."""
 
@@ -315,6 +317,25 @@ def _consume(rng: random.Random) -> Arguments:
     }
 
 
+def _slot(rng: random.Random) -> Arguments:
+    return {"slot": rng.randrange(SLOTS)}
+
+
+def _new_schedule(rng: random.Random) -> Arguments:
+    minutes = rng.choice([0, 0, 1, 1, 2])
+    every_ns = 0 if minutes else rng.choice([50 * MS, 300 * MS, S, 5 * S])
+    return {
+        **_slot(rng),
+        "every_ns": every_ns,
+        "minutes": minutes,
+        "topic": rng.choice(TOPICS),
+        "limit": rng.choice([1, 3, 10, 30, 30 if 0 < every_ns < S else 0]),
+        "span_ns": rng.choice([0, 0, 0, rng.randrange(S, 200 * S)]),
+        "jitter_ns": rng.choice([0, 0, 10 * MS, 10 * S]),
+        "overlap": rng.choice(["allow", "allow", "skip", "queue"]),
+    }
+
+
 def _stale(rng: random.Random) -> Arguments:
     return {
         **_consumer(rng),
@@ -482,6 +503,36 @@ DELIVERY_SHARE = 0.4
 """Number of steps of consumer groups for each other step."""
 
 
+SCHEDULES: dict[str, tuple[int, Draw]] = {
+    "put_schedule": (6, _new_schedule),
+    "repeat_put": (4, _slot),
+    "delete_schedule": (1, _slot),
+    "pause_schedule": (4, lambda rng: {**_slot(rng), **_span(rng)}),
+    "trigger_schedule": (4, lambda rng: {**_slot(rng), "again": rng.random() < 0.4}),
+    "describe_schedule": (4, _slot),
+    "step_wall": (
+        2, lambda rng: {"by_ns": rng.choice([rng.randrange(100 * S), -rng.randrange(20 * S)])}
+    ),
+}  # fmt: skip
+"""Steps of worlds with schedules."""
+SCHEDULES_SHARE = 0.15
+"""Number of steps of schedules for each other step."""
+
+
+def _with_schedules(seed: int, setting: Setting, steps: list[Step]) -> list[Step]:
+    """Insert steps of schedules. Their random numbers leave the other steps as they are."""
+    rng = random.Random(f"schedule steps {seed}")
+    kinds = dict(SCHEDULES)
+    if rng.random() < 0.5:  # times stay exact
+        del kinds["step_wall"]
+    found = [Step(MS, "put_schedule", 0, _new_schedule(rng) | {"slot": n}) for n in range(SLOTS)]
+    for step in steps:
+        if rng.random() < SCHEDULES_SHARE:
+            found.append(_step(rng, setting, kinds, {}, 0.0))
+        found.append(step)
+    return found
+
+
 def _with_groups(seed: int, setting: Setting, steps: list[Step]) -> list[Step]:
     """Insert steps of consumer groups. Their random numbers leave the other steps as they are."""
     rng = random.Random(f"group steps {seed}")
@@ -532,7 +583,9 @@ def script(seed: int, steps: int = 400) -> Script:
         del faults[kind]
     share = rng.choice([0.1, 0.3, 0.4])
     chosen = [_step(rng, setting, work, faults, share) for _ in range(steps)]
-    return Script(setting, _with_groups(seed, setting, chosen) if setting.groups else chosen)
+    if setting.groups:
+        chosen = _with_groups(seed, setting, chosen)
+    return Script(setting, _with_schedules(seed, setting, chosen) if setting.schedules else chosen)
 
 
 def _setting(rng: random.Random, seed: int) -> Setting:
@@ -564,6 +617,7 @@ def _setting(rng: random.Random, seed: int) -> Setting:
         small_limits=tuple(group for group in SMALL_LIMITS if rng.random() < 0.15),
         local_subscribers=random.Random(f"local {seed}").choice([0, 1, SUBSCRIBERS]),
         groups=groups,
+        schedules=not virtual and shards == 1 and random.Random(f"s {seed}").random() < 0.3,
         only_rings=random.Random(f"rings {seed}").random() < 0.3,
     )
     return replace(setting, sessions=16, parks=False) if groups else setting

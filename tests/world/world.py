@@ -161,7 +161,7 @@ class World:
 
     def finish(self) -> None:
         """Heal everything, and wait until all cells have finished."""
-        from world import delivery  # imported here because that module imports this one
+        from world import delivery, scheduling  # imported here because they import this module
 
         self.disk.heal()
         for cell in self.cells:
@@ -169,6 +169,7 @@ class World:
         for cell in self.cells:
             cell.finish()
             delivery.heal(cell)
+            scheduling.finish(cell)
         self.schedule.skip(FAR_NS)
         if self.script.setting.virtual:
             for cell in self.cells:
@@ -235,9 +236,10 @@ class World:
 
 
 def _steps() -> dict[str, Callable[..., None]]:
-    from world import delivery, faults, work  # imported here because these modules import this one
+    # imported here because these modules import this one
+    from world import delivery, faults, scheduling, work
 
-    return work.STEPS | faults.STEPS | delivery.STEPS
+    return work.STEPS | faults.STEPS | delivery.STEPS | scheduling.STEPS
 
 
 @contextmanager

@@ -1229,6 +1229,8 @@ bool jobs_rebuild(struct pg_arena *a, struct pg_fault *why)
             continue;
         j->next = j->previous = j->member = j->order_next = j->order_last = PG_NIL;
         j->behind = j->in_order = 0;
+        if (j->fired_ns > a->state.now_ns)      /* the wall clock was set back before a reboot */
+            j->fired_ns = a->state.now_ns;
         if (!payload_rebuild(a, row))
             return fault_set(why, "jobs", "a job's blob overlaps another or lies outside the pool",
                              row, a->blobs.granules, j->blob);

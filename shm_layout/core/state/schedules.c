@@ -347,10 +347,11 @@ bool schedules_step(struct pg_arena *a, uint32_t budget)
         if (!has_space)
             schedule_due(a, row);      /* the next iteration tries again */
     }
-    a->state.schedules_stuck = a->state.schedules_due != PG_NIL && left != 0 && !more;
+    const bool goes_on = more || (left == 0 && has_space);
+    a->state.schedules_stuck = a->state.schedules_due != PG_NIL && !goes_on;
     if (waited)
         late_changed(a);           /* a late timer may have waited for these occurrences */
-    return more || left == 0;
+    return goes_on;
 }
 
 /* ---- changes ------------------------------------------------------------------------------- */
