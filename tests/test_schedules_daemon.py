@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import itertools
 import json
 import random
@@ -537,7 +538,7 @@ def attack(name: str, ended: threading.Event, chance: random.Random) -> list[int
             lambda c: c.put_schedule(name, every=0.01 + 0.001 * chance.randrange(9), topic="ticks"),
             lambda c: c.pause_schedule(name),
             lambda c: c.resume_schedule(name),
-            lambda c, at=at: c.trigger_schedule(name, at),
+            functools.partial(Client.trigger_schedule, key=name, nominal=at),
         ]
         for call in chance.sample(calls[:3], chance.randrange(4)) + calls[3:]:
             if not until_answered(call, ended):
@@ -552,7 +553,8 @@ def backfills(name: str, ended: threading.Event) -> int:
     for n in itertools.count():
         start = SPANS + timedelta(seconds=10 * n)
         end = start + timedelta(seconds=0.099)
-        if not until_answered(lambda c, s=start, e=end: c.backfill_schedule(name, s, e), ended):
+        call = functools.partial(Client.backfill_schedule, key=name, start=start, end=end)
+        if not until_answered(call, ended):
             return done
         done += 1
     return done
@@ -598,11 +600,11 @@ def test_calls_and_storms_over_many_kills_fire_each_occurrence_once(
     for name in (*storm, *ends):
         assert len(times[name]) == schedules[name].occurrences
         assert all(b - a == step_ns for a, b in itertools.pairwise(times[name])), "none is lost"
-    for name, until in ends.items():
-        if until is None:
+    for name, last in ends.items():
+        if last is None:
             assert len(times[name]) == 25
         else:
-            assert times[name][-1] <= until.timestamp() * 1e9 < times[name][-1] + step_ns
+            assert times[name][-1] <= last.timestamp() * 1e9 < times[name][-1] + step_ns
     for name, expected in asked.items():
         assert set(expected) <= set(times[name])
     fill_ns, phase_ns = 33_000_000, times["fill"][-1]
