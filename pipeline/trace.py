@@ -248,7 +248,7 @@ def event_text(event: Row, lifecycle: Lifecycle) -> str:
 
 
 def job_text(event: Row) -> str:
-    """What a record did to a job of the timer."""
+    """Effect of a record on a job of the timer."""
     state = event["cause"] or event["job_state"]
     reason = f", {event['dead_reason']}" if event["dead_reason"] else ""
     counts = f", leases {event['leases']}, failures {event['failures']}"
