@@ -17,6 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +53,9 @@ from purgatoryd.clients import (
     UidShareExceeded,
 )
 from purgatoryd.shm_layout import cron, wire
+from purgatoryd.shm_layout._core import ffi, lib
 from purgatoryd.shm_layout.arena import Reader
+from purgatoryd.shm_layout.errors import ProtocolError
 from purgatoryd.shm_layout.layout import ScheduleAction, Status
 from purgatoryd.shm_layout.wire import ScheduleAsk
 
@@ -754,6 +757,40 @@ def test_a_schedule_in_a_full_arena_goes_on(daemon: StartDaemon) -> None:
             caller.add("more", 3600)
         found = nominal(taken(source, 20))
         assert all(b - a == timedelta(seconds=0.02) for a, b in itertools.pairwise(found))
+
+
+def scheduled(core: JobsCore, session: Session, ask: ScheduleAsk) -> None:
+    """Send a message about a schedule, and answer the questions about its times."""
+    question = ffi.new("struct pg_question *")
+    message = wire.encode_schedule(1, session.id, ask)
+    while True:
+        with suppress(ProtocolError):  # an empty reply: the message waits for the times
+            core.handle(message, uid=session.uid, real_boot_ns=core.header.now_ns)
+        if not lib.pg_schedule_question(core.a, question):
+            break
+        after_ns, until_ns, count = question.after_ns, question.until_ns, question.count
+        found = cron.times("* * * * *", "", after_ns, until_ns, count)
+        lib.pg_schedule_answer(core.a, question, Status.DONE, found, len(found))
+    assert not wire.decode_reply(core.newest_reply).error
+
+
+@pytest.mark.tier("test")
+def test_a_resume_after_a_step_of_the_wall_clock_repeats_no_occurrence() -> None:
+    core, minute_ns = JobsCore(schedules=1), 60 * SECOND_NS
+    session = Session(core)
+    core.advance(SECOND_NS, wall_offset_ns=ORIGIN_NS)
+    ask = partial(ScheduleAsk, namespace=b"n", key=b"tide")
+    put = ask(ScheduleAction.PUT, topic=b"t", spec=b"* * * * *", until=2**62)
+    scheduled(core, session, put)
+    for seconds, back in ((61, 0), (62, 30), (63, 30), (94, 30), (154, 30)):
+        while core.advance(seconds * SECOND_NS, wall_offset_ns=ORIGIN_NS - back * SECOND_NS):
+            pass
+        core.publish_all()
+        if seconds == 63:
+            scheduled(core, session, ask(ScheduleAction.PAUSE))
+            scheduled(core, session, ask(ScheduleAction.RESUME))
+    keys = [entry.key for entry in core.entries()]
+    assert keys == [f"tide@{ORIGIN_NS + n * minute_ns}".encode() for n in (1, 2)]
 
 
 @pytest.mark.tier("test")

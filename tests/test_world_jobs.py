@@ -79,6 +79,18 @@ def test_a_lease_may_follow_the_end_of_its_holder_at_once(event: str) -> None:
     lease(judge, 2, 20, holder=OTHER)
 
 
+def test_a_lease_ends_with_a_later_connection_of_its_holder() -> None:
+    judge, _ = judge_of()
+    lease(judge, 1, 10)
+    judge.connection_ended(ME.process, ME.connection - 1)
+    with pytest.raises(Violation, match="began during lease 1"):
+        lease(judge, 2, 20, holder=OTHER)
+    judge, _ = judge_of()
+    lease(judge, 1, 10)
+    judge.connection_ended(ME.process, ME.connection + 1)
+    lease(judge, 2, 20, holder=OTHER)
+
+
 def test_an_extension_that_the_daemon_took_keeps_the_lease() -> None:
     judge, _ = judge_of()
     first = lease(judge, 1, 10)

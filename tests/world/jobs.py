@@ -386,9 +386,10 @@ class JobOracle:
                 lease.ended = lease.closed = True
 
     def connection_ended(self, process: int, connection: int) -> None:
-        """Record that a consumer has another connection than `connection`."""
+        """Record that a consumer has another connection than `connection`, which may have carried
+        its leases on from an earlier daemon process."""
         for lease in self._leases():
-            if lease.holder.process == process and lease.holder.connection == connection:
+            if lease.holder.process == process and lease.holder.connection <= connection:
                 lease.ended = True
 
     # ---- answers -------------------------------------------------------------------------------

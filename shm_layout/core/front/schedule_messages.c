@@ -359,6 +359,14 @@ static bool put_apply(struct pg_arena *a, struct ask *k)
     return reply_info(a, k, status);
 }
 
+/* Return the time after which a resumed cron schedule continues. It is not earlier than the newest
+ * occurrence, because the wall clock may have been set back meanwhile. */
+static int64_t resume_after_ns(const struct pg_arena *a, const struct pg_schedule_fields *f)
+{
+    const int64_t wall_ns = schedule_wall_ns(a);
+    return f->put_ns <= wall_ns && wall_ns < f->nominal_ns ? f->nominal_ns : wall_ns;
+}
+
 static bool resume_apply(struct pg_arena *a, const struct ask *k)
 {
     const struct pg_schedule_fields *f = schedule_fields(a, k->row);
@@ -368,7 +376,7 @@ static bool resume_apply(struct pg_arena *a, const struct ask *k)
         schedule_resume(a, k->row, 0, 0, 0);
         return reply_info(a, k, PG_ST_DONE);
     }
-    const struct calendar *c = times_of(a, spec_of(a, f), zone_of(a, f), schedule_wall_ns(a),
+    const struct calendar *c = times_of(a, spec_of(a, f), zone_of(a, f), resume_after_ns(a, f),
                                         f->until_ns, 2, true);
     if (c == NULL)
         return true;
