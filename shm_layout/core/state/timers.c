@@ -298,6 +298,8 @@ bool unique_settled(const struct pg_arena *a, uint32_t slot)
 void unique_settle(struct pg_arena *a, uint32_t slot)
 {
     struct pg_cold *c = slot_cold(a, slot);
+    atomic_thread_fence(memory_order_release);   /* the fence follows the store of UNIQUE, and
+                                                    precedes reuse of the blob's end */
     slot_hot(a, slot)->deadline_ns = unique_until_ns(a, slot);
     c->payload_len = 0;
     c->ext_len = unique_ext_bytes(a, slot);
@@ -328,7 +330,6 @@ RARE static void slot_keeps_key(struct pg_arena *a, uint32_t slot, uint32_t keep
     slot_counted(a, slot, -1);
     slot_state_set(h, ctl_ticket(h->ctl), PG_S_UNIQUE);
     unique_settle(a, slot);
-    atomic_thread_fence(memory_order_release);   /* the fence precedes reuse of the blob's end */
     if (all - kept != keep)
         blobs_give(&a->blobs, c->blob + kept, all - kept - keep);
     a->metrics->blob_bytes -= (uint64_t)(all - kept - keep) * PG_GRANULE;
