@@ -291,7 +291,7 @@ uint32_t unique_granules(const struct pg_arena *a, uint32_t slot)
 
 bool unique_settled(const struct pg_arena *a, uint32_t slot)
 {
-    return slot_cold(a, slot)->payload_len == 0 &&
+    return slot_hot(a, slot)->flags >> PG_SLACK_SHIFT == 0 && slot_cold(a, slot)->payload_len == 0 &&
            slot_cold(a, slot)->ext_len == unique_ext_bytes(a, slot);
 }
 
@@ -301,6 +301,7 @@ void unique_settle(struct pg_arena *a, uint32_t slot)
     atomic_thread_fence(memory_order_release);   /* the fence follows the store of UNIQUE, and
                                                     precedes reuse of the blob's end */
     slot_hot(a, slot)->deadline_ns = unique_until_ns(a, slot);
+    slot_hot(a, slot)->flags &= (1u << PG_SLACK_SHIFT) - 1;   /* the time has no slack */
     c->payload_len = 0;
     c->ext_len = unique_ext_bytes(a, slot);
 }
