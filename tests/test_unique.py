@@ -166,7 +166,7 @@ def test_a_slack_does_not_prolong_the_time(core: Purgatory, owner: Owner) -> Non
     wal, first = Wal(core), Snapshot(core, quiet=True).finish().data
     record, area = put()
     slack = bytearray(record)
-    slack[7] = 1 + 33             # 2^33 ns = 8.6 s
+    slack[7] = 1 + 33  # 2^33 ns = 8.6 s
     assert one(owner, Command(bytes(slack), area)).status == Status.ADDED
     run(core, 9 * SECOND_NS)
     assert (fired(core), len(uniques(core))) == ([b"k"], 1)

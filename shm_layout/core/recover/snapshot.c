@@ -228,7 +228,7 @@ static bool unique_copy(const struct pg_arena *a, struct pg_snapshot *s, const s
     if (j == NULL)
         return false;
     *j = wal_arm_of(a, (uint32_t)s->next, h, c, ctl_ticket(h->ctl));
-    j->deadline_ns = item->value;
+    j->deadline_ns = LOAD_RELAXED(&item->value);
     j->armed_ns = armed_ns_of(h, c);
     j->ext_len = ext_len;
     j->payload_len = 0;
