@@ -162,6 +162,20 @@ def test_bytes_and_slots_are_given_back(core: Purgatory, owner: Owner) -> None:
     core.check()
 
 
+def test_a_slack_does_not_prolong_the_time(core: Purgatory, owner: Owner) -> None:
+    wal, first = Wal(core), Snapshot(core, quiet=True).finish().data
+    record, area = put()
+    slack = bytearray(record)
+    slack[7] = 1 + 33  # 2^33 ns = 8.6 s
+    assert one(owner, Command(bytes(slack), area)).status == Status.ADDED
+    run(core, 9 * SECOND_NS)
+    assert (fired(core), len(uniques(core))) == ([b"k"], 1)
+    found = recovered(core, first + wal.take())
+    for copy in (twin(core, core.now_ns), core.migrated(capacity=64), found, core):
+        run(copy, 12 * SECOND_NS)
+        assert uniques(copy) == {}
+
+
 def test_a_unique_key_counts_in_the_quotas(core: Purgatory, owner: Owner) -> None:
     core.set_namespace(b"n", quota_timers=1)
     added(owner)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import random
 import threading
-import time
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
@@ -133,8 +132,8 @@ def test_many_kills_let_no_key_be_added_twice(
     ended = threading.Event()
 
     def kill() -> None:
-        for _ in range(KILLS):
-            time.sleep(0.05)
+        for n in range(KILLS):
+            eventually(lambda wanted=KEYS * (n + 1) // (3 * KILLS): len(added) > wanted)
             one.kill()
             one.start()
         ended.set()

@@ -15,7 +15,7 @@ static const struct scenario *const scenarios[] = {
     &topic_scenario, &operation_scenario, &outcome_scenario, &acknowledged_scenario,
     &moved_scenario, &moved_notice_scenario, &moved_snapshot_scenario, &moved_entry_scenario,
     &moved_outcome_scenario, &snapshot_scenario, &watermark_scenario, &settings_scenario,
-    &birth_scenario, &group_scenario, &reuse_scenario, &unasked_scenario, &stopped_scenario,
+    &birth_scenario, &unique_scenario, &group_scenario, &reuse_scenario, &unasked_scenario, &stopped_scenario,
     &ring_scenario, &ring_space_scenario, &ring_half_scenario, &ring_large_scenario,
     &ring_recall_scenario};
 

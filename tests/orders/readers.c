@@ -5,6 +5,9 @@
 #include "check.h"
 #include "core/core.h"
 #include "core/state/compaction.h"
+#include "core/state/items.h"
+#include "core/state/names.h"
+#include "core/state/timers.h"
 
 enum { LAYOUT = 4711, OUT = 1 << 16, KEY = 8, PAYLOAD = 8, RING = 16, FAR_NS = 1000000,
        DUE_NS = 3000, LIMIT_NS = 1000000000 };
@@ -458,6 +461,55 @@ static void snapshot_end(void)
 const struct scenario snapshot_scenario = {
     "snapshot", snapshot_setup, again, {snapshot_daemon, snapshot_reader}, true, true,
     snapshot_end};
+
+/* ---- a key that becomes unique while a snapshot copies its slot ------------------------------- */
+
+static void unique_setup(void)
+{
+    arena_make(true);
+    uint8_t key[KEY], payload[PAYLOAD];
+    const struct pg_put p = put_of(1, 2000, key, payload);
+    const struct pg_ext item = {PG_EXT_UNIQUE, 0, FAR_NS};
+    struct pg_result r;
+    const uint32_t topic = names_topic(daemon_side, (struct name){"n", 1}, (struct name){"t", 1}, &r);
+    const uint32_t ns = topic_at(daemon_side, topic)->namespace_row;
+    struct put put = {
+        .key = {key, key_hash(daemon_side, ns, p.key_type, key, KEY), ns, PG_NIL, KEY, p.key_type},
+        .payload = payload, .payload_len = PAYLOAD, .topic = topic, .time_ns = p.time_ns,
+        .items = (const uint8_t *)&item, .items_len = sizeof item};
+    timers_put(daemon_side, &put, &r);
+    CHECK(r.ticket >> 8 == 1);
+    made();
+}
+
+/* The timer fires, and its slot keeps the key unique. */
+static void unique_daemon(void)
+{
+    advance(3000);
+    wal_buffer_settle(daemon_side);
+}
+
+/* A recovery needs the slot of the timer: no frame after the start of the snapshot has its key. */
+static void unique_end(void)
+{
+    uint64_t at = 0;
+    const struct pg_wal_arm *body = body_next(PG_WAL_ARM, &at);
+    if (body == NULL) {
+        model_fault("a snapshot lacks a timer whose key is unique");
+        return;
+    }
+    const struct items items = {(const uint8_t *)(body + 1), body->ext_len};
+    const struct item_text key = {items.at + items.bytes, KEY};
+    if (body->ticket != 1 || body->key_len != KEY || !is_number(key.bytes, 1, 'k') ||
+        !items_sound(items) || items_unique_for_ns(items) == 0 ||
+        !items_unique_sound(items, &key) || body->payload_len != (body->unique ? 0 : PAYLOAD) ||
+        (!body->unique && !is_number(key.bytes + KEY, 1, 'p')))
+        model_fault("a snapshot trusts a half-written unique key");
+    snapshot_judge(body->unique, lsn);
+}
+
+const struct scenario unique_scenario = {
+    "unique", unique_setup, again, {unique_daemon, snapshot_reader}, true, true, unique_end};
 
 /* ---- moved blobs that a snapshot copies ------------------------------------------------------ */
 

@@ -11,7 +11,7 @@ extern const struct scenario slot_scenario, check_scenario, parked_scenario, rep
     topic_scenario, operation_scenario, outcome_scenario, acknowledged_scenario,
     moved_scenario, moved_notice_scenario, moved_snapshot_scenario, moved_entry_scenario,
     moved_outcome_scenario, snapshot_scenario, watermark_scenario, settings_scenario,
-    birth_scenario;
+    birth_scenario, unique_scenario;
 /* rings.c: a client and the daemon at the two sides of a ring. */
 extern const struct scenario ring_scenario, ring_space_scenario, ring_half_scenario,
     ring_large_scenario, ring_recall_scenario;

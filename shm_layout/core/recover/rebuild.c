@@ -368,6 +368,14 @@ static void fired_end_unique(struct pg_arena *a, uint32_t slot)
     wheel_place(&a->wheel, slot);
 }
 
+/* Complete the call that made the key of a slot unique. */
+static void unsettled_end(struct pg_arena *a, uint32_t slot)
+{
+    wheel_remove(&a->wheel, slot);
+    unique_settle(a, slot);
+    wheel_place(&a->wheel, slot);
+}
+
 /* Complete the firing of a slot. The entry owns a timer's blob, so the timer's slot becomes free.
  * From an operation the entry took only the notice blob, so the operation's slot becomes an
  * outcome. */
@@ -396,7 +404,7 @@ int rebuild_end(struct pg_arena *a, struct pg_fault *why)
     if (r->fired_slot != PG_NIL)
         fired_end(a, r->fired_slot);
     if (r->unsettled_key != PG_NIL)
-        unique_settle(a, r->unsettled_key);
+        unsettled_end(a, r->unsettled_key);
     blobs_rebuild_end(&a->blobs);
     a->metrics->blob_bytes = blobs_used(&a->blobs) * PG_GRANULE;
     if (r->newest != PG_NIL && !timers_link_newest(a, r->newest, why))

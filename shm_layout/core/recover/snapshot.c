@@ -228,7 +228,7 @@ static bool unique_copy(const struct pg_arena *a, struct pg_snapshot *s, const s
     if (j == NULL)
         return false;
     *j = wal_arm_of(a, (uint32_t)s->next, h, c, ctl_ticket(h->ctl));
-    j->deadline_ns = item->value;
+    j->deadline_ns = LOAD_RELAXED(&item->value);
     j->armed_ns = armed_ns_of(h, c);
     j->ext_len = ext_len;
     j->payload_len = 0;
@@ -280,6 +280,13 @@ static bool slot_copy(const struct pg_arena *a, struct pg_snapshot *s, const str
     return ctl_unique(h->ctl) ? unique_copy(a, s, h, c, out) : timer_copy(a, s, h, c, out);
 }
 
+/* Return whether a timer ended during the copy of its slot, and the slot keeps its key unique. No
+ * frame after the start of the snapshot has this key. */
+static bool became_unique(uint64_t before, uint64_t after)
+{
+    return UNLIKELY(after != before) && ctl_unique(after);
+}
+
 static bool slot_write(const struct pg_arena *a, struct pg_snapshot *s, struct sink *out)
 {
     const uint32_t passes = LOAD_ACQUIRE(&blobs_heap(&a->blobs)->passes);
@@ -291,11 +298,13 @@ static bool slot_write(const struct pg_arena *a, struct pg_snapshot *s, struct s
     if (!slot_copy(a, s, &h, &c, out))
         return false;
     atomic_thread_fence(memory_order_acquire);
-    if (UNLIKELY(LOAD_RELAXED(&blobs_heap(&a->blobs)->passes) != passes)) {
+    const uint64_t after = LOAD_ACQUIRE(&slot_hot(a, s->next)->ctl);
+    if (UNLIKELY(LOAD_RELAXED(&blobs_heap(&a->blobs)->passes) != passes) ||
+        became_unique(ctl, after)) {
         out->used = before;
         return slot_write(a, s, out);
     }
-    if (h.ctl != ctl || LOAD_ACQUIRE(&slot_hot(a, s->next)->ctl) != ctl)
+    if (h.ctl != ctl || after != ctl)
         out->used = before;
     return out->used == before || frame_end(s);
 }

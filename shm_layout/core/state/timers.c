@@ -291,14 +291,17 @@ uint32_t unique_granules(const struct pg_arena *a, uint32_t slot)
 
 bool unique_settled(const struct pg_arena *a, uint32_t slot)
 {
-    return slot_cold(a, slot)->payload_len == 0 &&
+    return slot_hot(a, slot)->flags >> PG_SLACK_SHIFT == 0 && slot_cold(a, slot)->payload_len == 0 &&
            slot_cold(a, slot)->ext_len == unique_ext_bytes(a, slot);
 }
 
 void unique_settle(struct pg_arena *a, uint32_t slot)
 {
     struct pg_cold *c = slot_cold(a, slot);
+    atomic_thread_fence(memory_order_release);   /* the fence follows the store of UNIQUE, and
+                                                    precedes reuse of the blob's end */
     slot_hot(a, slot)->deadline_ns = unique_until_ns(a, slot);
+    slot_hot(a, slot)->flags &= (1u << PG_SLACK_SHIFT) - 1;   /* the time has no slack */
     c->payload_len = 0;
     c->ext_len = unique_ext_bytes(a, slot);
 }
@@ -328,7 +331,6 @@ RARE static void slot_keeps_key(struct pg_arena *a, uint32_t slot, uint32_t keep
     slot_counted(a, slot, -1);
     slot_state_set(h, ctl_ticket(h->ctl), PG_S_UNIQUE);
     unique_settle(a, slot);
-    atomic_thread_fence(memory_order_release);   /* the fence precedes reuse of the blob's end */
     if (all - kept != keep)
         blobs_give(&a->blobs, c->blob + kept, all - kept - keep);
     a->metrics->blob_bytes -= (uint64_t)(all - kept - keep) * PG_GRANULE;

@@ -61,9 +61,10 @@ struct pg_ext *slot_unique(const struct pg_arena *a, uint32_t slot);
 int64_t unique_until_ns(const struct pg_arena *a, uint32_t slot);
 /* Number of granules that a slot with the item UNIQUE keeps after the end of its timer. */
 uint32_t unique_granules(const struct pg_arena *a, uint32_t slot);
-/* Give a slot in state UNIQUE its deadline, and its key as the key of its blob. */
+/* Give a slot in state UNIQUE its deadline without a slack, and its key as the key of its blob. The
+ * slot must not be in the wheel. */
 void unique_settle(struct pg_arena *a, uint32_t slot);
-/* Return whether the key of a slot in state UNIQUE is the key of its blob. */
+/* Return whether unique_settle() has changed a slot in state UNIQUE. */
 bool unique_settled(const struct pg_arena *a, uint32_t slot);
 /* Count a slot in state UNIQUE (sign 1), or no longer (-1). */
 void unique_counted(struct pg_arena *a, uint32_t slot, int64_t sign);
