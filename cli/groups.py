@@ -109,6 +109,8 @@ def group_lines(info: GroupInfo) -> str:
     record = group_record(info)
     for field in _TIMES:
         record[field.removesuffix("_ns")] = units.format_duration(record.pop(field))
+    if info.settings.retention_ns == 0:
+        record["retention"] = "none"
     record["topics"] = ", ".join(map(visible, info.topics))
     oldest = record.pop("oldest_s")
     record["oldest"] = "none" if oldest is None else units.format_duration(round(oldest * 1e9))

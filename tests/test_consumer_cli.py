@@ -44,6 +44,9 @@ def test_a_consumer_group_is_created_changed_paused_and_deleted(daemon: StartDae
     assert "mailers" in table
     assert "oldest_s" in table
     lines = cli(demo, "groups", "describe", "mailers").stdout
+    assert "retention     none" in lines
+    many = cli(demo, "groups", "create", "many", "--topic", "orders", "--max-backlog", "1000000")
+    assert "--jobs" in many.stderr
     assert "backoff       2s" in lines
     assert cli(demo, "groups", "delete", "mailers", stdin="n\n").returncode == Exit.NEGATIVE
     assert answer(demo, "groups", "delete", "mailers", "--yes")["result"] == "DELETED"

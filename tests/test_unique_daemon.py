@@ -7,6 +7,7 @@ import random
 import threading
 from contextlib import suppress
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -120,6 +121,10 @@ def test_a_restart_keeps_keys_unique(daemon: StartDaemon, tmp_path: Path, end: s
         assert c.get("k") is None
 
 
+def more_than(added: dict[str, int], count: int) -> bool:
+    return len(added) > count
+
+
 @pytest.mark.tier("all")
 @pytest.mark.parametrize("wal", [False, True])
 def test_many_kills_let_no_key_be_added_twice(
@@ -133,7 +138,8 @@ def test_many_kills_let_no_key_be_added_twice(
 
     def kill() -> None:
         for n in range(KILLS):
-            eventually(lambda wanted=KEYS * (n + 1) // (3 * KILLS): len(added) > wanted)
+            wanted = KEYS * (n + 1) // (3 * KILLS)
+            eventually(partial(more_than, added, wanted))
             one.kill()
             one.start()
         ended.set()
