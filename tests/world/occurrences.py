@@ -151,7 +151,7 @@ class Schedule:
 
 
 class Answered(NamedTuple):
-    """What the daemon says about a schedule. Nominal times are wall time."""
+    """The description of a schedule in an answer of the daemon. Nominal times are wall time."""
 
     payload: bytes
     revision: int

@@ -161,7 +161,7 @@ def _delete(cell: Cell, found: Schedule) -> None:
     connection = _connection(cell)
 
     def report(existed: bool) -> None:
-        if not existed and connection is _connection(cell):  # it was not sent again
+        if not existed and connection is _connection(cell):  # the request was not sent again
             cell.schedules.missing(found)
         cell.schedules.deleted(found, cell.world.schedule.now_ns)
 
