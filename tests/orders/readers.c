@@ -469,23 +469,24 @@ static void unique_setup(void)
     arena_make(true);
     uint8_t key[KEY], payload[PAYLOAD];
     const struct pg_put p = put_of(1, 2000, key, payload);
-    const struct pg_ext item = {PG_EXT_UNIQUE, 0, FAR_NS};
+    const struct pg_ext items[] = {{PG_EXT_LATE, PG_LATE_SKIP, PG_LATE_GRACE_MIN_NS},
+                                   {PG_EXT_UNIQUE, 0, LIMIT_NS}};
     struct pg_result r;
     const uint32_t topic = names_topic(daemon_side, (struct name){"n", 1}, (struct name){"t", 1}, &r);
     const uint32_t ns = topic_at(daemon_side, topic)->namespace_row;
     struct put put = {
         .key = {key, key_hash(daemon_side, ns, p.key_type, key, KEY), ns, PG_NIL, KEY, p.key_type},
         .payload = payload, .payload_len = PAYLOAD, .topic = topic, .time_ns = p.time_ns,
-        .items = (const uint8_t *)&item, .items_len = sizeof item};
+        .items = (const uint8_t *)items, .items_len = sizeof items};
     timers_put(daemon_side, &put, &r);
     CHECK(r.ticket >> 8 == 1);
     made();
 }
 
-/* The timer fires, and its slot keeps the key unique. */
+/* The timer is skipped, and its slot keeps the key unique. */
 static void unique_daemon(void)
 {
-    advance(3000);
+    advance(2 * PG_LATE_GRACE_MIN_NS);
     wal_buffer_settle(daemon_side);
 }
 
