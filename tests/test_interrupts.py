@@ -647,10 +647,10 @@ ELSEWHERE = {
 
 
 def exported() -> Iterator[type]:
-    """Yield the exported classes with public methods. Exceptions, enums and tuples are left out."""
+    """Yield the exported classes with public methods, without exceptions, enums, tuples, numbers."""
     for name in clients.__all__:
         cls = getattr(clients, name)
-        plain = (BaseException, enum.Enum, tuple)
+        plain = (BaseException, enum.Enum, tuple, int)
         if isinstance(cls, type) and not issubclass(cls, plain) and public(cls):
             yield cls
 
