@@ -67,8 +67,8 @@ _REASONS: dict[int, str] = {
     GroupRefusal.MISSING: "there is no such consumer group",
     GroupRefusal.MISMATCH: "the consumer group exists with other settings or topics",
     GroupRefusal.ROWS: "no free row for a consumer group or one of its topics, of {0}",
-    GroupRefusal.JOBS: "max_backlog is larger than the {0} jobs that are free in the daemon: give a "
-    "smaller max_backlog, or restart the daemon with more --jobs",
+    GroupRefusal.JOBS: "max_backlog is larger than the {0} jobs that are free in the daemon: give "
+    "a smaller max_backlog, or restart the daemon with more --jobs",
     GroupRefusal.PENDING: "max_backlog is less than its {0} pending timers and jobs",
     GroupRefusal.SETTINGS: "a setting is out of bounds",
 }

@@ -496,11 +496,11 @@ enum pg_ext_kind {
                                      the first 8 bytes of its SHA-256, little-endian; extra: 0 */
     PG_EXT_LATE,                  /* the timer's own late policy. extra: enum pg_late_policy; value:
                                      its grace in ns, as in struct pg_topic_set */
-    PG_EXT_UNIQUE                 /* until when no other timer may get the key. In a PUT, value: time
-                                     from the arming, 1..PG_UNIQUE_MAX_NS; extra: 0. In a blob and
-                                     in the WAL, value: this time on the arena's clock; extra: length
-                                     of the key, which follows, padded with zeros to a multiple of
-                                     16 */
+    PG_EXT_UNIQUE                 /* until when no other timer may get the key. A PUT gives the time
+                                     from the arming as value, 1..PG_UNIQUE_MAX_NS, and 0 as extra.
+                                     A blob and the WAL have the time on the arena's clock as value,
+                                     and the length of the key as extra; the key follows, padded
+                                     with zeros to a multiple of 16 */
 };
 #define PG_EXT_KINDS 8            /* all kinds are below */
 struct pg_ext {

@@ -647,7 +647,7 @@ ELSEWHERE = {
 
 
 def exported() -> Iterator[type]:
-    """Yield the exported classes with public methods, without exceptions, enums, tuples, numbers."""
+    """Yield the exported classes with public methods; no exceptions, enums, tuples, numbers."""
     for name in clients.__all__:
         cls = getattr(clients, name)
         plain = (BaseException, enum.Enum, tuple, int)

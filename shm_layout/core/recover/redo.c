@@ -156,11 +156,11 @@ static void slot_ended(struct pg_arena *a, uint32_t slot, uint64_t ticket)
 static void slot_end_unique(struct pg_arena *a, uint32_t slot, uint32_t entry)
 {
     const struct pg_cold *c = slot_cold(a, slot);
-    const uint32_t all = slot_granules(c), kept = unique_granules(a, slot);
+    const uint32_t all = slot_granules(c), head = unique_granules(a, slot);
     slot_restore_unique(slot_hot(a, slot));
     unique_settle(a, slot);
-    if (all != kept + entry)
-        blobs_give(&a->blobs, c->blob + kept, all - kept - entry);
+    if (all != head + entry)
+        blobs_give(&a->blobs, c->blob + head, all - head - entry);
 }
 
 /* Store the frame's timestamps, or `known` if the frame has none. Frames of an export of an arena

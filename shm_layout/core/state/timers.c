@@ -326,14 +326,14 @@ RARE static void slot_keeps_key(struct pg_arena *a, uint32_t slot, uint32_t keep
 {
     struct pg_hot *h = slot_hot(a, slot);
     const struct pg_cold *c = slot_cold(a, slot);
-    const uint32_t all = slot_granules(c), kept = unique_granules(a, slot);
+    const uint32_t all = slot_granules(c), head = unique_granules(a, slot);
     measure(a, PG_HG_REMOTE, a->call.moment_ns - armed_ns_of(h, c), 1);
     slot_counted(a, slot, -1);
     slot_state_set(h, ctl_ticket(h->ctl), PG_S_UNIQUE);
     unique_settle(a, slot);
-    if (all - kept != keep)
-        blobs_give(&a->blobs, c->blob + kept, all - kept - keep);
-    a->metrics->blob_bytes -= (uint64_t)(all - kept - keep) * PG_GRANULE;
+    if (all - head != keep)
+        blobs_give(&a->blobs, c->blob + head, all - head - keep);
+    a->metrics->blob_bytes -= (uint64_t)(all - head - keep) * PG_GRANULE;
     unique_counted(a, slot, 1);
     wheel_place(&a->wheel, slot);
 }
@@ -595,8 +595,8 @@ static uint32_t put_excluded(const struct pg_arena *a, const struct put *p, uint
 {
     if (id >= a->slots.capacity)
         return unique_find(a, &p->key);
-    const bool kept = p->mode == PG_MODE_KEEP;
-    return LIKELY(unique_until_ns(a, id) <= a->call.moment_ns) || kept ? PG_NIL : id;
+    const bool keeps = p->mode == PG_MODE_KEEP;
+    return LIKELY(unique_until_ns(a, id) <= a->call.moment_ns) || keeps ? PG_NIL : id;
 }
 
 /* Return whether the PUT may move an operation. An EXTEND moves an operation only if it contains
