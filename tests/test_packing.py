@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import Any
+from typing import Any, Literal
 from uuid import UUID
 
 import numpy as np
@@ -164,10 +164,11 @@ def test_rows_that_python_converts_have_the_slack_of_their_column() -> None:
 
 
 def test_rows_columns_and_tables_are_packed_with_the_same_items() -> None:
-    own: list[tuple[str | None, int | None, str | None]] = [
-        (None, None, None), ("t", None, None), (None, 0, None), (None, None, "o"), ("t", 9, "p"),
+    own: list[tuple[str | None, int | None, str | None, Literal["fire"] | None]] = [
+        (None, None, None, None), ("t", None, None, None), (None, 0, None, None),
+        (None, None, "o", None), ("t", 9, "p", "fire"),
     ]  # fmt: skip
-    common = Common(tag="common", priority=5, order_key="order", late="fire")
+    common = Common(tag="common", priority=5, order_key="order", late=("skip", 60), unique_for=60)
     rows = [
         {"key": f"k{n}", "delay": 1.0} | dict(zip(OWN, values, strict=True))
         for n, values in enumerate(own)
@@ -182,9 +183,10 @@ def test_rows_columns_and_tables_are_packed_with_the_same_items() -> None:
     [body] = bodies[0]
     for values in own:
         assert common.items(*values) in body
-    assert common.items("t", 9, "p") == (
+    assert common.items("t", 9, "p", "fire") == (
         wire.EXT.pack(2, 1, 0) + b"t".ljust(16, b"\0") + wire.EXT.pack(4, 9, 0)
         + wire.EXT.pack(5, 0, order_hash("p")) + wire.EXT.pack(6, 0, 0)
+        + wire.EXT.pack(7, 0, 60 * 10**9)
     )  # fmt: skip
 
 
