@@ -97,7 +97,9 @@ def timer_line(timer: TimerInfo, virtual: bool) -> str:
     """Return a timer as a line of text."""
     left_ns = timer.deadline_boot_ns - time.clock_gettime_ns(time.CLOCK_BOOTTIME)
     due = time_text(units.format_wall(time.time_ns() + left_ns))
-    if virtual:
+    if timer.deadline_at is not None:
+        due = time_text(units.format_moment(timer.deadline_at))
+    elif virtual:
         due = f"at {timer.deadline_boot_ns} ns"
     tag = "" if timer.tag is None else f", tag {visible(timer.tag)}"
     parked = ", parked" if timer.status is clients.Status.PARKED else ""
