@@ -619,8 +619,9 @@ enum pg_int_column {
     PG_IC_COUNT, PG_IC_PARKED, PG_IC_BULK_LOADED, PG_IC_REPLACED_BULK_LOADED,
     PG_IC_JOB_STATE, PG_IC_DEAD_REASON, PG_IC_LEASES, PG_IC_FAILURES, PG_INT_COLUMNS
 };
+/* NAME: name of a namespace, topic or worker. */
 enum pg_bytes_column { PG_BC_KEY, PG_BC_PAYLOAD, PG_BC_MISSING, PG_BC_BULK_LOAD, PG_BC_NAME,
-                       PG_BC_ERROR_TEXT, PG_BYTES_COLUMNS };  /* NAME: name of a namespace, topic or worker */
+                       PG_BC_ERROR_TEXT, PG_BYTES_COLUMNS };
 enum pg_cause_column { PG_CAUSE_ACKNOWLEDGED = 6, PG_CAUSE_DROPPED, PG_CAUSE_SKIPPED,
                        PG_CAUSE_COALESCED };  /* values of the cause column
                                                                           for END records; they

@@ -502,7 +502,7 @@ static void unique_end(void)
     const struct items items = {(const uint8_t *)(body + 1), body->ext_len};
     const struct item_text key = {items.at + items.bytes, KEY};
     if (body->ticket != 1 || body->key_len != KEY || !is_number(key.bytes, 1, 'k') ||
-        !items_sound(items) || items_unique_for_ns(items) == 0 ||
+        !items_sound(items) || items_unique_ns(items) == 0 ||
         !items_unique_sound(items, &key) || body->payload_len != (body->unique ? 0 : PAYLOAD) ||
         (!body->unique && !is_number(key.bytes + KEY, 1, 'p')))
         model_fault("a snapshot trusts a half-written unique key");

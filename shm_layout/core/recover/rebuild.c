@@ -86,7 +86,7 @@ static inline bool is_fired(const struct pg_arena *a, uint32_t slot)
     return UNLIKELY(ctl == a->state.rebuild.fired) && ctl != 0 && slot_readable(a, slot);
 }
 
-/* Return whether a slot that has fired keeps its key unique. */
+/* Return whether a slot that has fired keeps its key unique. An operation never does. */
 static bool fired_keeps_key(const struct pg_arena *a, uint32_t slot)
 {
     return UNLIKELY(unique_until_ns(a, slot) >
@@ -119,8 +119,7 @@ static bool blobs_mark(struct pg_arena *a, uint32_t slot)
 {
     const struct pg_cold *c = slot_cold(a, slot);
     const bool fired = is_fired(a, slot);
-    if (ctl_unique(slot_hot(a, slot)->ctl) ||
-        (fired && !is_operation(a, slot) && fired_keeps_key(a, slot)))
+    if (ctl_unique(slot_hot(a, slot)->ctl) || (fired && fired_keeps_key(a, slot)))
         return blobs_rebuild_mark(&a->blobs, c->blob, unique_granules(a, slot));
     if (fired && !is_operation(a, slot))
         return true;
@@ -233,12 +232,10 @@ static int64_t slots_scan(struct pg_arena *a)
             outcome = slot;
         else if (is_fired(a, slot))
             a->state.rebuild.fired_slot = slot;
-        else if (state == PG_S_UNIQUE)
-            earliest_ns = earlier(earliest_ns, unique_readable(a, slot) ? unique_until_ns(a, slot)
-                                                                        : INT64_MAX);
-        else if (state == PG_S_ARMED && has_deadline(a, slot) &&
-                 timers_deadline_ns(a, slot) < earliest_ns)
-            earliest_ns = timers_deadline_ns(a, slot);
+        else if (unique_readable(a, slot))
+            earliest_ns = earlier(earliest_ns, unique_until_ns(a, slot));
+        else if (state == PG_S_ARMED && has_deadline(a, slot))
+            earliest_ns = earlier(earliest_ns, timers_deadline_ns(a, slot));
     }
     a->state.rebuild.outcome = outcome;
     return earliest_ns;
@@ -382,7 +379,7 @@ static void unsettled_end(struct pg_arena *a, uint32_t slot)
 static void fired_end(struct pg_arena *a, uint32_t slot)
 {
     struct pg_hot *h = slot_hot(a, slot);
-    if (!is_operation(a, slot) && fired_keeps_key(a, slot)) {
+    if (fired_keeps_key(a, slot)) {
         fired_end_unique(a, slot);
         return;
     }

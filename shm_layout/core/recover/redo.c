@@ -155,12 +155,17 @@ static void slot_ended(struct pg_arena *a, uint32_t slot, uint64_t ticket)
  * granules of the blob. */
 static void slot_end_unique(struct pg_arena *a, uint32_t slot, uint32_t entry)
 {
-    const struct pg_cold *c = slot_cold(a, slot);
-    const uint32_t all = slot_granules(c), head = unique_granules(a, slot);
     slot_restore_unique(slot_hot(a, slot));
-    unique_settle(a, slot);
-    if (all != head + entry)
-        blobs_give(&a->blobs, c->blob + head, all - head - entry);
+    (void)unique_shrink(a, slot, entry);
+}
+
+/* End a timer at the time `at_ns` without an entry. */
+static void timer_ended(struct pg_arena *a, uint32_t slot, uint64_t ticket, int64_t at_ns)
+{
+    if (slot_holds(a, slot, ticket) && unique_until_ns(a, slot) > at_ns)
+        slot_end_unique(a, slot, 0);
+    else
+        slot_ended(a, slot, ticket);
 }
 
 /* Store the frame's timestamps, or `known` if the frame has none. Frames of an export of an arena
@@ -288,7 +293,7 @@ static bool unique_frame_sound(const struct redo *r, const struct pg_wal_arm *j)
 {
     const struct items items = {(const uint8_t *)(j + 1) + wal_row_bytes(j->in_bulk_load),
                                 j->ext_len};
-    return !j->unique || (!j->parked && items_unique_for_ns(items) != 0) ||
+    return !j->unique || (!j->parked && items_unique_ns(items) != 0) ||
            refuse(r, "a unique key without its time", 1, 0);
 }
 
@@ -368,9 +373,8 @@ static bool redo_end(const struct redo *r)
         topic_at(r->a, j->topic)->missed = j->missed;
     }
     const bool late = j->cause == PG_END_SKIPPED || j->cause == PG_END_COALESCED;
-    if (late && slot_holds(r->a, j->slot, j->ticket) &&
-        unique_until_ns(r->a, j->slot) > j->at_ns)
-        slot_end_unique(r->a, j->slot, 0);
+    if (late)
+        timer_ended(r->a, j->slot, j->ticket, j->at_ns);
     else
         slot_ended(r->a, j->slot, j->ticket);
     return true;
@@ -597,11 +601,8 @@ static bool redo_fire(const struct redo *r)
         !notice_seen(r, j->topic, j->position, j->sequence, &wanted))
         return false;
     topic_at(r->a, j->topic)->missed = 0;
-    const bool holds = slot_holds(r->a, j->slot, j->ticket);
-    if (!holds || !wanted) {
-        if (holds && unique_until_ns(r->a, j->slot) > j->fired_ns)
-            slot_end_unique(r->a, j->slot, 0);
-        slot_ended(r->a, j->slot, j->ticket);
+    if (!slot_holds(r->a, j->slot, j->ticket) || !wanted) {
+        timer_ended(r->a, j->slot, j->ticket, j->fired_ns);
         return true;
     }
     if (is_operation(r->a, j->slot))

@@ -70,39 +70,38 @@ bool items_sound(struct items items)
     return items.bytes == 0;
 }
 
-bool items_have(const uint8_t *at, uint32_t bytes, enum pg_ext_kind kind)
+/* Find the item of a kind in sound items. `text` receives its text. */
+static bool items_find(struct items rest, uint32_t kind, struct pg_ext *item, struct item_text *text)
 {
-    struct items rest = {at, bytes};
-    struct pg_ext item;
-    struct item_text text;
-    while (item_next(&rest, &item, &text))
-        if (item.kind == kind)
+    while (item_next(&rest, item, text))
+        if (item->kind == kind)
             return true;
     return false;
 }
 
-/* ---- unique keys ------------------------------------------------------------------------------ */
-
-int64_t items_unique_for_ns(struct items rest)
+bool items_have(const uint8_t *at, uint32_t bytes, enum pg_ext_kind kind)
 {
     struct pg_ext item;
     struct item_text text;
-    while (item_next(&rest, &item, &text))
-        if (item.kind == PG_EXT_UNIQUE)
-            return item.value;
-    return 0;
+    return items_find((struct items){at, bytes}, kind, &item, &text);
+}
+
+/* ---- unique keys ------------------------------------------------------------------------------ */
+
+int64_t items_unique_ns(struct items items)
+{
+    struct pg_ext item;
+    struct item_text text;
+    return items_find(items, PG_EXT_UNIQUE, &item, &text) ? item.value : 0;
 }
 
 bool items_unique_put(struct items items, uint32_t key_len)
 {
-    struct items rest = items;
     struct pg_ext item;
     struct item_text text;
-    while (item_next(&rest, &item, &text))
-        if (item.kind == PG_EXT_UNIQUE)
-            return item.extra == 0 && item.value <= PG_UNIQUE_MAX_NS &&
-                   items.bytes + text_space(key_len) <= PG_ITEMS_MAX;
-    return true;
+    return !items_find(items, PG_EXT_UNIQUE, &item, &text) ||
+           (item.extra == 0 && item.value <= PG_UNIQUE_MAX_NS &&
+            items.bytes + text_space(key_len) <= PG_ITEMS_MAX);
 }
 
 /* The item has the highest kind, so it is the last one. */
@@ -119,14 +118,12 @@ uint32_t items_unique_write(struct items items, const struct item_text *key, int
     return items.bytes + text_space(key->len);
 }
 
-bool items_unique_sound(struct items rest, const struct item_text *key)
+bool items_unique_sound(struct items items, const struct item_text *key)
 {
     struct pg_ext item;
     struct item_text text;
-    while (item_next(&rest, &item, &text))
-        if (item.kind == PG_EXT_UNIQUE)
-            return text.len == key->len && memcmp(text.bytes, key->bytes, key->len) == 0;
-    return true;
+    return !items_find(items, PG_EXT_UNIQUE, &item, &text) ||
+           (text.len == key->len && memcmp(text.bytes, key->bytes, key->len) == 0);
 }
 
 struct pg_ext *ext_unique(uint8_t *at, uint32_t bytes)

@@ -24,7 +24,7 @@ bool items_sound(struct items items);
 /* Return whether sound items have one of this kind. */
 bool items_have(const uint8_t *at, uint32_t bytes, enum pg_ext_kind kind);
 /* Return the value of the item UNIQUE of sound items; 0 = they have none. */
-int64_t items_unique_for_ns(struct items items);
+int64_t items_unique_ns(struct items items);
 /* Return whether a PUT may carry the item UNIQUE of sound items, if they have one. */
 bool items_unique_put(struct items items, uint32_t key_len);
 /* Copy items whose last one is UNIQUE to `to`, with the key behind this item. Return the length of

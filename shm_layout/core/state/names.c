@@ -167,8 +167,8 @@ static bool topic_reusable(const struct pg_arena *a, uint32_t row)
 {
     const struct pg_topic *t = topic_at(a, row);
     return t->live == 0 && t->slack_ns == 0 && t->late == 0 && t->paused == 0 && t->missed == 0 &&
-           t->groups == 0 && t->priority == 0 && t->unique_keys == 0 && t->last_position <= a->header->replay_head &&
-           !has_schedule(a, row) && !cursors_hold_topic(a, row);
+           t->groups == 0 && t->priority == 0 && t->unique_keys == 0 &&
+           t->last_position <= a->header->replay_head && !has_schedule(a, row) && !cursors_hold_topic(a, row);
 }
 
 /* Return a sum that rises whenever a topic may have become reusable. */

@@ -258,6 +258,14 @@ static void slot_unplace(struct pg_arena *a, uint32_t slot)
         wheel_remove(&a->wheel, slot);
 }
 
+/* Remove a slot from the index, if the index leads to it. */
+static void slot_unindex(struct pg_arena *a, uint32_t slot)
+{
+    struct probe at;
+    if (index_find_id(&a->index, slot_hot(a, slot)->hash, slot, &at))
+        index_erase(&a->index, &at);
+}
+
 /* ---- unique keys ---------------------------------------------------------------------------- */
 
 /* The slot of a timer with PG_EXT_UNIQUE outlives the timer: it keeps the first part of the blob, up
@@ -306,6 +314,16 @@ void unique_settle(struct pg_arena *a, uint32_t slot)
     c->ext_len = unique_ext_bytes(a, slot);
 }
 
+uint32_t unique_shrink(struct pg_arena *a, uint32_t slot, uint32_t keep)
+{
+    const struct pg_cold *c = slot_cold(a, slot);
+    const uint32_t all = slot_granules(c), head = unique_granules(a, slot);
+    unique_settle(a, slot);
+    if (all - head != keep)
+        blobs_give(&a->blobs, c->blob + head, all - head - keep);
+    return all - head - keep;
+}
+
 void unique_counted(struct pg_arena *a, uint32_t slot, int64_t sign)
 {
     const struct pg_cold *c = slot_cold(a, slot);
@@ -325,15 +343,10 @@ void unique_counted(struct pg_arena *a, uint32_t slot, int64_t sign)
 RARE static void slot_keeps_key(struct pg_arena *a, uint32_t slot, uint32_t keep)
 {
     struct pg_hot *h = slot_hot(a, slot);
-    const struct pg_cold *c = slot_cold(a, slot);
-    const uint32_t all = slot_granules(c), head = unique_granules(a, slot);
-    measure(a, PG_HG_REMOTE, a->call.moment_ns - armed_ns_of(h, c), 1);
+    measure(a, PG_HG_REMOTE, a->call.moment_ns - armed_ns_of(h, slot_cold(a, slot)), 1);
     slot_counted(a, slot, -1);
     slot_state_set(h, ctl_ticket(h->ctl), PG_S_UNIQUE);
-    unique_settle(a, slot);
-    if (all - head != keep)
-        blobs_give(&a->blobs, c->blob + head, all - head - keep);
-    a->metrics->blob_bytes -= (uint64_t)(all - head - keep) * PG_GRANULE;
+    a->metrics->blob_bytes -= (uint64_t)unique_shrink(a, slot, keep) * PG_GRANULE;
     unique_counted(a, slot, 1);
     wheel_place(&a->wheel, slot);
 }
@@ -341,11 +354,9 @@ RARE static void slot_keeps_key(struct pg_arena *a, uint32_t slot, uint32_t keep
 /* Free a slot at the time until which it kept its key unique. It is not in the wheel. */
 RARE static bool unique_free(struct pg_arena *a, uint32_t slot)
 {
-    struct probe at;
     if (wal_buffer_full(a))
         return false;
-    if (index_find_id(&a->index, slot_hot(a, slot)->hash, slot, &at))
-        index_erase(&a->index, &at);
+    slot_unindex(a, slot);
     if (has_wal(a))
         wal_append_freed(a, slot);
     unique_counted(a, slot, -1);
@@ -358,7 +369,7 @@ RARE static bool unique_free(struct pg_arena *a, uint32_t slot)
 static void put_unique(struct pg_arena *a, struct put *p)
 {
     const struct items items = {p->items, p->items_len};
-    const int64_t for_ns = p->items_len == 0 ? 0 : items_unique_for_ns(items);
+    const int64_t for_ns = p->items_len == 0 ? 0 : items_unique_ns(items);
     const struct item_text key = {p->key.bytes, p->key.len};
     if (LIKELY(for_ns == 0))
         return;
@@ -637,13 +648,13 @@ void timers_put(struct pg_arena *a, struct put *p, struct pg_result *r)
 /* ---- unpark --------------------------------------------------------------------------------- */
 
 /* Arm the parked timer in its own slot. The new blob begins with the same bytes as the old blob
- * (the stub), so it may replace the stub at any moment. If a rebuild finds the slot still parked,
- * it drops the payload again. */
+ * of the parked timer, so it may replace that blob at any moment. If a rebuild finds the slot still
+ * parked, it drops the payload again. */
 static void unpark(struct pg_arena *a, const struct put *p, uint32_t slot, uint32_t blob)
 {
     struct pg_hot *h = slot_hot(a, slot);
     struct pg_cold *c = slot_cold(a, slot);
-    const uint32_t stub = slot_granules(c), old = c->blob;
+    const uint32_t old = c->blob, old_granules = slot_granules(c);
     memcpy(blob_at(&a->blobs, blob), blob_at(&a->blobs, old), (size_t)c->ext_len + c->key_len);
     if (p->payload_len != 0)
         memcpy(blob_at(&a->blobs, blob) + c->ext_len + c->key_len, p->payload, p->payload_len);
@@ -653,10 +664,10 @@ static void unpark(struct pg_arena *a, const struct put *p, uint32_t slot, uint3
     if (has_wal(a))
         wal_append_unpark(a, slot);
     slot_state_set(h, ctl_ticket(h->ctl), PG_S_ARMED);
-    atomic_thread_fence(memory_order_release);   /* the fence precedes reuse of the stub's bytes */
+    atomic_thread_fence(memory_order_release);   /* the fence precedes reuse of the old blob's bytes */
     slot_counted(a, slot, 1);
-    blobs_give(&a->blobs, old, stub);
-    a->metrics->blob_bytes += (uint64_t)(slot_granules(c) - stub) * PG_GRANULE;
+    blobs_give(&a->blobs, old, old_granules);
+    a->metrics->blob_bytes += (uint64_t)(slot_granules(c) - old_granules) * PG_GRANULE;
     slot_place(a, slot);
     a->metrics->unparks++;
 }
@@ -724,9 +735,7 @@ void cancel_timer(struct pg_arena *a, uint32_t slot, const struct probe *at)
 
 void timer_drop(struct pg_arena *a, uint32_t slot)
 {
-    struct probe at;
-    if (index_find_id(&a->index, slot_hot(a, slot)->hash, slot, &at))
-        index_erase(&a->index, &at);
+    slot_unindex(a, slot);
     slot_unplace(a, slot);
     if (has_wal(a))
         wal_append_end(a, slot, PG_END_CANCELLED);
@@ -781,12 +790,10 @@ static bool occurrence_void(const struct pg_arena *a, uint32_t slot)
 /* End a due occurrence that must not fire. It is not in the wheel. */
 RARE static bool occurrence_drop(struct pg_arena *a, uint32_t slot)
 {
-    struct probe at;
     if (wal_buffer_full(a))
         return false;
     schedule_take_back(a, slot);
-    if (index_find_id(&a->index, slot_hot(a, slot)->hash, slot, &at))
-        index_erase(&a->index, &at);
+    slot_unindex(a, slot);
     if (has_wal(a))
         wal_append_end(a, slot, PG_END_CANCELLED);
     slot_end(a, slot, 0);

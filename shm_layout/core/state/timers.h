@@ -64,9 +64,14 @@ uint32_t unique_granules(const struct pg_arena *a, uint32_t slot);
 /* Give a slot in state UNIQUE its deadline without a slack, and its key as the key of its blob. The
  * slot must not be in the wheel. */
 void unique_settle(struct pg_arena *a, uint32_t slot);
+/* Settle a slot in state UNIQUE, and give back the rest of its blob, except for the last `keep`
+ * granules, which belong to an entry of the replay buffer. Return the number of granules given
+ * back. */
+uint32_t unique_shrink(struct pg_arena *a, uint32_t slot, uint32_t keep);
 /* Return whether unique_settle() has changed a slot in state UNIQUE. */
 bool unique_settled(const struct pg_arena *a, uint32_t slot);
-/* Count a slot in state UNIQUE (sign 1), or no longer (-1). */
+/* Add a slot in state UNIQUE to the counts of its topic, namespace and account (sign 1), or remove it
+ * (-1). */
 void unique_counted(struct pg_arena *a, uint32_t slot, int64_t sign);
 /* For a rebuild: return whether the item UNIQUE of a slot is sound; let the key lead to a sound slot
  * in state UNIQUE, and count the slot. */
