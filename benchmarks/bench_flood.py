@@ -33,7 +33,7 @@ from typing import Any
 from bench_hostile import BUSY, at_work, processor_s
 from installed import run_with_wheel
 from own_daemon import own_daemon
-from recording import machine, quantile, spread, write_result, write_section
+from recording import machine, quantile, spread, spread_text, write_result, write_section
 
 from purgatoryd.clients import Admin, Client, Subscriber
 from purgatoryd.shm_layout.arena import Reader
@@ -239,8 +239,7 @@ def table(figures: dict[str, dict[str, Any]]) -> str:
             cells = [f"{found[w][name]['median']:.2f}" if w in found else "" for w in whens]
             measure = name.removesuffix("_ms")
             if ratio := found["ratios"].get(f"{measure}_to_loaded"):
-                middle, low, high = (ratio[word] for word in ("median", "low", "high"))
-                cells.append(f"{middle:.2f} [{low:.2f} - {high:.2f}]")
+                cells.append(spread_text(ratio, ".2f"))
             else:
                 cells.append("")
             rows.append(f"| {part}: {measure} | " + " | ".join(cells) + " |")

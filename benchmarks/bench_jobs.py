@@ -34,7 +34,7 @@ from typing import Any
 from installed import run_with_wheel
 from peers.jobs import BATCH, SIDES, Side
 from peers.side import PATIENCE_S, Server, Start, boot_ns, stamp
-from recording import machine, quantile, spread, write_result, write_section
+from recording import machine, quantile, spread, spread_text, write_result, write_section
 
 RESULTS = Path(__file__).resolve().parent / "results" / "jobs.json"
 CONSUMERS = (1, 4)
@@ -188,17 +188,12 @@ def targets(rows: Sequence[dict[str, Any]]) -> dict[str, bool]:
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
     """Return the table for docs/benchmarks.md."""
-
-    def cell(values: dict[str, float], form: str) -> str:
-        middle, low, high = (format(values[name], form) for name in ("median", "low", "high"))
-        return f"{middle} [{low} - {high}]"
-
     lines = ["| side | consumers | jobs per second | purgatoryd to side | p50 | p99 |",
              "| --- | --- | --- | --- | --- | --- |"]  # fmt: skip
     for row in rows:
-        cells = [row["side"], str(row["consumers"]), cell(row["jobs_per_s"], ",.0f"),
-                 cell(row["ratio"], ".2f"), cell(row["lateness_p50_us"], ",.0f"),
-                 cell(row["lateness_p99_us"], ",.0f")]  # fmt: skip
+        cells = [row["side"], str(row["consumers"]), spread_text(row["jobs_per_s"], ",.0f"),
+                 spread_text(row["ratio"], ".2f"), spread_text(row["lateness_p50_us"], ",.0f"),
+                 spread_text(row["lateness_p99_us"], ",.0f")]  # fmt: skip
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 

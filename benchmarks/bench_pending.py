@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import statistics
 import tempfile
 import threading
 import time
@@ -21,7 +20,7 @@ from typing import Any
 
 import numpy as np
 from own_daemon import own_daemon
-from recording import machine, write_result, write_section
+from recording import machine, spread, spread_text, write_result, write_section
 
 from purgatoryd.clients import Client
 
@@ -109,10 +108,7 @@ def measure(name: str, pid: int, timers: int) -> dict[str, dict[str, float]]:
 
 def cell(samples: list[float], digits: int) -> str:
     """Return median, lowest and highest sample."""
-    low, middle, high = (
-        f"{value:,.{digits}f}" for value in (min(samples), statistics.median(samples), max(samples))
-    )
-    return f"{middle} [{low} - {high}]"
+    return spread_text(spread(samples), f",.{digits}f")
 
 
 def rows_of(results: dict[str, list[dict[str, dict[str, float]]]]) -> list[str]:

@@ -26,7 +26,7 @@ from typing import Any
 
 from installed import run_with_wheel
 from own_daemon import own_daemon
-from recording import machine, quantile, spread, write_result, write_section
+from recording import machine, quantile, spread, spread_text, write_result, write_section
 
 from purgatoryd.clients import Client, Subscriber
 from purgatoryd.shm_layout.arena import Reader
@@ -185,13 +185,12 @@ def measure(notices: int, seconds: float, rounds: int, rate: int) -> dict[str, A
 
 def table(found: dict[str, Any]) -> str:
     """Return the table for docs/benchmarks.md."""
-    ratio = found["p99_ratio"]
     rows = ["| reader of past notices | p50 | p99 | p99.9 |", "| --- " * 4 + "|"]
     for name, times in found["live"].items():
         cells = (f"{times[part]:,.0f}" for part in ("p50_us", "p99_us", "p999_us"))
         rows.append(f"| {'none' if name == 'alone' else 'one'} | {' | '.join(cells)} |")
-    rows.append(f"| *ratio* | | {ratio['median']:.2f} [{ratio['low']:.2f} - {ratio['high']:.2f}], "
-                f"{'met' if found['met'] else 'missed'} | |")  # fmt: skip
+    verdict = "met" if found["met"] else "missed"
+    rows.append(f"| *ratio* | | {spread_text(found['p99_ratio'], '.2f')}, {verdict} | |")
     return "\n".join(rows) + "\n"
 
 

@@ -37,6 +37,12 @@ def spread(samples: Sequence[float]) -> dict[str, float]:
     return {"median": statistics.median(samples), "low": min(samples), "high": max(samples)}
 
 
+def spread_text(values: dict[str, float], form: str) -> str:
+    """Return what spread() has returned as text: median [minimum - maximum]."""
+    middle, low, high = (format(values[name], form) for name in ("median", "low", "high"))
+    return f"{middle} [{low} - {high}]"
+
+
 def quantile(ordered: Sequence[float], share: float) -> float:
     """Return the sample below which the fraction `share` of the sorted samples lies."""
     return ordered[min(len(ordered) - 1, int(len(ordered) * share))]

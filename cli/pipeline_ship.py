@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from purgatoryd.cli import units
+from purgatoryd.cli.arena import print_records
 from purgatoryd.cli.exits import Command
 from purgatoryd.cli.following import follow as repeat
 from purgatoryd.cli.options import emit, json_option, name_option
 from purgatoryd.cli.pipeline import lake_option
-from purgatoryd.cli.wal import folders, show, wal_option
+from purgatoryd.cli.wal import folders, wal_option
 
 if TYPE_CHECKING:
     from purgatoryd.pipeline.lake import Manifest
@@ -114,11 +115,11 @@ def status_command(
         from purgatoryd.pipeline.tiers import tiers
 
         found = tiers(place, folders(wal_dir, name) if wal_dir else [])
-        show([segment_record(one) for one in found], f"segments in {lake}", as_json)
+        print_records([segment_record(one) for one in found], f"segments in {lake}", as_json)
         return
     from purgatoryd.pipeline.progress import progress
 
-    show([progress_record(one) for one in progress(place)], f"daemons in {lake}", as_json)
+    print_records([progress_record(one) for one in progress(place)], f"daemons in {lake}", as_json)
 
 
 def progress_record(one: Progress) -> dict[str, Any]:

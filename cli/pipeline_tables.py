@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from purgatoryd.cli import units
+from purgatoryd.cli.arena import print_records
 from purgatoryd.cli.exits import Command, Exit
 from purgatoryd.cli.following import follow as repeat
 from purgatoryd.cli.options import (
@@ -21,7 +22,6 @@ from purgatoryd.cli.options import (
     read_key,
 )
 from purgatoryd.cli.pipeline import lake_option, spark_options
-from purgatoryd.cli.wal import show
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -198,7 +198,7 @@ def slow_command(
 
     gold = Layer(place.root, "gold")
     found = slow(gold.read(spark, TOPICS), gold.read(spark, WORKERS), limit, least)
-    show([finding.record() for finding in found], "slow", as_json)
+    print_records([finding.record() for finding in found], "slow", as_json)
     if publish_to is not None:
         publish(publish_to, found)
     return Exit.NEGATIVE if found else Exit.DONE
@@ -261,7 +261,7 @@ def show_rows(
         }
         for row in rows
     ]
-    show(shown, title, as_json)
+    print_records(shown, title, as_json)
 
 
 def plain(value: Any) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 import click
@@ -161,7 +161,7 @@ def add_command(
             priority=priority,
             order_key=order_key,
             within=None if within is None else within / 1e9,
-            unique_for=None if unique_for is None else timedelta(microseconds=unique_for / 1000),
+            unique_for=None if unique_for is None else unique_for / 1e9,
         )
     text = f"{timer.status.name.lower()} {key_text(timer.key)}, ticket {timer.ticket}"
     emit(timer_record(timer), text, as_json)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from purgatoryd.cli import units
+from purgatoryd.cli.arena import print_records
 from purgatoryd.cli.exits import Command, Exit, Group
 from purgatoryd.cli.options import (
     emit,
@@ -132,18 +133,7 @@ def ls_command(name: str, wal_dir: Path, as_json: bool) -> None:
         records = [
             {n: record[n] for n in ("file", "lsn", "bytes", "begun_at")} for record in records
         ]
-    show(records, f"WAL of {name}", as_json)
-
-
-def show(records: list[dict[str, Any]], title: str, as_json: bool) -> None:
-    """Print records as JSON or as a table. All records have the same fields."""
-    from purgatoryd.cli.arena import print_table
-
-    if as_json:
-        for record in records:
-            emit(record, "", as_json)
-    elif records:
-        print_table(records, title)
+    print_records(records, f"WAL of {name}", as_json)
 
 
 # ---- cat -------------------------------------------------------------------------------------
@@ -402,7 +392,7 @@ def verify_command(name: str, wal_dir: Path, as_json: bool) -> int:
     path = folder(wal_dir, name)
     found = verified(path)
     verdict = "damaged, but recovery loses nothing" if found.harmless else "no damage"
-    show(found.records, f"WAL of {name}: {verdict}", as_json)
+    print_records(found.records, f"WAL of {name}: {verdict}", as_json)
     for damage in found.harmless:
         click.echo(f"purgatoryd: {damage.place}; recovery does not need it", err=True)
     if is_in_memory(path):
@@ -471,4 +461,4 @@ def holds_command(name: str, wal_dir: Path, as_json: bool) -> None:
     from purgatoryd.shm_layout.retention_holds import read_holds
 
     holds = read_holds(folder(wal_dir, name)).values()
-    show([hold_record(hold) for hold in holds], f"retention holds of {name}", as_json)
+    print_records([hold_record(hold) for hold in holds], f"retention holds of {name}", as_json)

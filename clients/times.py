@@ -100,20 +100,14 @@ def late_policy(late: Late | None) -> tuple[int, int] | None:
     if not isinstance(pair[0], str) or pair[0] not in ("skip", "coalesce"):
         rule = '"fire", ("skip", grace) or ("coalesce", grace)'
         raise InvalidArgument(f"late {late!r} must be {rule}")
-    return LatePolicy[pair[0].upper()], _grace_ns(pair[1])
+    grace_ns = _span_ns("grace", pair[1], LATE_GRACE_MIN_NS, LATE_GRACE_MAX_NS)
+    return LatePolicy[pair[0].upper()], grace_ns
 
 
 def unique_ns(unique_for: float | timedelta | None) -> int | None:
     """Return the time for which a key is unique, in nanoseconds; None if `unique_for` is None.
     Raises InvalidArgument."""
-    if unique_for is None:
-        return None
-    real = isinstance(unique_for, int | float | timedelta) and not isinstance(unique_for, bool)
-    time_ns = seconds_ns(unique_for) if real and unique_for == unique_for else 0
-    if not 0 < time_ns <= UNIQUE_MAX_NS:
-        rule = f"a number of seconds or a timedelta above 0 and up to {UNIQUE_MAX_NS / 1e9:.0f} s"
-        raise InvalidArgument(f"unique_for {unique_for!r} must be {rule}")
-    return time_ns
+    return None if unique_for is None else _span_ns("unique_for", unique_for, 1, UNIQUE_MAX_NS)
 
 
 def late_named(late: tuple[int, int] | None) -> Late | None:
@@ -123,14 +117,14 @@ def late_named(late: tuple[int, int] | None) -> Late | None:
     return ("skip" if late[0] == LatePolicy.SKIP else "coalesce"), late[1] / 1e9
 
 
-def _grace_ns(grace: float | timedelta) -> int:
-    real = isinstance(grace, int | float | timedelta) and not isinstance(grace, bool)
-    grace_ns = seconds_ns(grace) if real and grace == grace else 0
-    if not LATE_GRACE_MIN_NS <= grace_ns <= LATE_GRACE_MAX_NS:
-        least_s, most_s = LATE_GRACE_MIN_NS / 1e9, LATE_GRACE_MAX_NS / 1e9
-        rule = f"a number of seconds or a timedelta from {least_s} s to {most_s:.0f} s"
-        raise InvalidArgument(f"grace {grace!r} must be {rule}")
-    return grace_ns
+def _span_ns(name: str, span: float | timedelta, least_ns: int, most_ns: int) -> int:
+    """Return a span of time in nanoseconds. Raises InvalidArgument if it is out of bounds."""
+    real = isinstance(span, int | float | timedelta) and not isinstance(span, bool)
+    span_ns = seconds_ns(span) if real and span == span else 0
+    if not least_ns <= span_ns <= most_ns:
+        rule = f"from {least_ns / 1e9} s to {most_ns / 1e9:.0f} s"
+        raise InvalidArgument(f"{name} {span!r} must be a number of seconds or a timedelta {rule}")
+    return span_ns
 
 
 def seconds_ns(delay: Any) -> int:

@@ -18,7 +18,7 @@ from typing import ClassVar, Generic, TypeVar
 from purgatoryd.daemon.log import log
 from purgatoryd.daemon.service_manager import ServiceManager
 from purgatoryd.shm_layout import wire
-from purgatoryd.shm_layout.arena import Arena
+from purgatoryd.shm_layout.arena import Arena, slots_used
 from purgatoryd.shm_layout.health import STARTS
 from purgatoryd.shm_layout.host import HOST, Host
 from purgatoryd.shm_layout.layout import (
@@ -269,7 +269,7 @@ def reasons(
     reasons of the previous heartbeat.
     """
     header, metrics = arena.header, arena.metrics
-    slots = metrics.live + metrics.parked + metrics.outcomes + metrics.unique_keys
+    slots = slots_used(metrics)
     found = {
         Degraded.WAL: stopped,
         Degraded.WAL_BUFFER: full,

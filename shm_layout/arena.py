@@ -251,6 +251,11 @@ class Placed:
         return self.node if self.memory_node is None else self.memory_node
 
 
+def slots_used(metrics: Any) -> int:
+    """Return the number of slots in use. `metrics`: the struct pg_metrics of an arena."""
+    return int(metrics.live + metrics.parked + metrics.outcomes + metrics.unique_keys)
+
+
 class Handle:
     """A mapped arena. The writer's handle also has the private arena file."""
 

@@ -14,7 +14,7 @@ from itertools import accumulate
 from typing import Any, NamedTuple
 
 from purgatoryd.shm_layout._core import ffi, lib
-from purgatoryd.shm_layout.arena import COUNTED, ConsumerGroup, Handle, Namespace
+from purgatoryd.shm_layout.arena import COUNTED, ConsumerGroup, Handle, Namespace, slots_used
 from purgatoryd.shm_layout.health import is_alive, overdue_ns, still_ns
 from purgatoryd.shm_layout.layout import (
     DaemonState,
@@ -335,7 +335,7 @@ def _gauges(arena: Handle) -> dict[str, float]:
         "starts": header.epoch,
         **{name: int(getattr(live, name)) for name in COUNTED if name in GAUGES},
         **{name: int(getattr(header, name)) for name in _HEADER if name in GAUGES},
-        "slots_used": live.live + live.parked + live.outcomes + live.unique_keys,
+        "slots_used": slots_used(live),
         "replay_entries": header.replay_tail - header.replay_head,
         "unsent": header.replay_tail - header.published,
         **arena.watch_fill(),
