@@ -15,30 +15,28 @@ SCRIPT = BENCHMARKS / "bench_purgatory.py"
 JOB_SIDES = 6
 
 
-@pytest.mark.tier("all")
-def test_all_designs_agree_with_the_prediction() -> None:
+def quick(script: Path) -> subprocess.CompletedProcess[str]:
+    """Run a benchmark with --quick, and require that it ends well."""
     done = subprocess.run(
-        [sys.executable, str(SCRIPT), "--quick"], capture_output=True, text=True, check=False
+        [sys.executable, str(script), "--quick"], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
+    return done
+
+
+@pytest.mark.tier("all")
+def test_all_designs_agree_with_the_prediction() -> None:
+    done = quick(SCRIPT)
     assert "every outcome as predicted" in done.stdout
 
 
 def test_a_reader_of_past_notices_gets_all_of_them() -> None:
-    done = subprocess.run(
-        [sys.executable, str(BENCHMARKS / "bench_replay.py"), "--quick"],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    done = quick(BENCHMARKS / "bench_replay.py")
     assert "'complete': True" in done.stdout
 
 
 def test_all_sides_hand_over_all_jobs() -> None:
-    done = subprocess.run(
-        [sys.executable, str(BENCHMARKS / "bench_jobs.py"), "--quick"],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    done = quick(BENCHMARKS / "bench_jobs.py")
     cases = [line for line in done.stdout.splitlines() if "jobs/s" in line]
     left_out = [line for line in done.stderr.splitlines() if line.startswith("LEFT OUT")]
     assert len(cases) == 2 * (JOB_SIDES - len(left_out))

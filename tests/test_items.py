@@ -8,7 +8,7 @@ import purgatory_driver as pd
 import pytest
 from core_driver import Fault
 from purgatory_driver import Owner, Purgatory
-from wal_driver import Redo, Snapshot, Wal, authoritative_state, frames_of, twin
+from wal_driver import Redo, Snapshot, Wal, authoritative_state, frames_until, twin
 
 from purgatoryd.shm_layout import wire
 from purgatoryd.shm_layout._core import ffi, lib
@@ -204,16 +204,12 @@ def test_damaged_items_are_found(core: Purgatory, owner: Owner, offset: int, byt
 def test_a_frame_whose_items_are_damaged_is_refused(core: Purgatory, owner: Owner) -> None:
     wal, snapshot = Wal(core), Snapshot(core, quiet=True).finish().data
     armed(owner, b"k", SECOND_NS)
+    before, frame = frames_until(wal.take(), lib.PG_WAL_ARM)
     redo = Redo(snapshot)
-    redo.frames(snapshot)
-    for frame in frames_of(wal.take()):
-        if frame.type == lib.PG_WAL_ARM:
-            at = ffi.sizeof("struct pg_frame_head") + ffi.sizeof("struct pg_wal_arm")
-            with pytest.raises(Fault, match="malformed extension item"):
-                redo.frames(frame.data[:at] + b"\x63" + frame.data[at + 1 :])
-            return
-        redo.frames(frame.data)
-    raise AssertionError("no ARM frame")
+    redo.frames(snapshot + before)
+    at = ffi.sizeof("struct pg_frame_head") + ffi.sizeof("struct pg_wal_arm")
+    with pytest.raises(Fault, match="malformed extension item"):
+        redo.frames(frame.data[:at] + b"\x63" + frame.data[at + 1 :])
 
 
 @pytest.mark.parametrize("tag", ["", "t" * 64, "a\0b", "\ud800", 7])

@@ -9,7 +9,7 @@ import purgatory_driver as pd
 import pytest
 from core_driver import Fault
 from purgatory_driver import Answer, Command, Owner, Purgatory
-from wal_driver import Redo, Snapshot, Wal, authoritative_state, frames_of, twin
+from wal_driver import Redo, Snapshot, Wal, authoritative_state, frames_until, twin
 
 from purgatoryd.shm_layout import wire
 from purgatoryd.shm_layout._core import ffi, lib
@@ -260,7 +260,7 @@ def test_a_kill_a_migration_and_a_recovery_keep_the_key_unique(
     expected = uniques(core)
     assert expected[ticket] == SECOND_NS + LONG_NS
     frames, ended = wal.take(), Snapshot(core, quiet=True).finish().data
-    late = frames[len(frames_until(frames, lib.PG_WAL_FIRE)) :]
+    late = frames[len(frames_until(frames, lib.PG_WAL_FIRE)[0]) :]
     for data in (first + frames, armed + late, ended):
         found = recovered(core, data)
         assert uniques(found) == expected
@@ -275,16 +275,6 @@ def test_a_kill_a_migration_and_a_recovery_keep_the_key_unique(
         assert uniques(copy) == {}
     run(core, 20 * SECOND_NS)
     assert uniques(recovered(core, first + frames + wal.take())) == {}
-
-
-def frames_until(data: bytes, kind: int) -> bytes:
-    """Return the frames before the first one of a kind."""
-    at = b""
-    for frame in frames_of(data):
-        if frame.type == kind:
-            return at
-        at += frame.data
-    raise AssertionError("no such frame")
 
 
 def test_a_damaged_unique_key_is_found(core: Purgatory, owner: Owner) -> None:
@@ -303,10 +293,9 @@ def test_a_damaged_unique_key_is_found(core: Purgatory, owner: Owner) -> None:
 def test_a_frame_whose_key_differs_is_refused(core: Purgatory, owner: Owner) -> None:
     wal, snapshot = Wal(core), Snapshot(core, quiet=True).finish().data
     added(owner)
-    data = wal.take()
+    before, frame = frames_until(wal.take(), lib.PG_WAL_ARM)
     redo = Redo(snapshot)
-    redo.frames(snapshot + frames_until(data, lib.PG_WAL_ARM))
-    (frame,) = (f for f in frames_of(data) if f.type == lib.PG_WAL_ARM)
+    redo.frames(snapshot + before)
     at = ffi.sizeof("struct pg_frame_head") + ffi.sizeof("struct pg_wal_arm") + GRANULE
     with pytest.raises(Fault, match="malformed extension item"):
         redo.frames(frame.data[:at] + b"x" + frame.data[at + 1 :])

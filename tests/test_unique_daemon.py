@@ -7,7 +7,6 @@ import random
 import threading
 from contextlib import suppress
 from datetime import timedelta
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -121,8 +120,8 @@ def test_a_restart_keeps_keys_unique(daemon: StartDaemon, tmp_path: Path, end: s
         assert c.get("k") is None
 
 
-def more_than(added: dict[str, int], count: int) -> bool:
-    return len(added) > count
+def wait_for_adds(added: dict[str, int], count: int) -> None:
+    eventually(lambda: len(added) > count)
 
 
 @pytest.mark.tier("all")
@@ -138,8 +137,7 @@ def test_many_kills_let_no_key_be_added_twice(
 
     def kill() -> None:
         for n in range(KILLS):
-            wanted = KEYS * (n + 1) // (3 * KILLS)
-            eventually(partial(more_than, added, wanted))
+            wait_for_adds(added, KEYS * (n + 1) // (3 * KILLS))
             one.kill()
             one.start()
         ended.set()

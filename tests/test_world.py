@@ -15,6 +15,7 @@ from enum import EnumType
 from pathlib import Path
 
 import pytest
+from product_imports import product_imports
 from world import __main__ as command
 from world import oracle
 from world.answers import ANSWERS, REFUSALS
@@ -288,14 +289,7 @@ def test_the_oracle_refuses_a_loss_that_the_replay_buffer_does_not_explain() -> 
 def test_the_oracle_imports_only_constants() -> None:
     imported = {name: value for name, value in vars(oracle).items() if is_of_the_product(value)}
     assert imported == {"Cause": Cause, "Status": Status}
-    module = ast.parse(Path(oracle.__file__).read_text())
-    sources = {
-        node.module: [name.name for name in node.names]
-        for node in ast.walk(module)
-        if isinstance(node, ast.ImportFrom) and str(node.module).startswith("purgatoryd")
-    }
-    for names in sources.values():
-        assert all(isinstance(vars(oracle)[name], int | EnumType) for name in names)
+    assert all(isinstance(value, int | EnumType) for value in product_imports(oracle).values())
 
 
 def is_of_the_product(value: object) -> bool:

@@ -39,6 +39,16 @@ def frames_of(data: bytes) -> Iterator[Frame]:
     assert at == len(data)
 
 
+def frames_until(data: bytes, kind: int) -> tuple[bytes, Frame]:
+    """Return the frames before the first one of a kind, and this one."""
+    before = b""
+    for frame in frames_of(data):
+        if frame.type == kind:
+            return before, frame
+        before += frame.data
+    raise AssertionError(f"no frame of kind {kind}")
+
+
 class Wal:
     """A WAL in memory. It takes a core's frames, and frees their space in the WAL buffer."""
 
