@@ -3,7 +3,8 @@
  *
  * A release store of its control word arms a timer. Another store of the control word, or the
  * commit of its replay buffer entry, ends the timer. A rebuild derives everything else from these
- * stores. */
+ * stores. The slot of a timer whose key is unique for a time stays in use until this time is over,
+ * and refuses other PUTs of the key. */
 
 #include "core/state/timers.h"
 #include "core/base/answer.h"
