@@ -1,4 +1,4 @@
-"""What a judge of the tests imports from the product."""
+"""Find the names that a module of the tests imports from the product."""
 
 from __future__ import annotations
 
