@@ -82,7 +82,7 @@ def _await_fired(directory: Path, name: str, count: int) -> None:
 
 def live(name: str, rate: int, ended: Callable[[], bool]) -> list[float]:
     """Return the time from deadline to receipt of each live notice, in microseconds, until a window
-    has ended."""
+    has ended and has a notice."""
     late_us: list[float] = []
     step_s = 0.1
     with (
@@ -90,7 +90,7 @@ def live(name: str, rate: int, ended: Callable[[], bool]) -> list[float]:
         Client(name, timeout=PATIENCE_S) as client,
     ):
         number = 0
-        while not ended():
+        while not (late_us and ended()):
             begun_s, count = time.monotonic(), int(rate * step_s)
             delays = [AHEAD_S + step_s * n / count for n in range(count)]
             keys = [f"live:{number + n}" for n in range(count)]

@@ -19,7 +19,7 @@ from purgatoryd.clients.arguments import (
     each,
 )
 from purgatoryd.clients.closing import AsyncClosing
-from purgatoryd.clients.consumer import DRAIN_S, Plan, delay_ns, extension_ns
+from purgatoryd.clients.consumer import DRAIN_S, Plan, delay_ns, extension_ns, may_wait
 from purgatoryd.clients.groups import OnDead, OnFull, Start
 from purgatoryd.clients.jobs import Jobs
 from purgatoryd.clients.leases import LOG, Lease, LeasedJob, Leases, Sink, error_text
@@ -75,7 +75,9 @@ class AsyncJob(LeasedJob):
         trace: TracebackType | None,
     ) -> bool:  # fmt: skip
         if error is None and not self.answered:
-            self._desk.finish(self)
+            if self.lost:
+                raise self._lease.error()
+            self._desk.finish((self,))
         elif error is not None and not self.answered:
             with suppress(PurgatorydError):
                 await (self.nack(error) if isinstance(error, Exception) else self.release())
@@ -147,15 +149,20 @@ class AsyncConsumer(AsyncClosing):
         return jobs
 
     async def ack_many(
-        self, jobs: Iterable[AsyncJob], *, timeout: float | timedelta | None = None
-    ) -> None:
-        """Acknowledge many jobs at once, as Consumer.ack_many does."""
+        self, jobs: Iterable[AsyncJob], *, wait: bool = True,
+        timeout: float | timedelta | None = None,
+    ) -> None:  # fmt: skip
+        """Acknowledge many jobs at once, as Consumer.ack_many does. With `wait=False` the
+        acknowledgements of one iteration of the event loop are sent together."""
         listed = list(each("jobs", jobs))
         for job in listed:
             check_type("a job", job, AsyncJob, optional=False)
         if any(job._desk is not self._line for job in listed):
             raise InvalidArgument("the jobs must come from this consumer")
-        await self._line.answer(listed, Op.JOB_ACK, b"", 0, timeout)
+        if may_wait(listed, wait, timeout):
+            await self._line.answer(listed, Op.JOB_ACK, b"", 0, timeout)
+        else:
+            self._line.finish(listed)
 
     def __aiter__(self) -> Self:
         return self
@@ -274,13 +281,12 @@ class _AsyncLine(AsyncClient):
         leases = [job._lease for job in jobs]
         await self._run(self.leases.answered(leases, op, text, time_ns, limit_s))
 
-    def finish(self, job: AsyncJob) -> None:
-        """Acknowledge a job without a wait, together with all others of this loop iteration."""
+    def finish(self, jobs: Sequence[AsyncJob]) -> None:
+        """Acknowledge jobs without a wait, together with all others of this loop iteration."""
         self._core.check()
-        if job.lost:
-            raise job._lease.error()
-        self._finished_jobs.append(job)
-        if len(self._finished_jobs) == 1 and self._loop is not None:
+        is_first = not self._finished_jobs
+        self._finished_jobs += jobs
+        if is_first and self._loop is not None:
             self._loop.call_soon(self._take_finished)
 
     def _take_finished(self) -> None:

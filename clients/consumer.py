@@ -25,6 +25,7 @@ from purgatoryd.clients._pack import jobs_take
 from purgatoryd.clients.arguments import (
     check_callable,
     check_choice,
+    check_flag,
     check_limit_s,
     check_type,
     check_whole,
@@ -62,8 +63,8 @@ _INTERRUPTS = (KeyboardInterrupt, SystemExit, GeneratorExit)
 class Desk(Protocol):
     """Takes the answers of jobs."""
 
-    def finish(self, job: Job) -> None:
-        """Acknowledge a job without a wait. Raises LeaseLost if the lease is known to be lost."""
+    def finish(self, jobs: Sequence[Job]) -> None:
+        """Acknowledge jobs without a wait."""
 
     def answer(
         self,
@@ -87,6 +88,21 @@ def delay_ns(delay: float | timedelta | None) -> int:
 def extension_ns(seconds: float | timedelta) -> int:
     """Return the time of an extension in ns. Raises InvalidArgument."""
     return groups.check_time_ns("extension", seconds, LEASE_LEAST_NS)
+
+
+def may_wait(
+    jobs: Sequence[LeasedJob], wait: bool, timeout: float | timedelta | None
+) -> bool:  # fmt: skip
+    """Return whether ack_many() waits. Raises InvalidArgument for a timeout without a wait, and for
+    a job with another answer that no wait would report."""
+    if check_flag("wait", wait):
+        return True
+    if timeout is not None:
+        raise InvalidArgument("timeout needs wait=True")
+    for job in jobs:
+        if job._lease.op not in _ACKED:
+            raise InvalidArgument(f"job {job.key!r} already has another answer")
+    return False
 
 
 class Job(LeasedJob):
@@ -148,7 +164,9 @@ class Job(LeasedJob):
         if self.answered:
             return isinstance(error, Exception) and self._logged(error)
         if error is None:
-            self._desk.finish(self)
+            if self.lost:
+                raise self._lease.error()
+            self._desk.finish((self,))
             return False
         with suppress(PurgatorydError):
             if isinstance(error, Exception):
@@ -164,6 +182,7 @@ class Job(LeasedJob):
 
 
 _JOBS = {Job}
+_ACKED = (0, Op.JOB_ACK)
 
 
 class JobSource(Closing):
@@ -188,6 +207,9 @@ class JobSource(Closing):
     ) -> None: ...
 
     @abstractmethod
+    def _finish(self, jobs: Sequence[Job]) -> None: ...
+
+    @abstractmethod
     def stop(self) -> None:
         """Take no more jobs: loops over the consumer, get() and run() end. Jobs that no caller has
         are released. A signal handler may call stop()."""
@@ -203,14 +225,24 @@ class JobSource(Closing):
         n = check_whole("n", n, 1, CREDITS_MAX)
         return self._take_many(n, check_limit_s(float("inf") if timeout is None else timeout))
 
-    def ack_many(self, jobs: Iterable[Job], *, timeout: float | timedelta | None = None) -> None:
+    def ack_many(
+        self, jobs: Iterable[Job], *, wait: bool = True, timeout: float | timedelta | None = None
+    ) -> None:
         """Acknowledge many jobs at once. Raises the first error, usually LeaseLost, after all jobs
-        have their answers."""
+        have their answers.
+
+        With `wait=False` it acknowledges like a `with` block: it does not wait for the daemon.
+        run() and close() wait. A lost lease is logged; the next call that takes jobs, or close(),
+        raises any other error.
+        """
         listed = list(each("jobs", jobs))
         if not _JOBS.issuperset(map(type, listed)):
             for job in listed:
                 check_type("a job", job, Job, optional=False)
-        self._answer(listed, Op.JOB_ACK, b"", 0, timeout)
+        if may_wait(listed, wait, timeout):
+            self._answer(listed, Op.JOB_ACK, b"", 0, timeout)
+        else:
+            self._finish(listed)
 
     def __iter__(self) -> Self:
         return self
@@ -358,9 +390,16 @@ class Consumer(JobSource):
         time_ns: int,
         timeout: float | timedelta | None,
     ) -> None:
+        self._check_origin(jobs)
+        self._desk.answer(jobs, op, text, time_ns, timeout)
+
+    def _finish(self, jobs: Sequence[Job]) -> None:
+        self._check_origin(jobs)
+        self._desk.finish(jobs)
+
+    def _check_origin(self, jobs: Sequence[Job]) -> None:
         if not {self._desk}.issuperset(map(_DESK, jobs)):
             raise InvalidArgument("the jobs must come from this consumer")
-        self._desk.answer(jobs, op, text, time_ns, timeout)
 
     def _finished(self) -> None:
         self._line.desk.finished()
@@ -499,13 +538,11 @@ class _Desk:
         self._leases.core.check()
         self._engine.call(self._leases.answered(leases, op, text, time_ns, limit_s))
 
-    def finish(self, job: Job) -> None:
-        """Acknowledge a job without a wait. A request lets the engine take all jobs that it finds.
-        After an interrupt before the request, the next request takes the job."""
+    def finish(self, jobs: Sequence[Job]) -> None:
+        """Acknowledge jobs without a wait. A request lets the engine take all jobs that it finds.
+        After an interrupt before the request, the next request takes the jobs."""
         self._leases.core.check()
-        if job.lost:
-            raise job._lease.error()
-        self._jobs.append(job)
+        self._jobs.extend(jobs)
         self._engine.put(self.take_finished)
 
     def take_finished(self) -> None:

@@ -12,7 +12,7 @@ from purgatoryd.clients.arguments import each
 from purgatoryd.clients.connection import NEVER_S
 from purgatoryd.clients.consumer import DRAIN_S, Job, JobSource
 from purgatoryd.clients.items import check_priority
-from purgatoryd.clients.leases import NO_DELAY, Lease
+from purgatoryd.clients.leases import LOG, NO_DELAY, Lease
 from purgatoryd.shm_layout import wire
 from purgatoryd.shm_layout.errors import Closed, InvalidArgument
 from purgatoryd.shm_layout.group_wire import RawJob
@@ -156,6 +156,11 @@ class FakeConsumer(JobSource):
             (self.acked if op == Op.JOB_ACK else self.released).append(job)
         return True
 
+    def _finish(self, jobs: Sequence[Job]) -> None:
+        for job in jobs:
+            if not self._record(job, Op.JOB_ACK, b"", 0):
+                LOG.warning("%s", job._lease.error())
+
     def stop(self) -> None:
         """Take no more jobs, and release those that no caller has."""
         self._stopped = True
@@ -185,9 +190,9 @@ class _FakeDesk:
         """Record the answer."""
         self._consumer._answer(jobs, op, text, time_ns, timeout)
 
-    def finish(self, job: Job) -> None:
-        """Record the acknowledgement of a `with` block."""
-        job.ack()
+    def finish(self, jobs: Sequence[Job]) -> None:
+        """Record acknowledgements."""
+        self._consumer._finish(jobs)
 
     def drop(self, lease: Lease) -> None:
         """Do nothing: a test sees in the records that the job has no answer."""

@@ -12,7 +12,7 @@ pytestmark = pytest.mark.tier("all")
 
 BENCHMARKS = Path(__file__).resolve().parent.parent / "benchmarks"
 SCRIPT = BENCHMARKS / "bench_purgatory.py"
-JOB_SIDES = 6
+JOB_SIDES = 8
 
 
 def quick(script: Path) -> subprocess.CompletedProcess[str]:

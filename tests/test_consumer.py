@@ -207,6 +207,7 @@ def test_many_answers_of_which_the_daemon_refuses_all_raise_the_first(model: Gro
             jobs.ack_many(got)
         assert raised.value.key == "a"
         assert jobs.in_flight == 2
+        jobs.close(drain=0)
 
 
 def test_many_answers_without_reply_are_sent_again(model: GroupDaemon) -> None:
@@ -249,6 +250,54 @@ def test_many_answers_are_lost_with_the_session(model: GroupDaemon) -> None:
         again = [taken(jobs), taken(jobs)]
         jobs.ack_many(again)
         assert set(model.states()) == {"acked"}
+
+
+def test_many_acknowledgements_need_no_wait(model: GroupDaemon) -> None:
+    with consumer() as jobs:
+        model.fire("a", "b", "c")
+        got = [taken(jobs) for _ in range(3)]
+        model.mute = True
+        jobs.ack_many(got, wait=False)
+        assert model.states() == ["leased"] * 3
+        model.mute = False
+        model.restart()
+    assert model.states() == ["acked"] * 3  # close() has waited
+    assert [op for op, _ in ops(model)] == ["JOB_ACK"] * 3
+
+
+def test_errors_of_acknowledgements_without_a_wait(
+    model: GroupDaemon, caplog: pytest.LogCaptureFixture
+) -> None:
+    jobs = consumer()
+    model.fire("a", "b")
+    got = [taken(jobs), taken(jobs)]
+    model.do(lambda: model._fail(model.groups["mailers"], model.groups["mailers"].jobs[1]))
+    jobs.ack_many(got[:1], wait=False)
+    eventually(lambda: got[0].lost)
+    assert "the lease of job 'a'" in caplog.text
+    model.refuse_with[Op.JOB_ACK] = Status.DENIED
+    jobs.ack_many(got[1:], wait=False)
+    with pytest.raises(Denied):
+        jobs.close()
+    assert ("JOB_NACK", 2) in ops(model)
+
+
+def test_ack_many_without_a_wait_refuses_bad_arguments(model: GroupDaemon) -> None:
+    with consumer() as jobs:
+        model.fire("a", "b")
+        a, b = taken(jobs), taken(jobs)
+        b.nack()
+        for wrong, arguments, match in [
+            ([a, b], {}, "job 'b' already has another answer"),
+            ([a], {"timeout": 1.0}, "timeout needs wait=True"),
+            ([a, *FakeConsumer(["c"])], {}, "must come from this consumer"),
+        ]:
+            with pytest.raises(InvalidArgument, match=match):
+                jobs.ack_many(wrong, wait=False, **arguments)
+        with pytest.raises(InvalidArgument, match="wait must be bool"):
+            jobs.ack_many([a], wait=None)  # type: ignore[arg-type]
+        a.ack()
+        assert ops(model) == [("JOB_NACK", 2), ("JOB_ACK", 1)]
 
 
 def test_only_jobs_of_the_consumer_are_acknowledged(model: GroupDaemon) -> None:
@@ -708,6 +757,20 @@ def test_tasks_take_and_answer_jobs(model: GroupDaemon) -> None:
     assert ops(model)[2][0] == "JOB_RELEASE"
 
 
+def test_tasks_acknowledge_many_jobs_without_a_wait(model: GroupDaemon) -> None:
+    async def main() -> None:
+        async with async_consumer() as jobs:
+            model.fire("a", "b")
+            got = await jobs.get_many(2, 30)
+            while len(got) < 2:
+                got += await jobs.get_many(1, 30)
+            await jobs.ack_many(got, wait=False)
+            assert model.states() == ["leased"] * 2
+
+    asyncio.run(main())
+    assert model.states() == ["acked"] * 2
+
+
 def test_a_cancelled_get_loses_no_job(model: GroupDaemon) -> None:
     async def main() -> None:
         async with async_consumer(max_in_flight=1) as jobs:
@@ -891,6 +954,8 @@ def test_a_fake_lease_can_be_lost() -> None:
     jobs.lose(job)
     with pytest.raises(LeaseLost):
         jobs.ack_many([job])
+    jobs.ack_many([job], wait=False)  # only logs that
+    assert jobs.acked == []
     jobs.close()
     with pytest.raises(Closed):
         jobs.get()

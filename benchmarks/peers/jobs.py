@@ -4,6 +4,9 @@ A side fills a queue, and gives each consumer an iterator over batches. A batch 
 payload of each job in it, which begins with the deadline. The next step of the iterator
 acknowledges the batch and yields an empty one. Empty batches also come if no job came for a while,
 and once the consumer is connected. No side writes to a disk before it answers.
+
+A side with `waits` reads the answer to each acknowledgement before it takes the next batch. The
+others send acknowledgements along with later requests.
 """
 
 from __future__ import annotations
@@ -44,6 +47,7 @@ class Side:
     fill: Callable[[Server, Sequence[int]], object]
     batches: Callable[[Server], Batches]
     helper: Callable[[Server], object] | None = None
+    waits: bool = True
 
 
 def slices(items: Sequence[int]) -> Iterator[Sequence[int]]:
@@ -82,7 +86,7 @@ def our_fill(transport: str) -> Callable[[Server, Sequence[int]], None]:
     return fill
 
 
-def our_batches(transport: str) -> Callable[[Server], Batches]:
+def our_batches(transport: str, *, wait: bool = True) -> Callable[[Server], Batches]:
     def batches(server: Server) -> Batches:
         os.environ["PURGATORYD_DIR"] = str(server.address)
         with Consumer(
@@ -94,7 +98,7 @@ def our_batches(transport: str) -> Callable[[Server], Batches]:
                 jobs = consumer.get_many(BATCH, WAIT_S)
                 yield [job.payload for job in jobs]
                 if jobs:
-                    consumer.ack_many(jobs)
+                    consumer.ack_many(jobs, wait=wait)
                     yield []
 
     return batches
@@ -205,6 +209,23 @@ def redis_batches(server: Server) -> Batches:
             yield []
 
 
+def redis_pipelined(server: Server) -> Batches:
+    """Acknowledge a batch in the same round trip that takes the next one."""
+    client, name, handled = redis_side.connected(server), str(os.getpid()), list[bytes]()
+    yield []
+    while True:
+        pipe = client.pipeline(transaction=False)
+        if handled:
+            pipe.xack(STREAM, GROUP, *handled)
+        pipe.xreadgroup(GROUP, name, {STREAM: b">"}, count=BATCH, block=round(WAIT_S * 1000))
+        found: Any = pipe.execute()[-1]
+        entries = found[0][1] if found else []
+        yield [fields[b"p"] for _, fields in entries]
+        handled = [entry for entry, _ in entries]
+        if handled:
+            yield []
+
+
 # ---- PostgreSQL ----------------------------------------------------------------------------------
 
 LEASED = """SELECT key, payload FROM timers WHERE due_ns <= %s ORDER BY due_ns
@@ -234,6 +255,10 @@ def postgres_batches(server: Server) -> Batches:
 
 SIDES = (
     Side("purgatoryd", ours.missing, our_server, our_fill("ring"), our_batches("ring")),
+    Side(
+        "purgatoryd without waits", ours.missing, our_server, our_fill("ring"),
+        our_batches("ring", wait=False), waits=False,
+    ),
     Side("purgatoryd over ZeroMQ", ours.missing, our_server, our_fill("zmq"), our_batches("zmq")),
     Side(
         "beanstalkd", beanstalkd_side.missing, beanstalkd_side.server, beanstalkd_fill,
@@ -241,10 +266,14 @@ SIDES = (
     ),
     Side(
         "beanstalkd pipelined", lambda: lacking(["beanstalkd"], []), beanstalkd_side.server,
-        beanstalkd_fill_when_due, beanstalkd_pipelined,
+        beanstalkd_fill_when_due, beanstalkd_pipelined, waits=False,
     ),
     Side(
         "Redis streams", redis_side.missing, redis_server, redis_fill, redis_batches, redis_mover
+    ),
+    Side(
+        "Redis streams pipelined", redis_side.missing, redis_server, redis_fill, redis_pipelined,
+        redis_mover, waits=False,
     ),
     Side(
         "PostgreSQL SKIP LOCKED", postgres_side.missing, postgres_side.server, postgres_fill,
