@@ -1,12 +1,14 @@
 """Measure the effect of a flooding namespace, and of a catch-up, on other work of a real daemon.
 
 purgatoryd is a wheel of this checkout, installed in a temporary environment; with `--dry` it is the
-one that Python imports. Three parts, each on a new daemon:
+one that Python imports. Four parts, each on a new daemon:
 
 namespace: a client adds timers in one namespace and receives their notices, while another process
     adds and cancels timers in another namespace as fast as it can. The situations alternate:
     without the flood, with it, and with a process that uses as much CPU time as the flood but does
     not contact the daemon.
+own core: the same. The daemon has one CPU and a real-time priority, and all other processes have
+    the other CPUs, so that no flooding client takes CPU time from the daemon.
 admin: pings on the admin socket without and with 256 clients that flood the daemon.
 catch_up: timers that come due while late timers are caught up after a pause.
 
@@ -79,11 +81,11 @@ Figures = dict[str, float]
 
 
 @contextmanager
-def daemon(*settings: str) -> Iterator[tuple[int, Path]]:
+def daemon(*settings: str, own_core: bool = False) -> Iterator[tuple[int, Path]]:
     """Start a daemon in a directory of its own; yield its pid and the directory."""
     with tempfile.TemporaryDirectory(prefix="purgatoryd-bench-") as directory:
         os.environ["PURGATORYD_DIR"] = directory
-        with own_daemon(Path(directory), NAME, settings) as pid:
+        with own_daemon(Path(directory), NAME, settings, own_core=own_core) as pid:
             yield pid, Path(directory)
 
 
@@ -222,10 +224,10 @@ def summary(rounds: list[dict[str, Figures]]) -> dict[str, dict[str, Any]]:
 
 def targets(figures: dict[str, dict[str, Any]]) -> dict[str, bool]:
     """Return which ratios of a flooding namespace meet the target."""
-    ratios = figures.get("namespace", {}).get("ratios", {})
     return {
-        name: values["median"] <= RATIO_MAX
-        for name, values in ratios.items()
+        f"{part}: {name}": values["median"] <= RATIO_MAX
+        for part, found in figures.items()
+        for name, values in found["ratios"].items()
         if name.endswith("_to_loaded")
     }
 
@@ -253,7 +255,7 @@ def main() -> int:
     parser.add_argument("--timers", type=int, default=1_000_000, help="late timers")
     parser.add_argument("--rate", type=int, default=0, help="late timers per second; 0 = default")
     parser.add_argument("--dry", action="store_true", help="write nothing")
-    parser.add_argument("parts", nargs="*", default=["namespace", "admin", "catch_up"])
+    parser.add_argument("parts", nargs="*", default=["namespace", "own core", "admin", "catch_up"])
     parser.add_argument("--installed", action="store_true", help="use the importable purgatoryd")
     given = parser.parse_args()
     if not (given.installed or given.dry):
@@ -263,6 +265,10 @@ def main() -> int:
         with daemon() as _, closing(Quiet()) as quiet:
             rounds = [namespace_round(quiet, given.seconds) for _ in range(given.rounds)]
         figures["namespace"] = summary(rounds)
+    if "own core" in given.parts:
+        with daemon(own_core=True), closing(Quiet()) as quiet:
+            rounds = [namespace_round(quiet, given.seconds) for _ in range(given.rounds)]
+        figures["own core"] = summary(rounds)
     if "admin" in given.parts:
         with daemon():
             figures["admin"] = summary([admin_round(given.seconds) for _ in range(given.rounds)])

@@ -23,13 +23,19 @@ def own_daemon(
     name: str,
     settings: Sequence[str],
     environment: Mapping[str, str] | None = None,
+    *,
+    own_core: bool = False,
 ) -> Iterator[int]:
     """Start a daemon and yield its pid when it is ready. At the end, stop it and remove its arena
     files.
 
     `environment`: additional environment variables. With `--shards` in `settings`, a supervisor and
-    its shards are started.
+    its shards are started. `own_core`: the daemon's loop has one CPU and a real-time priority; this
+    process and its later children use the other CPUs.
     """
+    cpus = os.sched_getaffinity(0)
+    if own_core:
+        settings = [*settings, "--cpus", str(min(cpus)), "--realtime", "10"]
     process = subprocess.Popen(
         [sys.executable, "-m", "purgatoryd.cli", "run", "--name", name, *settings],
         env={**os.environ, "PURGATORYD_DIR": str(directory), **(environment or {})},
@@ -39,8 +45,11 @@ def own_daemon(
     try:
         if not process.stdout.readline().startswith(b"ready"):
             raise SystemExit("the daemon did not start")
+        if own_core:
+            os.sched_setaffinity(0, cpus - {min(cpus)} or cpus)
         yield process.pid
     finally:
+        os.sched_setaffinity(0, cpus)
         process.terminate()
         process.wait(PATIENCE_S)
         table = read_table(directory, name)
