@@ -97,7 +97,7 @@ def laid_out(name: str) -> dict[str, tuple[int, str]]:
 @pytest.mark.tier("check")
 def test_its_structs_are_those_of_the_layout() -> None:
     found = structs()
-    assert len(found) == PROTOCOL.count("new Struct(") == 15
+    assert len(found) == PROTOCOL.count("new Struct(") == 16
     for name, (size, fields) in found.items():
         assert size == layout.size_of(name), name
         wanted = laid_out(name)
@@ -166,6 +166,30 @@ if (!(closed instanceof pg.Closed)) throw closed;
         assert client.get("b") is not None
 
 
+def test_a_timer_has_its_options(node: Path, daemon: StartDaemon) -> None:
+    demo = daemon("demo")
+    found = script(node, demo, """
+const client = new pg.Client(place, { namespace: "shop" });
+const options = { topic: "orders", tag: "eu", priority: 7, orderKey: "ann", late: ["skip", 500] };
+await client.add("a", { ...options, delayMs: 3600_000, payload: "p" });
+await client.add("b", { delayMs: 0, uniqueForMs: 60_000 });
+while ((await client.get("b")) !== null) {}
+const second = await client.add("b", { delayMs: 0 }).catch((error) => error);
+show([second.name, second.status]);
+await client.close();
+""")  # fmt: skip
+    assert found == ["Exists", "EXISTS"]
+    with Client("demo", namespace="shop") as client:
+        timer = client.get("a")
+        assert timer is not None
+        assert (timer.tag, timer.priority, timer.late) == ("eu", 7, ("skip", 0.5))
+        client.add("other", 3600, topic="orders", order_key="ann")
+        other = client.get("other")
+        assert other is not None
+        assert timer.payload == b"p"
+        assert timer.order_key == other.order_key
+
+
 def test_bad_arguments_are_errors_before_anything_is_sent(node: Path, daemon: StartDaemon) -> None:
     found = script(node, daemon("demo"), r"""
 const client = new pg.Client(place, { namespace: "shop" });
@@ -177,7 +201,12 @@ const calls = {
   "no number": () => client.add("k", { delayMs: NaN }),
   "no time": () => client.add("k", {}),
   "two times": () => client.add("k", { delayMs: 1, deadlineNs: 1n }),
-  "unknown option": () => client.add("k", { delayMs: 1, tag: "x" }),
+  "unknown option": () => client.add("k", { delayMs: 1, color: "x" }),
+  "long tag": () => client.add("k", { delayMs: 1, tag: "x".repeat(64) }),
+  "high priority": () => client.add("k", { delayMs: 1, priority: 10 }),
+  "empty order key": () => client.add("k", { delayMs: 1, orderKey: "" }),
+  "late without a grace": () => client.add("k", { delayMs: 1, late: "skip" }),
+  "no unique time": () => client.add("k", { delayMs: 1, uniqueForMs: 0 }),
   "unknown mode": () => client.add("k", { delayMs: 1, mode: "often" }),
   "long payload": () => client.add("k", { delayMs: 1, payload: Buffer.alloc(65537) }),
   "NUL in a topic": () => client.add("k", { delayMs: 1, topic: "a\0b" }),
@@ -192,7 +221,7 @@ for (const [name, call] of Object.entries(calls)) {
 show(found);
 await client.close();
 """)  # fmt: skip
-    assert len(found) == 14
+    assert len(found) == 19
     assert set(found.values()) == {"TypeError", "RangeError"}
     with Client("demo", namespace="shop") as client:
         assert client.get("k") is None

@@ -1,8 +1,10 @@
 // Timers and consumer groups of one namespace.
 
+import { createHash } from "node:crypto";
+
 import { GroupMismatch, GroupMissing, MessageRefused, groupRefusal, refusal } from "./errors.js";
 import * as pg from "./protocol.js";
-import { DA, ERR, G, GA, M, MODE, OP, ST, T, nameOf } from "./protocol.js";
+import { DA, ERR, EXT, G, GA, ITEM, LATE, M, MODE, OP, ST, T, nameOf } from "./protocol.js";
 import { Session, makeItem } from "./session.js";
 
 const QUERY_RECORDS = 100; // a reply has space for the payloads of so many timers
@@ -45,13 +47,19 @@ export class Client {
 
   /** Arm a timer that fires after `delayMs`, at the Date `at`, or at `deadlineNs` on
    * CLOCK_BOOTTIME. Return ticket, deadlineNs and status: ADDED, or by the mode REPLACED, KEPT,
-   * EXTENDED or PARKED. Throws Exists, FullGroup, Refused. */
-  async add(key, { topic = "", payload, mode = "error", ...time }) {
+   * EXTENDED or PARKED. Throws Exists, FullGroup, Refused.
+   *
+   * `tag`: a text for selections. `priority`, 0 to 9, and `orderKey` order the jobs of consumer
+   * groups. `late`: "fire", or ["skip" | "coalesce", grace in ms], in place of the policy of the
+   * topic. `uniqueForMs`: no other timer gets the key for that time. */
+  async add(key, { topic = "", payload, mode = "error", ...options }) {
     const modeNumber = MODE[mode.toUpperCase()];
     if (modeNumber === undefined) throw new RangeError(`mode ${mode} is unknown`);
+    const { tag, priority, orderKey, late, uniqueForMs, ...time } = options;
     const fields = { mode: modeNumber, ...timeOf(time) };
+    const items = encodeItems({ tag, priority, orderKey, late, uniqueForMs });
     const bytes = pg.encodePayload(payload);
-    return this.#put(makeItem(OP.PUT, this.namespace, topic, key, fields, bytes));
+    return this.#put(makeItem(OP.PUT, this.namespace, topic, key, fields, bytes, items));
   }
 
   /** Add timers in batches: rows of [key, options of add()]. Return for each what add() returns,
@@ -211,13 +219,49 @@ function lengths([namespace, name]) {
 function timeOf({ delayMs, at, deadlineNs, ...others }) {
   const given = [delayMs, at, deadlineNs].filter((time) => time !== undefined);
   if (given.length !== 1 || Object.keys(others).length > 0) {
-    throw new TypeError("add() takes topic, payload, mode and one of delayMs, at, deadlineNs");
+    const options = "topic, payload, mode, tag, priority, orderKey, late, uniqueForMs";
+    throw new TypeError(`add() takes ${options} and one of delayMs, at, deadlineNs`);
   }
   if (delayMs !== undefined) {
     return { time_kind: T.DELAY, time_ns: pg.nanoseconds("delayMs", delayMs) };
   }
   if (at === undefined) return { time_kind: T.BOOT, time_ns: deadlineNs };
   return { time_kind: T.WALL, time_ns: pg.nanoseconds("at", at.getTime()) };
+}
+
+/** Return the extension items of a PUT, in the order of their kinds. */
+function encodeItems({ tag, priority, orderKey, late, uniqueForMs }) {
+  const items = [];
+  const item = (kind, extra, value) => items.push(ITEM.pack({ kind, extra, value }));
+  if (tag !== undefined) {
+    const text = pg.encodeText("tag", tag, 1, pg.PG_TAG_MAX);
+    item(EXT.TAG, text.length, 0n);
+    items.push(text, Buffer.alloc(-text.length & 15));
+  }
+  if (priority !== undefined) {
+    if (!Number.isInteger(priority) || priority < 0 || priority > pg.PG_PRIORITY_MAX) {
+      throw new RangeError("a priority is a whole number from 0 to 9");
+    }
+    item(EXT.PRIORITY, priority, 0n);
+  }
+  if (orderKey !== undefined) {
+    const hash = createHash("sha256").update(pg.encodeKey(orderKey)[1]).digest();
+    item(EXT.ORDER, 0, hash.readBigInt64LE());
+  }
+  if (late !== undefined) item(EXT.LATE, ...lateOf(late));
+  if (uniqueForMs !== undefined) {
+    item(EXT.UNIQUE, 0, pg.nanoseconds("uniqueForMs", uniqueForMs, 0.001));
+  }
+  return Buffer.concat(items);
+}
+
+function lateOf(late) {
+  if (late === "fire") return [LATE.FIRE, 0n];
+  const [policy, graceMs] = Array.isArray(late) ? late : [];
+  if (policy !== "skip" && policy !== "coalesce") {
+    throw new RangeError('late is "fire", ["skip", ms] or ["coalesce", ms]');
+  }
+  return [LATE[policy.toUpperCase()], pg.nanoseconds("the grace", graceMs, 0.001)];
 }
 
 function readInfo(reader, key) {

@@ -79,6 +79,11 @@ export const RECORD = new Struct("pg_record", 32, {
   time_ns: ["i64", 16],
   value: ["u64", 24],
 });
+export const ITEM = new Struct("pg_ext", 16, {
+  kind: ["u32", 0],
+  extra: ["u32", 4],
+  value: ["i64", 8],
+});
 export const RESULT = new Struct("pg_result", 16, { ticket: ["u64", 0], deadline_ns: ["i64", 8] });
 export const INFO = new Struct("pg_info", 64, {
   ticket: ["u64", 0],
@@ -212,6 +217,8 @@ export const PG_KEY_MAX = 255;
 export const PG_PAYLOAD_MAX = 65536;
 export const PG_NAMESPACE_MAX = 63;
 export const PG_TOPIC_MAX = 127;
+export const PG_TAG_MAX = 63;
+export const PG_PRIORITY_MAX = 9;
 export const PG_WORKER_MAX = 63;
 export const PG_GROUP_NAME_MAX = 63;
 export const PG_GROUP_TOPICS_MAX = 64;
@@ -234,6 +241,8 @@ export const OP = {
 export const W = { DURABLE: 2 };
 export const MODE = { ERROR: 0, REPLACE: 1, KEEP: 2, EXTEND: 3 };
 export const T = { BOOT: 0, DELAY: 1, WALL: 2 };
+export const EXT = { TAG: 2, PRIORITY: 4, ORDER: 5, LATE: 6, UNIQUE: 7 };
+export const LATE = { FIRE: 0, SKIP: 1, COALESCE: 2 };
 export const KEY = { STR: 0, BYTES: 1, UUID: 2 };
 export const CLOCK = { BOOT: 0, VIRTUAL: 1 };
 export const CAUSE = { EXPIRED: 1, SATISFIED: 2, FAILED: 3, CANCELLED: 4, PUBLISHED: 5 };

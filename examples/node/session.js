@@ -15,6 +15,7 @@ const OUT_OF_ORDER_MS = 10;
 const BUSY_FIRST_MS = 1;
 const BUSY_MOST_MS = 100;
 const BYE_MS = 1000;
+const NOTHING = Buffer.alloc(0);
 const BODY_GOAL = 1 << 20; // a batch of this size is sent; a message may have 8 MiB
 
 /** Return the message of a batch or query: frame, names, records, then keys and payloads. */
@@ -38,19 +39,24 @@ export function encodeFrame(message, fields = {}) {
 }
 
 /** Return the item of a record, for put(). `time` is [kind, ns]. */
-export function makeItem(op, namespace, topic, key, fields = {}, payload = Buffer.alloc(0)) {
+export function makeItem(op, namespace, topic, key, fields = {}, payload = NOTHING, ext = NOTHING) {
   const [type, bytes] = key instanceof Lease ? [pg.KEY.BYTES, key.bytes] : pg.encodeKey(key);
   const names = [
     pg.encodeText("namespace", namespace, 1, pg.PG_NAMESPACE_MAX),
     pg.encodeText("topic", topic, 0, pg.PG_TOPIC_MAX),
   ];
   const lengths = Buffer.from(names.map((name) => name.length));
-  const sizes = { key_type: type, key_len: bytes.length, payload_len: payload.length };
+  const sizes = {
+    key_type: type,
+    key_len: bytes.length,
+    payload_len: payload.length,
+    ext_len: ext.length,
+  };
   return {
     key: key instanceof Lease ? key.key : key,
     names: Buffer.concat([lengths, ...names]),
     record: { op, ...sizes, ...fields },
-    bytes: Buffer.concat([bytes, payload]),
+    bytes: Buffer.concat([bytes, payload, ext]),
   };
 }
 
