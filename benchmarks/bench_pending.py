@@ -1,12 +1,16 @@
 """Measure what it costs to count, list, cancel and move pending timers.
 
 A daemon has --timers timers with tags and random deadlines, in memory or with a WAL. One client
-selects all of them. Next to it, a process asks for one timer again and again, and another receives
-notices that are due every 4 ms. Their waits and lateness are measured while all timers are moved
-and cancelled, and for as long without that: the difference is the part of the sweep, the rest that
-of the machine. The longest step of the loop is measured in an arena of this process, as CPU time of
-one call of pg_advance, because it does not depend on other processes. CPU time is the time of all threads of the daemon, as the kernel's scheduler
-counts it. Writes benchmarks/results/pending.json, and the table of docs/benchmarks.md.
+selects all of them. CPU time is the time of all threads of the daemon, as the kernel's scheduler
+counts it.
+
+Next to it, a process asks for one timer again and again, and another receives notices that are due
+every 4 ms. Their waits and lateness are measured while all timers are moved and cancelled, and for
+as long without that: the difference is the part of the sweep, the rest that of the machine. The
+longest step of the loop is measured in an arena of this process, as CPU time of one call of
+pg_advance, because it does not depend on other processes.
+
+Writes benchmarks/results/pending.json, and the table of docs/benchmarks.md.
 """
 
 from __future__ import annotations
@@ -182,7 +186,7 @@ def longest_steps(timers: int) -> dict[str, dict[str, float]]:
             "payload_len": 32, "namespace_len": 1, "topic_len": 1, "key_len": len(key),
             "key_type": 0, "time_ns": deadline_ns,
         })  # fmt: skip
-        lib.pg_put(arena._a, put, handle)  # noqa: SLF001
+        lib.pg_put(arena._a, put, handle)
     for change, call, by_ns in (
         (SweepChange.SHIFT, "shift", 60 * 10**9), (SweepChange.CANCEL, "cancel", 0),
     ):  # fmt: skip
@@ -194,7 +198,7 @@ def longest_steps(timers: int) -> dict[str, dict[str, float]]:
         steps_ms, more[0] = [], 1
         while more[0]:
             before_ns = time.thread_time_ns()
-            lib.pg_advance(arena._a, 0, 0, 0, 4096, more)  # noqa: SLF001
+            lib.pg_advance(arena._a, 0, 0, 0, 4096, more)
             steps_ms.append((time.thread_time_ns() - before_ns) / 1e6)
         found[f"longest step of a {call}"] = {"max_ms": max(steps_ms), "steps": len(steps_ms)}
     arena.close()

@@ -230,7 +230,7 @@ def with_notices() -> tuple[JobsCore, Wal, list[str]]:
 
 
 def wal_filled(core: JobsCore) -> None:
-    """Fill three quarters of the WAL buffer with uncommitted frames: groups can still be created."""
+    """Fill three quarters of the WAL buffer: groups can still be created."""
     for i in range(62):
         large = core.put(f"large{i}", 10**12, topic=b"u", payload=bytes(50_000))
         assert large.status == Status.ADDED
@@ -311,7 +311,7 @@ def test_a_kill_while_a_group_starts_leaves_no_part_of_it(nth: int) -> None:
 
 
 def test_a_group_starts_although_its_creator_ends() -> None:
-    core, wal, keys = with_notices()
+    core, _, keys = with_notices()
     with pytest.raises(Meanwhile):
         core.create_group(earliest=True, max_jobs=5500, meanwhile=stop_at(0))
     assert core.next_ns == core.header.now_ns
@@ -322,7 +322,7 @@ def test_a_group_starts_although_its_creator_ends() -> None:
 
 
 def test_a_group_that_starts_counts_its_budget_and_that_of_others() -> None:
-    core, wal, keys = with_notices()
+    core, _, _ = with_notices()
     core.create_group(b"other", (b"u",), max_jobs=1000)
     seen = []
 
@@ -341,7 +341,7 @@ def test_a_group_that_starts_counts_its_budget_and_that_of_others() -> None:
 
 
 def test_two_groups_that_start_at_once_both_start() -> None:
-    core, wal, keys = with_notices()
+    core, _, _ = with_notices()
     with pytest.raises(Meanwhile):
         core.create_group(earliest=True, max_jobs=2500, meanwhile=stop_at(0))
     core.create_group(b"h", earliest=True, max_jobs=2500)

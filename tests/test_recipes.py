@@ -399,7 +399,7 @@ def test_each_payment_is_collected_once_or_is_a_dead_letter(
     assert collected.keys() == refusals.keys() == attempts.keys()
     assert collected == {name: int(times < 99) for name, times in refusals.items()}
     assert letters.keys() == {name for name, times in refusals.items() if times == 99}
-    for name, letter in letters.items():
+    for letter in letters.values():
         assert (letter.attempts, letter.reason) == (retries.ATTEMPTS, JobReason.MAX_ATTEMPTS)
     for name, numbers in attempts.items():
         assert numbers == sorted(set(numbers)), (name, numbers)

@@ -1,9 +1,9 @@
 """Retries: each payment is collected once, however often the bank refuses and processes die.
 
 `request` stores a payment and arms a timer for its due time. Worker processes are members of one
-consumer group, which leases each due payment to one of them. If the bank refuses, the handler raises
-BankRefused: the daemon repeats the attempt after a random delay whose limit doubles with each
-failure. After ATTEMPTS failures the payment is a dead letter, which a person looks at:
+consumer group, which leases each due payment to one of them. If the bank refuses, the handler
+raises BankRefused: the daemon repeats the attempt after a random delay whose limit doubles with
+each failure. After ATTEMPTS failures the payment is a dead letter, which a person looks at:
 `purgatoryd dead ls payments` shows it, and `purgatoryd dead requeue` tries again.
 
 Three rules keep the result right if a process or the daemon is killed at any point:
