@@ -19,7 +19,7 @@ from fault_driver import build_library
 from jobs_driver import JobsCore, Session
 from jobs_world import MS, SECOND, fire, restart, step
 from machine import needs
-from real_daemon import PATIENCE_S, Daemon, StartDaemon, eventually
+from real_daemon import PATIENCE_S, Daemon, StartDaemon, eventually, refused
 from test_time import Wall
 
 from purgatoryd.clients import (
@@ -198,6 +198,7 @@ def test_a_later_build_takes_over_in_the_middle_of_deliveries(
     """The binary changes between two kills; its members see every job, and truthful attempts."""
     later = later_build.make(tmp_path / "later")
     demo = daemon("demo", "--wal-dir", str(tmp_path / "wal"))
+    before = demo.env
     seen: dict[Any, list[int]] = {f"k{n}": [] for n in range(600)}
     acked: Counter[Any] = Counter()
     stop = threading.Event()
@@ -228,7 +229,7 @@ def test_a_later_build_takes_over_in_the_middle_of_deliveries(
         try:
             eventually(lambda: len(acked) > 100)
             demo.kill()
-            demo.env.update(later)
+            demo.env = {**before, **later}
             demo.start()
             eventually(lambda: len(acked) == len(seen), 2 * PATIENCE_S)
         finally:
@@ -241,6 +242,9 @@ def test_a_later_build_takes_over_in_the_middle_of_deliveries(
     assert set(acked.values()) == {1}
     for key, attempts in seen.items():
         assert attempts == sorted(set(attempts)), (key, attempts)
+    demo.kill()
+    demo.env = before  # the later build has written its own formats
+    assert "ABI is" in refused(demo.start)
 
 
 def test_puts_and_deletions_race_with_the_firing_of_a_schedule(daemon: StartDaemon) -> None:
