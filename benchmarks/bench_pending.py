@@ -179,10 +179,10 @@ def longest_steps(timers: int) -> dict[str, dict[str, float]]:
     deadlines = np.random.default_rng(1).uniform(3600e9, 7200e9, timers).astype("i8").tolist()
     for number, deadline_ns in enumerate(deadlines):
         key = f"key:{number}".encode()
-        kept = ffi.from_buffer(key)
+        key_bytes = ffi.from_buffer(key)
         put = ffi.new("struct pg_put *", {
             "namespace_name": ffi.from_buffer(b"n"), "topic_name": ffi.from_buffer(b"t"),
-            "key": ffi.cast("uint8_t *", kept), "payload": ffi.cast("uint8_t *", payload),
+            "key": ffi.cast("uint8_t *", key_bytes), "payload": ffi.cast("uint8_t *", payload),
             "payload_len": 32, "namespace_len": 1, "topic_len": 1, "key_len": len(key),
             "key_type": 0, "time_ns": deadline_ns,
         })  # fmt: skip
@@ -255,7 +255,9 @@ def rows_of(results: dict[str, list[dict[str, dict[str, float]]]]) -> list[str]:
         )
         delays.append(f"{meanwhile}; without a sweep {without}")
     lines.append(f"| *waits* of the daemon's threads for a CPU, sum | {' | '.join(delays)} | |")
-    for probe, what in zip(PROBES, ("*wait* of a look-up", "*lateness* of a notice"), strict=True):
+    for probe, measure_of in zip(
+        PROBES, ("*wait* of a look-up", "*lateness* of a notice"), strict=True
+    ):
         for share in ("99", "99.9", "100"):
             cells = []
             for found in results.values():
@@ -264,7 +266,7 @@ def rows_of(results: dict[str, list[dict[str, dict[str, float]]]]) -> list[str]:
                     for when in ("meanwhile", "without")
                 )
                 cells.append(f"{meanwhile}; without a sweep {without}")
-            lines.append(f"| {what} meanwhile, p{share} | {' | '.join(cells)} | |")
+            lines.append(f"| {measure_of} meanwhile, p{share} | {' | '.join(cells)} | |")
     return lines
 
 

@@ -250,17 +250,17 @@ def test_a_later_build_takes_over_in_the_middle_of_deliveries(
 def test_puts_and_deletions_race_with_the_firing_of_a_schedule(daemon: StartDaemon) -> None:
     demo = daemon("demo")
     rng = random.Random(4)
-    lives: list[tuple[float, float]] = []
+    existed: list[tuple[float, float]] = []
     with client() as c, Subscriber("demo", namespace="shop", topics=["t"]) as source:
-        for turn in range(60):
+        for round_ in range(60):
             begun_s = time.time()
             c.put_schedule("s", every=0.004, topic="t")
             time.sleep(rng.random() * 0.02)
-            if turn % 20 == 10:
+            if round_ % 20 == 10:
                 demo.kill()
                 demo.start()
             assert c.delete_schedule("s")
-            lives.append((begun_s, time.time()))
+            existed.append((begun_s, time.time()))
         assert c.get_schedule("s") is None
         c.add("end", 0.05, topic="t")
         found = []
@@ -272,7 +272,7 @@ def test_puts_and_deletions_race_with_the_firing_of_a_schedule(daemon: StartDaem
     assert len(found) > 60
     assert len(found) == len(set(found))
     for nominal_ns in found:
-        assert any(begun_s <= nominal_ns / 1e9 <= ended_s for begun_s, ended_s in lives)
+        assert any(begun_s <= nominal_ns / 1e9 <= ended_s for begun_s, ended_s in existed)
 
 
 @pytest.fixture
@@ -310,7 +310,7 @@ def test_a_cron_schedule_fires_each_time_once_over_steps_of_the_wall_clock(
         hour = timedelta(hours=1)
         show(first + minute)
         assert taken() == first
-        show(first - minute)  # it shows the first hour a second time
+        show(first - minute)  # the clock shows the first hour a second time
         show(first + minute)
         show(first + hour + minute)
         assert taken() == first + hour
