@@ -82,6 +82,11 @@ def fill(client: Client, timers: int) -> None:
         client.add_many(table, tag="t")
 
 
+def boot_s() -> float:
+    """Return the time of the boot clock, in s."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
 def look_up(name: str, stop: Event, ready: Event) -> list[tuple[float, float]]:
     """Ask for one timer until `stop` is set. Return (boot time in s, wait in ms) of each call."""
     waits = []
@@ -148,13 +153,12 @@ def figures_of(samples: list[tuple[float, float]], from_s: float, to_s: float) -
 
 def pauses(name: str, pid: int, client: Client, timers: int) -> dict[str, dict[str, float]]:
     """Return what the probes measure while all timers are moved and cancelled, and without that."""
-    now_s = lambda: time.clock_gettime(time.CLOCK_BOOTTIME)  # noqa: E731
     with probes(name) as end:
         time.sleep(1)  # the imports of the processes are over
-        begun_s, before_ns = now_s(), queued_ns(pid)
+        begun_s, before_ns = boot_s(), queued_ns(pid)
         assert client.reschedule_where(shift=60, tag="t").done == timers
         assert client.cancel_where(prefix="key").done == timers
-        ended_s, between_ns = now_s(), queued_ns(pid)
+        ended_s, between_ns = boot_s(), queued_ns(pid)
         time.sleep(ended_s - begun_s)
         after_ns, measured = queued_ns(pid), end()
     found = {
@@ -249,9 +253,9 @@ def rows_of(results: dict[str, list[dict[str, dict[str, float]]]]) -> list[str]:
         lines.append(f"| *{name}*, at most {PAUSE_MS:.0f} | {cell(steps, 2)} | | {verdict} |")
     delays = []
     for found in results.values():
-        runs = [run["waits of the daemon for a CPU"] for run in found]
+        waits = [run["waits of the daemon for a CPU"] for run in found]
         meanwhile, without = (
-            cell([run[f"{when}_ms"] for run in runs], 0) for when in ("meanwhile", "without")
+            cell([run[f"{when}_ms"] for run in waits], 0) for when in ("meanwhile", "without")
         )
         delays.append(f"{meanwhile}; without a sweep {without}")
     lines.append(f"| *waits* of the daemon's threads for a CPU, sum | {' | '.join(delays)} | |")
@@ -259,14 +263,14 @@ def rows_of(results: dict[str, list[dict[str, dict[str, float]]]]) -> list[str]:
         PROBES, ("*wait* of a look-up", "*lateness* of a notice"), strict=True
     ):
         for share in ("99", "99.9", "100"):
-            cells = []
+            shown = []
             for found in results.values():
                 meanwhile, without = (
                     cell([run[f"{probe} {when}"][f"p{share}_ms"] for run in found], 2)
                     for when in ("meanwhile", "without")
                 )
-                cells.append(f"{meanwhile}; without a sweep {without}")
-            lines.append(f"| {measure_of} meanwhile, p{share} | {' | '.join(cells)} | |")
+                shown.append(f"{meanwhile}; without a sweep {without}")
+            lines.append(f"| {measure_of} meanwhile, p{share} | {' | '.join(shown)} | |")
     return lines
 
 

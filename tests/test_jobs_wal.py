@@ -271,7 +271,8 @@ def test_a_group_starts_with_all_notices_if_the_wal_buffer_is_full() -> None:
 
 def test_a_group_that_starts_in_several_steps_keeps_the_order_of_its_notices() -> None:
     core, wal, keys = with_notices()
-    session, late = Session(core), []
+    session = Session(core)
+    late: list[str] = []
 
     def meanwhile() -> None:
         late.append(f"late{len(late)}")
@@ -324,10 +325,11 @@ def test_a_group_starts_although_its_creator_ends() -> None:
 def test_a_group_that_starts_counts_its_budget_and_that_of_others() -> None:
     core, _, _ = with_notices()
     core.create_group(b"other", (b"u",), max_jobs=1000)
-    seen = []
+    seen: list[Status] = []
+    wanted: dict[str, Any] = {**SETTINGS, "max_jobs": 2000}
 
     def meanwhile() -> None:
-        wide = core.ask_group(lib.PG_GA_CHANGE, b"other", **{**SETTINGS, "max_jobs": 2000})
+        wide = core.ask_group(lib.PG_GA_CHANGE, b"other", **wanted)
         assert (wide.error, wide.detail[0]) == (lib.PG_ERR_GROUP, lib.PG_GR_JOBS)
         gone = core.ask_group(lib.PG_GA_DELETE, b"g")
         assert (gone.error, gone.detail[0]) == (lib.PG_ERR_GROUP, lib.PG_GR_MISSING)

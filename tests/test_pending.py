@@ -482,13 +482,12 @@ def test_rows_of_one_call_have_their_own_unique_times(daemon: StartDaemon) -> No
         columns = {
             "key": ["d", "e"], "delay": [0.0, 0.0], "unique_for": [3600.0, None],
         }  # fmt: skip
-        for given, refused in ((rows, "ac"), (columns, "d")):
+        for given, keys, refused in ((rows, "abc", "ac"), (columns, "de", "d")):
             assert client.add_many(given).ok
             eventually(lambda: client.count_timers() == 0)
             again = client.add_many(given)
             exists = [i for i, s in enumerate(again.statuses) if s == Status.EXISTS]
-            keys = [r["key"] for r in rows] if given is rows else columns["key"]
-            assert "".join(str(keys[i]) for i in exists) == refused
+            assert "".join(keys[i] for i in exists) == refused
         with pytest.raises(InvalidArgument, match="unique_for"):
             client.add_many([{"key": "f", "delay": 0.0, "unique_for": -1}])
 

@@ -105,4 +105,4 @@ def work(daemon: str, file: str, backoff_s: float = BACKOFF_S) -> None:
 
 
 if __name__ == "__main__":
-    work(*sys.argv[1:3], *map(float, sys.argv[3:]))
+    work(sys.argv[1], sys.argv[2], *map(float, sys.argv[3:]))
