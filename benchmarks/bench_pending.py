@@ -1,9 +1,16 @@
 """Measure what it costs to count, list, cancel and move pending timers.
 
 A daemon has --timers timers with tags and random deadlines, in memory or with a WAL. One client
-selects all of them. Another client asks for one timer again and again: its longest wait shows how
-long the loop was busy. CPU time is the time of all threads of the daemon, as the kernel's scheduler
-counts it. Writes benchmarks/results/pending.json, and the table of docs/benchmarks.md.
+selects all of them. CPU time is the time of all threads of the daemon, as the kernel's scheduler
+counts it.
+
+Next to it, a process asks for one timer again and again, and another receives notices that are due
+every 4 ms. Their waits and lateness are measured while all timers are moved and cancelled, and for
+as long without that: the difference is the part of the sweep, the rest that of the machine. The
+longest step of the loop is measured in an arena of this process, as CPU time of one call of
+pg_advance, because it does not depend on other processes.
+
+Writes benchmarks/results/pending.json, and the table of docs/benchmarks.md.
 """
 
 from __future__ import annotations
@@ -11,10 +18,11 @@ from __future__ import annotations
 import argparse
 import os
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from multiprocessing import get_context
+from multiprocessing.synchronize import Event
 from pathlib import Path
 from typing import Any
 
@@ -22,14 +30,23 @@ import numpy as np
 from own_daemon import own_daemon
 from recording import machine, spread, spread_text, write_result, write_section
 
-from purgatoryd.clients import Client
+from purgatoryd.clients import Client, Subscriber
+from purgatoryd.shm_layout import wire
+from purgatoryd.shm_layout._core import ffi, lib
+from purgatoryd.shm_layout.layout import SweepAction, SweepChange
+from purgatoryd.shm_layout.private_arena import Limits, PrivateArena
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results" / "pending.json"
 PATIENCE_S = 120.0
 TARGET_MS = 500.0
 """Target for the CPU time of 1,000,000 cancels or moves, in ms."""
+PAUSE_MS = 2.0
+"""Target for the longest step of the loop, in ms."""
+NOTICE_GAP_S = 0.004
+NOTICES = 10_000
 CHUNK = 100_000
+PROBES = ("a look-up", "a notice")
 Call = Callable[[Client], int]
 CALLS: dict[str, Call] = {
     "count by tag": lambda c: c.count_timers(tag="t"),
@@ -46,6 +63,12 @@ def cpu_ns(pid: int) -> int:
     return time.clock_gettime_ns(~pid << 3 | 2)  # the clock of clock_getcpuclockid(3)
 
 
+def queued_ns(pid: int) -> int:
+    """Return for how long the threads of a process were ready to run, but waited for a CPU."""
+    tasks = Path(f"/proc/{pid}/task").iterdir()
+    return sum(int((task / "schedstat").read_text().split()[1]) for task in tasks)
+
+
 def fill(client: Client, timers: int) -> None:
     """Add the timers."""
     deadlines = np.random.default_rng(1).uniform(3600, 7200, timers)
@@ -59,30 +82,135 @@ def fill(client: Client, timers: int) -> None:
         client.add_many(table, tag="t")
 
 
+def boot_s() -> float:
+    """Return the time of the boot clock, in s."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+def look_up(name: str, stop: Event, ready: Event) -> list[tuple[float, float]]:
+    """Ask for one timer until `stop` is set. Return (boot time in s, wait in ms) of each call."""
+    waits = []
+    with Client(name, namespace="probe", timeout=PATIENCE_S) as client:
+        client.get("k")
+        ready.set()
+        while not stop.is_set():
+            start_s = time.clock_gettime(time.CLOCK_BOOTTIME)
+            client.get("k")
+            waits.append((start_s, (time.clock_gettime(time.CLOCK_BOOTTIME) - start_s) * 1000))
+    return waits
+
+
+def receive(name: str, stop: Event, ready: Event) -> list[tuple[float, float]]:
+    """Receive notices until `stop` is set. Return (deadline on the boot clock in s, lateness in ms)
+    of each."""
+    late = []
+    with (
+        Subscriber(name, namespace="probe", topics=["n"]) as notices,
+        Client(name, namespace="probe", timeout=PATIENCE_S) as client,
+    ):
+        client.add_many([(f"n{i}", NOTICE_GAP_S * i) for i in range(NOTICES)], topic="n")
+        ready.set()
+        while not stop.is_set():
+            notice = notices.get(timeout=0.1)
+            if notice is not None:
+                received_ns = notice.received_boot_ns or 0
+                late.append((notice.deadline_boot_ns / 1e9,
+                             (received_ns - notice.deadline_boot_ns) / 1e6))  # fmt: skip
+        client.cancel_where(prefix="n")
+    return late
+
+
 @contextmanager
-def prober(name: str) -> Iterator[list[float]]:
-    """Ask for one timer again and again, and yield the list of the waits in ms."""
-    waits_ms: list[float] = []
-    stop = threading.Event()
+def probes(name: str) -> Iterator[Callable[[], list[list[tuple[float, float]]]]]:
+    """Run both probes in processes of their own. Yield a function that ends them and returns what
+    they measured."""
+    processes = get_context("spawn")
+    with processes.Manager() as manager, processes.Pool(2) as pool:
+        stop: Any = manager.Event()
+        ready: list[Any] = [manager.Event(), manager.Event()]
+        running = [
+            pool.apply_async(probe, (name, stop, event))
+            for probe, event in zip((look_up, receive), ready, strict=True)
+        ]
+        for event in ready:
+            event.wait()
 
-    def run() -> None:
-        with Client(name, namespace="probe", timeout=PATIENCE_S) as client:
-            while not stop.is_set():
-                start_s = time.perf_counter()
-                client.get("k")
-                waits_ms.append((time.perf_counter() - start_s) * 1000)
+        def end() -> list[list[tuple[float, float]]]:
+            stop.set()
+            return [result.get(PATIENCE_S) for result in running]
 
-    thread = threading.Thread(target=run)
-    thread.start()
-    try:
-        yield waits_ms
-    finally:
-        stop.set()
-        thread.join()
+        yield end
+
+
+def figures_of(samples: list[tuple[float, float]], from_s: float, to_s: float) -> dict[str, float]:
+    """Return percentiles of the samples of a span of time, in ms."""
+    waits_ms = [ms for at_s, ms in samples if from_s <= at_s < to_s]
+    return {
+        "samples": len(waits_ms),
+        **{f"p{p}_ms": float(np.percentile(waits_ms, p)) for p in (50, 99, 99.9, 100)},
+    }
+
+
+def pauses(name: str, pid: int, client: Client, timers: int) -> dict[str, dict[str, float]]:
+    """Return what the probes measure while all timers are moved and cancelled, and without that."""
+    with probes(name) as end:
+        time.sleep(1)  # the imports of the processes are over
+        begun_s, before_ns = boot_s(), queued_ns(pid)
+        assert client.reschedule_where(shift=60, tag="t").done == timers
+        assert client.cancel_where(prefix="key").done == timers
+        ended_s, between_ns = boot_s(), queued_ns(pid)
+        time.sleep(ended_s - begun_s)
+        after_ns, measured = queued_ns(pid), end()
+    found = {
+        "waits of the daemon for a CPU": {
+            "meanwhile_ms": (between_ns - before_ns) / 1e6,
+            "without_ms": (after_ns - between_ns) / 1e6,
+            "elapsed_ms": (ended_s - begun_s) * 1e3,
+        }
+    }
+    for probe, samples in zip(PROBES, measured, strict=True):
+        found[f"{probe} meanwhile"] = figures_of(samples, begun_s, ended_s)
+        found[f"{probe} without"] = figures_of(samples, ended_s, 2 * ended_s - begun_s)
+    return found
+
+
+def longest_steps(timers: int) -> dict[str, dict[str, float]]:
+    """Return CPU time and number of the steps of a move and of a cancel of all timers, in an arena
+    of this process."""
+    limits = Limits(timers * 6 // 5, 1, 1, 300_000_000, 10**9)
+    arena, handle = PrivateArena(limits, 0, bytes(16)), ffi.new("struct pg_result *")
+    payload, more, found = ffi.from_buffer(b"p" * 32), ffi.new("int *"), {}
+    deadlines = np.random.default_rng(1).uniform(3600e9, 7200e9, timers).astype("i8").tolist()
+    for number, deadline_ns in enumerate(deadlines):
+        key = f"key:{number}".encode()
+        key_bytes = ffi.from_buffer(key)
+        put = ffi.new("struct pg_put *", {
+            "namespace_name": ffi.from_buffer(b"n"), "topic_name": ffi.from_buffer(b"t"),
+            "key": ffi.cast("uint8_t *", key_bytes), "payload": ffi.cast("uint8_t *", payload),
+            "payload_len": 32, "namespace_len": 1, "topic_len": 1, "key_len": len(key),
+            "key_type": 0, "time_ns": deadline_ns,
+        })  # fmt: skip
+        lib.pg_put(arena._a, put, handle)
+    for change, call, by_ns in (
+        (SweepChange.SHIFT, "shift", 60 * 10**9), (SweepChange.CANCEL, "cancel", 0),
+    ):  # fmt: skip
+        ask = wire.encode_sweep(
+            1, arena.session, bytes([change + 1]) * 16, SweepAction.BEGIN, wire.Select(b"n"),
+            change=change, time_ns=by_ns,
+        )  # fmt: skip
+        arena.handle(ask, 0)
+        steps_ms, more[0] = [], 1
+        while more[0]:
+            before_ns = time.thread_time_ns()
+            lib.pg_advance(arena._a, 0, 0, 0, 4096, more)
+            steps_ms.append((time.thread_time_ns() - before_ns) / 1e6)
+        found[f"longest step of a {call}"] = {"max_ms": max(steps_ms), "steps": len(steps_ms)}
+    arena.close()
+    return found
 
 
 def measure(name: str, pid: int, timers: int) -> dict[str, dict[str, float]]:
-    """Return CPU time, elapsed time and the waits of the prober, by call."""
+    """Return CPU time and elapsed time by call, pauses, and the longest steps."""
     found: dict[str, dict[str, float]] = {}
     with Client(name, timeout=PATIENCE_S) as client:
         fill(client, timers)
@@ -96,14 +224,7 @@ def measure(name: str, pid: int, timers: int) -> dict[str, dict[str, float]]:
                 "elapsed_ms": elapsed_ms,
             }
         fill(client, timers)
-        with prober(name) as waits_ms:
-            client.reschedule_where(shift=60, tag="t")
-            client.cancel_where(prefix="key")
-        found["a look-up meanwhile"] = {
-            "p99_ms": float(np.percentile(waits_ms, 99)),
-            "max_ms": max(waits_ms),
-        }
-    return found
+        return found | pauses(name, pid, client, timers) | longest_steps(timers)
 
 
 def cell(samples: list[float], digits: int) -> str:
@@ -124,11 +245,32 @@ def rows_of(results: dict[str, list[dict[str, dict[str, float]]]]) -> list[str]:
         verdict = ("met" if met else "missed") if changes else ""
         cells = " | ".join(cell(run, 0) for run in runs.values())
         lines.append(f"| {call} | {cells} | {verdict} |")
-    waits = [
-        cell([run["a look-up meanwhile"]["p99_ms"] for run in found], 2)
-        for found in results.values()
-    ]
-    lines.append(f"| *wait* of a look-up meanwhile, p99 | {' | '.join(waits)} | |")
+    for call in ("shift", "cancel"):
+        name = f"longest step of a {call}"
+        runs = {way: [run[name]["max_ms"] for run in found] for way, found in results.items()}
+        steps = runs["in memory"] + runs["with a WAL"]  # both are without a WAL
+        verdict = "met" if max(steps) <= PAUSE_MS else "missed"
+        lines.append(f"| *{name}*, at most {PAUSE_MS:.0f} | {cell(steps, 2)} | | {verdict} |")
+    delays = []
+    for found in results.values():
+        waits = [run["waits of the daemon for a CPU"] for run in found]
+        meanwhile, without = (
+            cell([run[f"{when}_ms"] for run in waits], 0) for when in ("meanwhile", "without")
+        )
+        delays.append(f"{meanwhile}; without a sweep {without}")
+    lines.append(f"| *waits* of the daemon's threads for a CPU, sum | {' | '.join(delays)} | |")
+    for probe, measure_of in zip(
+        PROBES, ("*wait* of a look-up", "*lateness* of a notice"), strict=True
+    ):
+        for share in ("99", "99.9", "100"):
+            shown = []
+            for found in results.values():
+                meanwhile, without = (
+                    cell([run[f"{probe} {when}"][f"p{share}_ms"] for run in found], 2)
+                    for when in ("meanwhile", "without")
+                )
+                shown.append(f"{meanwhile}; without a sweep {without}")
+            lines.append(f"| {measure_of} meanwhile, p{share} | {' | '.join(shown)} | |")
     return lines
 
 
@@ -139,7 +281,7 @@ def main() -> None:
     parser.add_argument("--repetitions", type=int, default=3)
     parser.add_argument("--quick", action="store_true", help="few timers, no result")
     arguments = parser.parse_args()
-    timers = 20_000 if arguments.quick else arguments.timers
+    timers = 60_000 if arguments.quick else arguments.timers
     results: dict[str, list[dict[str, Any]]] = {"in memory": [], "with a WAL": []}
     for _ in range(1 if arguments.quick else arguments.repetitions):
         for way, found in results.items():

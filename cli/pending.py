@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from purgatoryd.clients import Client, SweepStatus, TimerInfo
 
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
-OWN_FIELDS = ("tag", "priority", "order_hash", "late", "grace_ns")
+OWN_FIELDS = ("tag", "priority", "order_hash", "late", "grace_ns", "unique_until_boot_ns")
 """Fields of an exported timer that few timers have."""
 PAGE = 10_000
 """Number of timers that one page of an export has."""
@@ -314,6 +314,8 @@ def export_record(timer: TimerInfo, offset_ns: int | None) -> dict[str, Any]:
     row |= {name: record[name] for name in OWN_FIELDS if name in record}
     if offset_ns is not None:
         row["deadline_ns"] = timer.deadline_boot_ns + offset_ns
+        if timer.unique_until_boot_ns is not None:
+            row["unique_until_ns"] = timer.unique_until_boot_ns + offset_ns
     return row
 
 
@@ -337,8 +339,9 @@ def export_command(path: Path, as_json: bool, **options: Any) -> int:
 
     They are in the order of their deadlines. The format is Parquet if FILE ends in .parquet, which
     needs pyarrow, else JSON lines. Each timer has key, topic, tag, priority, hash of the order key,
-    late policy, slack, payload and deadline. Parked timers are left out, because only the WAL has
-    their payloads: the command counts them, and its exit code is 1.
+    late policy, slack, payload and deadline, and the time until which its key is unique. Parked
+    timers are left out, because only the WAL has their payloads: the command counts them, and its
+    exit code is 1. Keys that stay unique after their timers have ended are left out as well.
     """
     selection = selection_of(options)
     with opened(options) as client:
@@ -388,9 +391,11 @@ def import_command(
     """Add the timers of an exported FILE.
 
     Each row takes effect once: after an interruption, the same command adds the rest. Timers keep
-    deadlines, tags, priorities, order keys, late policies and slack. A deadline that has passed is
-    due at once. Exit code 1 means that rows were refused. A namespace with several partitions
-    takes no rows with order keys.
+    deadlines, tags, priorities, order keys, late policies and slack, and their keys stay unique for
+    the rest of their time, except under the virtual clock. A deadline that has passed is due at
+    once. Exit code 1 means that rows were refused. The namespace must have one partition, because
+    a bulk load needs that, and because FILE has only the hash of an order key, from which its
+    partition cannot be found.
     """
     from purgatoryd.cli.timer_files import read_rows
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import time
 from datetime import datetime
 from pathlib import Path
 from types import ModuleType
@@ -15,7 +16,8 @@ from purgatoryd.shm_layout.errors import InvalidRows
 
 _TEXTS = ("key", "key_type", "topic", "tag", "deadline_at", "payload", "payload_base64",
           "late")  # fmt: skip
-_NUMBERS = ("within_ns", "deadline_boot_ns", "deadline_ns", "priority", "order_hash", "grace_ns")
+_NUMBERS = ("within_ns", "deadline_boot_ns", "deadline_ns", "priority", "order_hash", "grace_ns",
+            "unique_until_boot_ns", "unique_until_ns")  # fmt: skip
 
 
 def _parquet() -> ModuleType:
@@ -80,6 +82,9 @@ def _row(row: dict[str, Any], offset_ns: int | None) -> dict[str, Any]:
     found |= {name: row[name] for name in ("tag", "priority") if name in row}
     if "order_hash" in row:
         found["order_key"] = OrderHash(row["order_hash"])
+    unique_ns = 0 if offset_ns is None else int(row.get("unique_until_ns", 0)) - time.time_ns()
+    if unique_ns > 0:
+        found["unique_for"] = unique_ns / 1e9
     if "late" in row:
         grace = "grace_ns" in row and int(row["grace_ns"]) / 1e9
         found["late"] = (row["late"], grace) if grace else row["late"]

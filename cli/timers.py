@@ -58,6 +58,11 @@ def timer_record(timer: TimerInfo) -> dict[str, Any]:
         **({} if timer.priority is None else {"priority": timer.priority}),
         **({} if timer.order_key is None else {"order_hash": int(timer.order_key)}),
         **late_record(timer.late),
+        **(
+            {}
+            if timer.unique_until_boot_ns is None
+            else {"unique_until_boot_ns": timer.unique_until_boot_ns}
+        ),
         **payload_record(timer.payload),
     }
     if timer.deadline_at:

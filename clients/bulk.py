@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 _TIMES = ("delay", "delay_ns", "deadline", "deadline_boot_ns")
 AnyResult = TypeVar("AnyResult", bound="BulkResult")
-OWN = ("tag", "priority", "order_key", "late")
+OWN = ("tag", "priority", "order_key", "late", "unique_for")
 """Fields of a row that become its extension items."""
 FIELDS = frozenset(("key", "topic", "payload", "within", *OWN, *_TIMES))
 """All fields of a row."""
@@ -491,7 +491,7 @@ def _of_mapping(row: Mapping[str, Any], index: int) -> tuple[Any, dict[str, Any]
     if "key" not in row or not row.keys() <= FIELDS:
         raise InvalidRows(
             f"has the fields {sorted(map(str, row))}; expected key, a time, topic, payload, "
-            "within, tag, priority, order_key, late",
+            "within, tag, priority, order_key, late, unique_for",
             index,
         )
     time = {name: row[name] for name in _TIMES if name in row}

@@ -233,8 +233,8 @@ class Client(
         `rows`: dicts with the arguments of add(), tuples (key, delay[, topic[, payload]]), or
         columns: a dict of lists or numpy arrays, an Arrow table or record batch. The columns are
         key, one of delay / delay_ns / deadline / deadline_boot_ns, and optionally topic, payload,
-        within, tag, priority, order_key and late. `topic`, `within`, `tag`, `priority`,
-        `order_key`, `late`: those of rows that have none. `unique_for`: that of all rows.
+        within, tag, priority, order_key, late and unique_for. `topic`, `within`, `tag`,
+        `priority`, `order_key`, `late`, `unique_for`: those of rows that have none.
 
         `bulk_load`: the bulk load that the rows belong to. Each row of a bulk load takes effect
         once: a row that is already done gets the status BULK_LOADED.

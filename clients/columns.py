@@ -90,7 +90,7 @@ def _put_source(
     if "key" not in columns or len(given) != 1 or not columns.keys() <= FIELDS:
         raise InvalidRows(
             f"has the columns {sorted(map(str, columns))}; expected key, one time, topic, payload, "
-            "within, tag, priority, order_key, late",
+            "within, tag, priority, order_key, late, unique_for",
             -1,
         )
     check_lengths(columns)

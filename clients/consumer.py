@@ -333,8 +333,8 @@ class Consumer(JobSource):
     attempts after which a job is a dead letter. `max_dead`: dead letters that are kept. `rate`:
     leases per second (0 = no limit). `ordered`: lease one job of a key at a time, in order of their
     deadlines; `on_dead`: a dead letter lets later jobs of its key pass ("skip") or not ("block").
-    `start`: "earliest" adds the notices that the replay buffer has. Times are seconds or
-    timedeltas.
+    `start`: "earliest" adds the notices that the replay buffer has, the oldest first, up to the
+    budget; the others count as dropped. Times are seconds or timedeltas.
 
     Raises GroupMissing, GroupMismatch, GroupRefused, Refused, InvalidArgument, and the errors of
     Client.

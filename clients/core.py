@@ -537,5 +537,5 @@ def timer_info(info: wire.Info) -> TimerInfo:
         info.key, info.namespace, info.topic, info.ticket, info.deadline_ns, Status(info.status),
         info.payload, None if info.wall_ns is None else times.wall_time(info.wall_ns),
         info.operation, info.within_ns, info.tag, times.late_named(info.late), info.priority,
-        None if info.order is None else OrderHash(info.order),
+        None if info.order is None else OrderHash(info.order), info.unique_until_ns,
     )  # fmt: skip

@@ -74,6 +74,7 @@ class Common(NamedTuple):
     def items(
         self, tag: str | None = None, priority: int | None = None,
         order_key: OrderKey | None = None, late: Late | None = None,
+        unique_for: float | timedelta | None = None,
     ) -> bytes:  # fmt: skip
         """Return the extension items of a row that has these values. Raises InvalidArgument."""
         return encode_items(
@@ -81,5 +82,5 @@ class Common(NamedTuple):
             self.priority if priority is None else priority,
             self.order_key if order_key is None else order_key,
             self.late if late is None else late,
-            self.unique_for,
+            self.unique_for if unique_for is None else unique_for,
         )

@@ -100,6 +100,9 @@ class TimerInfo:
     """Own priority of the timer's jobs; None = that of its topic applies (get only)."""
     order_key: OrderHash | None = None
     """Hash of the order key; None = the key of the timer is the order key (get only)."""
+    unique_until_boot_ns: int | None = None
+    """Time until which every other add of the key is refused; None = `unique_for` was not given
+    (get only)."""
 
 
 class Occurrence(NamedTuple):

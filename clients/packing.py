@@ -168,7 +168,7 @@ class PendingAdd(Pending):
             self._check()
         return _timer(
             self.key, self.namespace, self.topic, word >> 8, self.deadline_ns, status,
-            self.payload, None, None, None, None, None, None, None,
+            self.payload, None, None, None, None, None, None, None, None,
         )  # fmt: skip
 
 

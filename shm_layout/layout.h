@@ -334,7 +334,8 @@ struct pg_metrics {
     uint64_t compacted_bytes;     /* bytes of moved blobs, whole granules */
     uint64_t backlog;             /* derived: due timers that have not fired, because they are
                                      paused or because the daemon catches up */
-    uint64_t skipped;             /* late timers that ended without a notice, by policy SKIP */
+    uint64_t skipped;             /* timers that ended without a notice, by policy or overlap SKIP,
+                                     and occurrences of schedules whose key stays unique */
     uint64_t coalesced;           /* late timers that ended without a notice of their own, by policy
                                      COALESCE */
     uint64_t jobs;                /* derived: jobs of all consumer groups, dead letters included */

@@ -81,7 +81,8 @@ COUNTERS: dict[str, str] = {
     "log_dropped": "log messages dropped, because messages of one kind were too frequent or "
     "because the reader of the log was slow, full or gone",
     "records_redone": "WAL records redone when the arena was recovered",
-    "skipped": "late timers that ended without a notice, by the late policy skip",
+    "skipped": "timers that ended without a notice, by the late policy skip or overlap=skip, and"
+    " occurrences of schedules whose key stays unique",
     "coalesced": "late timers that another one fired for, by the late policy coalesce",
     "compactions": "passes that moved keys and payloads to join free memory",
     "compacted_bytes": "bytes of keys and payloads that these passes moved",

@@ -211,6 +211,13 @@ def decode_order(items: bytes) -> int | None:
     return next(found, None)
 
 
+def decode_unique(items: bytes) -> int | None:
+    """Return the time until which the key of a timer is unique, in ns on the daemon's clock, from
+    the extension items of the timer; None = it has none. Raises ProtocolError."""
+    found = (until_ns for kind, _, until_ns, _ in _items(items) if kind == ExtKind.UNIQUE)
+    return next(found, None)
+
+
 def encode_name(kind: str, name: str, least: int, most: int) -> bytes:
     """Encode a name of `least` to `most` bytes of UTF-8 without NUL. Raises InvalidName."""
     if not isinstance(name, str):
@@ -730,6 +737,8 @@ class Info(NamedTuple):
     """Own priority of a timer's jobs; None = it has none."""
     order: int | None = None
     """Hash of a timer's order key; None = it has none."""
+    unique_until_ns: int | None = None
+    """Time until which a timer's key is unique, on the daemon's clock; None = it is not unique."""
 
 
 class BulkLoadInfo(NamedTuple):
@@ -802,6 +811,7 @@ def decode_infos(body: bytes, count: int) -> list[Info]:
                 decode_late(ext) if operation is None else None,
                 decode_priority(ext) if operation is None else None,
                 decode_order(ext) if operation is None else None,
+                decode_unique(ext) if operation is None else None,
             )
         )  # fmt: skip
         at = ends[-1]

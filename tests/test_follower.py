@@ -18,12 +18,13 @@ from typing import Any
 
 import pytest
 import zmq
+from partitioned import start_partitioned
 from real_daemon import PATIENCE_S, Daemon, StartDaemon, eventually
 from requeue import key_after_requeue
 
 from purgatoryd.clients import AsyncSubscriber, Client, Closed, ForkedProcess, Notice, Subscriber
 from purgatoryd.clients.arena_requests import ArenaRequests
-from purgatoryd.clients.subscriber import Inbox, Opener
+from purgatoryd.clients.subscriber import Inbox, Merged, Opener
 from purgatoryd.shm_layout import follower, wire
 from purgatoryd.shm_layout._core import ffi, lib
 from purgatoryd.shm_layout.arena import Reader
@@ -489,6 +490,47 @@ def test_a_sleep_ends_at_once_if_the_word_changed_before_it() -> None:
     assert sleep.wait(PATIENCE_S)
     sleep.look()
     assert not sleep.wait(0)
+
+
+@pytest.mark.parametrize(("partitions", "joins"), [(1, False), (4, False), (4, True)])
+def test_a_notice_between_the_look_and_the_sleep_ends_the_sleep(
+    daemon: StartDaemon, monkeypatch: pytest.MonkeyPatch, partitions: int, joins: bool
+) -> None:
+    """`joins`: the notice comes before the words of several arenas are joined to one sleep."""
+    start_partitioned(daemon, partitions, "--capacity", "4096", "--payload-memory", "1MiB")
+    join, due = Merged._settle_sleep, []
+
+    def settle(self: Merged) -> None:
+        while due:
+            due.pop()()
+        join(self)
+
+    monkeypatch.setattr(Merged, "_settle_sleep", settle)
+    with (
+        Client("demo", timeout=PATIENCE_S) as client,
+        Subscriber("demo", topics=["t"]) as subscriber,
+        Subscriber("demo", topics=["t"]) as other,
+    ):
+
+        def fire(key: str) -> None:
+            client.add(key, 0, topic="t")
+            notice = other.get(PATIENCE_S)  # the notice is visible
+            assert notice is not None
+
+        for key in map(str, range(24)):
+            inbox = subscriber._inbox
+            if joins:
+                due.append(partial(fire, key))
+            assert inbox.peek() is None
+            if not joins:
+                fire(key)
+            assert not due
+            sleep = inbox.sleep
+            assert sleep is not None
+            assert sleep.wait(PATIENCE_S), key
+            notice = subscriber.get(0)
+            assert notice is not None
+            assert notice.key == key
 
 
 def test_a_sleep_on_too_many_words_is_refused() -> None:

@@ -135,7 +135,7 @@ def test_a_replaced_timer_counts_against_the_bytes_of_the_budget(core: JobsCore)
 def test_a_group_takes_earliest_notices_within_the_bytes_of_its_budget(core: JobsCore) -> None:
     fire(core, "a", "b", "c")
     core.create_group(earliest=True, max_bytes=32)
-    assert (core.info().waiting, core.info().bytes) == (2, 32)
+    assert (core.info().waiting, core.info().bytes, core.info().dropped) == (2, 32, 1)
 
 
 def test_an_extension_never_shortens_a_lease(core: JobsCore) -> None:

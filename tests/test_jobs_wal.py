@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 import pytest
 from core_driver import Fault
-from jobs_driver import JobsCore, Session
-from jobs_world import MS, World, fire, step
+from jobs_driver import SETTINGS, JobsCore, Session
+from jobs_world import MS, World, fire, restart, step
 from wal_driver import Redo, Snapshot, Wal, frames_of
 
 from purgatoryd.shm_layout import wire
@@ -206,6 +206,148 @@ def test_jobs_of_a_group_that_starts_with_the_replay_buffer_survive_a_power_cut(
     wal.take()
     assert len(jobs_of(core)) == 2
     sound(core, snapshot, wal.data)
+
+
+NOTICES = 5000
+MANY: dict[str, int] = {
+    "capacity": 6000, "replay_capacity": 8192, "jobs": 6000, "payload_bytes": 8 << 20,
+    "replay_bytes_max": 1 << 20,
+}  # fmt: skip
+
+
+class Meanwhile(Exception):
+    """Something happens between two steps of a group's creation."""
+
+
+def with_notices() -> tuple[JobsCore, Wal, list[str]]:
+    """Return a core whose replay buffer has NOTICES notices of the topic t, and their keys."""
+    core, wal = started(**MANY)
+    keys = [f"k{i:05}" for i in range(NOTICES)]
+    for first in range(0, NOTICES, 500):
+        fire(core, *keys[first : first + 500])
+        wal.take()
+    return core, wal, [entry.key.decode() for entry in core.entries()]
+
+
+def wal_filled(core: JobsCore) -> None:
+    """Fill three quarters of the WAL buffer: groups can still be created."""
+    for i in range(62):
+        large = core.put(f"large{i}", 10**12, topic=b"u", payload=bytes(50_000))
+        assert large.status == Status.ADDED
+
+
+def keys_of(core: JobsCore, wal: Wal) -> list[str]:
+    """Return the keys of the jobs, in the order in which their group leases them."""
+    session = Session(core)
+    session.join(credits_=6000)
+    while core.info().waiting:
+        wal.take()
+        step(core, 20 * MS)
+    return [held.key.decode() for held in core.jobs_of(session)]
+
+
+def stop_at(nth: int) -> Any:
+    calls = iter(range(nth + 1))
+
+    def stop() -> None:
+        if next(calls) == nth:
+            raise Meanwhile
+
+    return stop
+
+
+def test_a_group_starts_with_all_notices_if_the_wal_buffer_is_full() -> None:
+    core, wal, keys = with_notices()
+    snapshot = Snapshot(core).finish()
+    wal_filled(core)
+    waited = []
+    core.create_group(earliest=True, max_jobs=5000, meanwhile=lambda: waited.append(wal.take()))
+    assert waited
+    wal.take()
+    sound(core, snapshot, wal.data)
+    assert keys_of(core, wal) == keys
+    assert core.info().dropped == 0
+
+
+def test_a_group_that_starts_in_several_steps_keeps_the_order_of_its_notices() -> None:
+    core, wal, keys = with_notices()
+    session = Session(core)
+    late: list[str] = []
+
+    def meanwhile() -> None:
+        late.append(f"late{len(late)}")
+        core.put(late[-1], 0, topic=b"t")
+        core.advance(core.header.now_ns + MS)
+        wal.take()
+        assert session.join(b"g").status == Status.NO_GROUP
+        core.check()
+
+    snapshot = Snapshot(core)
+    snapshot.step(2000)
+    core.create_group(earliest=True, max_jobs=5500, meanwhile=meanwhile)
+    snapshot.finish()
+    assert late
+    fire(core, "after")
+    wal.take()
+    sound(core, snapshot, wal.data)
+    assert keys_of(core, wal) == [*keys, *late, "after"]
+
+
+@pytest.mark.parametrize("nth", [0, 1])
+def test_a_kill_while_a_group_starts_leaves_no_part_of_it(nth: int) -> None:
+    core, wal, keys = with_notices()
+    snapshot = Snapshot(core).finish()
+    with pytest.raises(Meanwhile):
+        core.create_group(earliest=True, max_jobs=5500, meanwhile=stop_at(nth))
+    wal.take()
+    assert redone(snapshot.data, wal.data, snapshot.cursor.start_lsn, 10**9).metrics.jobs == 0
+    restart(core)
+    assert core.metrics.jobs == 0
+    core.create_group(b"h", earliest=True, max_jobs=5500, meanwhile=wal.take)
+    wal.take()
+    sound(core, snapshot, wal.data)
+    core.create_group(earliest=True, max_jobs=500)
+    assert core.info(b"h").waiting == len(keys)
+    assert (core.info().waiting, core.info().dropped) == (500, len(keys) - 500)
+
+
+def test_a_group_starts_although_its_creator_ends() -> None:
+    core, _, keys = with_notices()
+    with pytest.raises(Meanwhile):
+        core.create_group(earliest=True, max_jobs=5500, meanwhile=stop_at(0))
+    assert core.next_ns == core.header.now_ns
+    step(core)
+    assert core.info().waiting == len(keys)
+    core.advance(core.header.now_ns)
+    assert core.next_ns > core.header.now_ns
+
+
+def test_a_group_that_starts_counts_its_budget_and_that_of_others() -> None:
+    core, _, _ = with_notices()
+    core.create_group(b"other", (b"u",), max_jobs=1000)
+    seen: list[Status] = []
+    wanted: dict[str, Any] = {**SETTINGS, "max_jobs": 2000}
+
+    def meanwhile() -> None:
+        wide = core.ask_group(lib.PG_GA_CHANGE, b"other", **wanted)
+        assert (wide.error, wide.detail[0]) == (lib.PG_ERR_GROUP, lib.PG_GR_JOBS)
+        gone = core.ask_group(lib.PG_GA_DELETE, b"g")
+        assert (gone.error, gone.detail[0]) == (lib.PG_ERR_GROUP, lib.PG_GR_MISSING)
+        seen.append(core.put(f"more{len(seen)}", 10**12, topic=b"t").status)
+
+    core.create_group(earliest=True, max_jobs=NOTICES, meanwhile=meanwhile)
+    assert set(seen) == {Status.ADDED}
+    info = core.info()
+    assert (info.pending, info.waiting, info.dropped) == (len(seen), NOTICES - len(seen), len(seen))
+    assert core.put("x", 10**12, topic=b"t").status == Status.FULL_GROUP
+
+
+def test_two_groups_that_start_at_once_both_start() -> None:
+    core, _, _ = with_notices()
+    with pytest.raises(Meanwhile):
+        core.create_group(earliest=True, max_jobs=2500, meanwhile=stop_at(0))
+    core.create_group(b"h", earliest=True, max_jobs=2500)
+    assert (core.info().waiting, core.info(b"h").waiting) == (2500, 2500)
 
 
 def test_a_new_group_in_the_row_of_a_deleted_one_keeps_its_jobs() -> None:

@@ -6,7 +6,7 @@ import asyncio
 import json
 import os
 from collections.abc import Iterator
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -23,6 +23,7 @@ from purgatoryd.clients import (
     AsyncClient,
     Client,
     Consumer,
+    Exists,
     InvalidArgument,
     MessageRefused,
     OrderHash,
@@ -445,6 +446,63 @@ def test_an_import_restores_order_keys_and_late_policies(
             assert jobs.get(timeout=0.2) is None  # the other one has the same order key
             first.ack()
             assert jobs.get_many(2, timeout=PATIENCE_S)[0].key != first.key
+
+
+@pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
+def test_an_import_keeps_keys_unique_for_the_rest_of_their_time(
+    daemon: StartDaemon, tmp_path: Path, suffix: str
+) -> None:
+    demo, path = daemon("demo"), tmp_path / f"timers.{suffix}"
+    with Client("demo", timeout=PATIENCE_S) as client:
+        client.add("plain", 3600)
+        client.add("soon", 3600, unique_for=0.001)
+        client.add("once", 3600, unique_for=7200)
+        before = {t.key: t.unique_until_boot_ns for t in client.list_timers()}
+        assert before["plain"] is None
+        assert (before["once"] or 0) - (before["soon"] or 0) > 7000 * SECOND_NS
+        lines(demo, "export", str(path))
+        assert client.cancel_where().done == 3
+        assert lines(demo, "import", str(path))[0]["added"] == 3
+        after = {t.key: t.unique_until_boot_ns for t in client.list_timers()}
+        assert (after["plain"], after["soon"]) == (None, None)
+        assert abs((after["once"] or 0) - (before["once"] or 0)) < SECOND_NS
+        client.reschedule_where(prefix="once", delay=0)
+        eventually(lambda: client.count_timers() == 2)
+        with pytest.raises(Exists):
+            client.add("once", 1)
+
+
+def test_rows_of_one_call_have_their_own_unique_times(daemon: StartDaemon) -> None:
+    daemon("demo")
+    with Client("demo", timeout=PATIENCE_S) as client:
+        rows = [
+            {"key": "a", "delay": 0.0, "unique_for": 3600.0}, {"key": "b", "delay": 0.0},
+            {"key": "c", "delay": 0.0, "unique_for": timedelta(hours=1)},
+        ]  # fmt: skip
+        columns = {
+            "key": ["d", "e"], "delay": [0.0, 0.0], "unique_for": [3600.0, None],
+        }  # fmt: skip
+        for given, keys, refused in ((rows, "abc", "ac"), (columns, "de", "d")):
+            assert client.add_many(given).ok
+            eventually(lambda: client.count_timers() == 0)
+            again = client.add_many(given)
+            exists = [i for i, s in enumerate(again.statuses) if s == Status.EXISTS]
+            assert "".join(keys[i] for i in exists) == refused
+        with pytest.raises(InvalidArgument, match="unique_for"):
+            client.add_many([{"key": "f", "delay": 0.0, "unique_for": -1}])
+
+
+def test_an_import_needs_one_partition(daemon: StartDaemon, tmp_path: Path) -> None:
+    demo = daemon("demo", "--shards", "2", "--capacity", "4096", "--payload-memory", "1MiB")
+    with Admin("demo", timeout=PATIENCE_S) as admin:
+        admin.create_namespace("shop", 2)
+    path = tmp_path / "timers.jsonl"
+    with Client("demo", namespace="shop", timeout=PATIENCE_S) as client:
+        client.add("k", 3600)
+        lines(demo, "export", str(path), "--namespace", "shop")
+        done = cli(demo, "timers", "import", str(path), "--namespace", "shop")
+        assert (done.returncode, "one partition" in done.stderr) == (Exit.USAGE, True)
+        assert client.count_timers() == 1
 
 
 def test_an_order_key_of_an_export_needs_one_partition(daemon: StartDaemon) -> None:

@@ -24,9 +24,9 @@ from typing import Any
 import pytest
 from real_daemon import PATIENCE_S, Daemon, StartDaemon, eventually, free_port, stats
 
-from examples.recipes import webhooks
+from examples.recipes import retries, webhooks
 from examples.recipes.session_expiry import open_table
-from purgatoryd.clients import Client, JobReason
+from purgatoryd.clients import Client, GroupInfo, JobReason
 
 pytestmark = pytest.mark.tier("all")
 
@@ -351,3 +351,57 @@ def test_each_webhook_is_accepted_in_order_or_is_a_dead_letter(
     for host, events in sent.items():
         first = dict.fromkeys(event for at, event in server.accepted if at == host)
         assert list(first) == events
+
+
+# ---- retries ---------------------------------------------------------------------------------
+
+
+def unfinished(group: GroupInfo) -> int:
+    """Return the number of timers and jobs of a group that neither ended nor are dead letters."""
+    return group.pending + group.waiting + group.leased + group.delayed
+
+
+@pytest.mark.tier("test")
+@pytest.mark.costly("runs two processes and a daemon, and kills each of them three times")
+def test_each_payment_is_collected_once_or_is_a_dead_letter(
+    daemon: StartDaemon, tmp_path: Path
+) -> None:
+    demo = daemon("demo")
+    base = tmp_path / "payments.db"
+    module = ("-m", "examples.recipes.retries", "demo", str(base), "0.01")
+    given: dict[str, Any] = {"namespace": retries.NAMESPACE, "timeout": PATIENCE_S}
+    refusals: dict[str, int] = {}
+    with closing(retries.open_table(str(base))) as table, Client("demo", **given) as timers:
+        retries.open_group(timers, 0.01)
+
+        def more() -> None:
+            for number in range(60):
+                name = f"{len(refusals)}"
+                refusals[name] = 99 if number % 10 == 9 else number % 3
+                for _ in range(2):  # a caller that was killed repeats its request
+                    retries.request(timers, table, name, 0.02, refusals[name])
+
+        with (
+            child(demo, tmp_path / "one.txt", *module) as one,
+            child(demo, tmp_path / "two.txt", *module) as two,
+        ):
+            for kill in (one.restart, partial(crash, demo), two.restart) * 3:
+                before = len(read(base, "SELECT * FROM attempts"))
+                more()
+                eventually(lambda: len(read(base, "SELECT * FROM attempts")) > before + 30)  # noqa: B023
+                kill()
+            eventually(lambda: unfinished(timers.group(retries.GROUP)) == 0, 4 * PATIENCE_S)
+        letters = {str(letter.key): letter for letter in timers.dead_letters(retries.GROUP)}
+    collected = dict(read(base, "SELECT name, collected FROM payments"))
+    attempts: dict[str, list[int]] = defaultdict(list)
+    for name, attempt in read(base, "SELECT name, attempt FROM attempts ORDER BY rowid"):
+        attempts[name].append(attempt)
+    assert collected.keys() == refusals.keys() == attempts.keys()
+    assert collected == {name: int(times < 99) for name, times in refusals.items()}
+    assert letters.keys() == {name for name, times in refusals.items() if times == 99}
+    for letter in letters.values():
+        assert (letter.attempts, letter.reason) == (retries.ATTEMPTS, JobReason.MAX_ATTEMPTS)
+    for name, numbers in attempts.items():
+        assert numbers == sorted(set(numbers)), (name, numbers)
+        assert numbers[-1] <= retries.ATTEMPTS
+        assert len(numbers) > refusals[name] or refusals[name] == 99

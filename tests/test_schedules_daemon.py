@@ -217,6 +217,22 @@ def test_a_timer_with_the_key_of_an_occurrence_stands_for_it(daemon: StartDaemon
 
 
 @pytest.mark.tier("test")
+def test_an_occurrence_whose_key_stays_unique_is_skipped_and_counted(daemon: StartDaemon) -> None:
+    served = daemon("demo", *VIRTUAL)
+    with client() as one, subscriber() as source:
+        key = f"tide@{ORIGIN_NS + 2 * HOUR_NS}"
+        one.add(key, 1800, topic="ticks", payload=b"own", unique_for=8 * 3600)
+        advance(0.75)
+        one.put_schedule("tide", cron="0 * * * *", topic="ticks", count=3)
+        advance(9)
+        found = taken(source, 3)
+        assert [n.payload for n in found if n.key == key] == [b"own"]
+        assert nominal(found) == [ORIGIN + timedelta(hours=n) for n in (1, 3)]
+        assert source.get(timeout=0) is None
+        assert stats(served)["skipped"] == 1
+
+
+@pytest.mark.tier("test")
 def test_a_schedule_needs_no_client(daemon: StartDaemon) -> None:
     served = daemon("demo")
     with client() as one:

@@ -103,6 +103,16 @@ struct compaction {
     uint32_t used_at_failure;     /* used granules after the last pass */
 };
 
+/* A group that is being created. It exists once it has a job of each notice that it begins with. A
+ * rebuild frees its row and its jobs. */
+struct group_draft {
+    uint64_t position;            /* next notice of the replay buffer */
+    uint32_t group;               /* row; PG_NIL = there is no draft */
+    uint32_t name_len;
+    bool full;                    /* a notice did not fit into the budget */
+    bool waits;                   /* until the WAL has committed frames */
+};
+
 enum { CALENDAR_IDLE, CALENDAR_ASKED, CALENDAR_ANSWERED };
 /* The question of a message about nominal times, and the answer of the daemon. */
 struct calendar {
@@ -135,6 +145,7 @@ struct arena_state {
     int64_t catch_up_ns;          /* time at which timers of the backlogs may end; INT64_MAX = no
                                      backlog has timers that may */
     uint32_t backlog_cursor;      /* topic whose backlog is looked at next */
+    struct group_draft draft;
     int64_t wall_placed_by_ns;    /* wall offset that the last placement of wall timers used */
     /* Next slot to place after a step of the wall clock; PG_NIL = no step is being applied. */
     uint32_t wall_cursor;

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 from core_driver import Answer, Core
@@ -139,9 +139,11 @@ class JobsCore(Core):
 
     def ask_group(
         self, action: int, group: bytes, topics: Iterable[bytes] = (), *, namespace: bytes = b"n",
-        earliest: bool = False, uid: int = 1000, **settings: Any,
+        earliest: bool = False, uid: int = 1000, meanwhile: Callable[[], object] = lambda: None,
+        **settings: Any,
     ) -> wire.Reply:  # fmt: skip
-        """Send a GROUP message. Return its reply."""
+        """Send a GROUP message until it is answered, and call `meanwhile` in between. Return its
+        reply."""
         topics = list(topics)
         ask = ffi.new("struct pg_group_ask *", {
             "settings": settings, "action": action, "topics": len(topics), "earliest": earliest,
@@ -150,6 +152,7 @@ class JobsCore(Core):
         names = namespace + group + b"".join(bytes([len(t)]) + t for t in topics)
         reply = self._ask(Message.GROUP, bytes(ffi.buffer(ask)) + names, uid)
         while reply is None:
+            meanwhile()
             reply = self._ask(Message.GROUP, bytes(ffi.buffer(ask)) + names, uid)
         return reply
 
@@ -172,11 +175,12 @@ class JobsCore(Core):
 
     def create_group(
         self, group: bytes = b"g", topics: Iterable[bytes] = (b"t",), *, earliest: bool = False,
-        **settings: Any,
+        meanwhile: Callable[[], object] = lambda: None, **settings: Any,
     ) -> None:  # fmt: skip
         reply = self.ask_group(
-            lib.PG_GA_CREATE, group, topics, earliest=earliest, **{**SETTINGS, **settings}
-        )
+            lib.PG_GA_CREATE, group, topics, earliest=earliest, meanwhile=meanwhile,
+            **{**SETTINGS, **settings},
+        )  # fmt: skip
         assert reply.error == 0, reply
 
     def info(self, group: bytes = b"g") -> Any:

@@ -109,20 +109,55 @@ static void topics_release(struct pg_arena *a, const struct group_wanted *w)
         names_release(a, w->topics[i]);
 }
 
-/* Let a new group begin with the notices of the replay buffer, the oldest first, as far as its
- * budget and the WAL buffer allow. */
-static void group_begin_earliest(struct pg_arena *a, uint32_t group)
+#define BIRTHS_PER_STEP 1024      /* about 0.5 ms */
+#define VISITS_PER_STEP 16384
+/* A draft leaves half of the WAL buffer to messages and due timers, in percent. */
+#define WAL_SHARE 50
+#define WAIT_NS 1000000           /* time between two looks at the WAL buffer */
+
+/* Let the draft take a notice. A notice that does not fit into the budget, and all later ones, count
+ * as dropped jobs. Return whether a job began. */
+static bool draft_takes(struct pg_arena *a, struct group_draft *d)
 {
-    for (uint64_t p = a->header->replay_head; p < a->header->replay_tail; p++) {
-        const struct pg_entry *e = replay_at(a, p);
-        EACH_GROUP_OF_TOPIC(link, a, e->topic) {
-            if (e->commit != p + 1 || link->group != group + 1)
-                continue;
-            if (!group_admits(a, group, 1, entry_granules(e)) || wal_buffer_full(a))
-                return;
-            job_born_of_entry(a, group, p);
-        }
+    const struct pg_entry *e = replay_at(a, d->position);
+    if (e->commit != d->position + 1 || !group_has_topic(a, d->group, e->topic))
+        return false;
+    d->full |= !group_admits(a, d->group, 1, entry_granules(e));
+    if (!d->full) {
+        job_born_of_entry(a, d->group, d->position);
+        return true;
     }
+    group_at(a, d->group)->dropped++;
+    a->metrics->jobs_born++;
+    a->metrics->jobs_dropped++;
+    return false;
+}
+
+bool consumers_draft_step(struct pg_arena *a)
+{
+    struct group_draft *d = &a->state.draft;
+    uint32_t births = 0;
+    if (LIKELY(d->group == PG_NIL))
+        return false;
+    if (d->position < a->header->replay_head)
+        d->position = a->header->replay_head;
+    for (uint32_t n = 0; n < VISITS_PER_STEP && births < BIRTHS_PER_STEP; n++) {
+        d->waits = has_wal(a) && wal_buffer_over(a, WAL_SHARE);
+        if (d->waits || d->position == a->header->replay_tail)
+            break;
+        births += draft_takes(a, d);
+        d->position++;
+    }
+    if (!d->waits && d->position == a->header->replay_tail)
+        group_commit(a);
+    return d->group != PG_NIL && !d->waits;
+}
+
+int64_t consumers_draft_next_ns(const struct pg_arena *a)
+{
+    const struct group_draft *d = &a->state.draft;
+    const bool waits = d->waits && a->header->clock_kind == PG_CLOCK_BOOT;
+    return d->group == PG_NIL ? INT64_MAX : a->state.now_ns + (waits ? WAIT_NS : 0);
 }
 
 static bool group_create_wanted(struct pg_arena *a, const struct group_request *g,
@@ -139,20 +174,28 @@ static bool group_create_wanted(struct pg_arena *a, const struct group_request *
     const uint32_t group = group_draft(a, w, &reason, &detail);
     if (group == PG_NIL)
         return group_refused(why, reason, detail);
-    if (g->ask.earliest)
-        group_begin_earliest(a, group);
-    group_commit(a, group, w);
+    a->state.draft.position = g->ask.earliest ? a->header->replay_head : a->header->replay_tail;
+    consumers_draft_step(a);
     return true;
 }
 
-static bool create(struct pg_arena *a, const struct group_request *g, struct refusal *why)
+/* *again: a group, this one or another, is a draft. */
+static bool create(struct pg_arena *a, const struct group_request *g, bool *again,
+                   struct refusal *why)
 {
     struct group_wanted w = {.name = g->name, .settings = g->ask.settings};
     if (names_elsewhere(a, g->namespace_name))
         return refused(why, PG_ERR_WRONG_SHARD, a->header->shard, a->header->shards);
+    consumers_draft_step(a);
+    *again = a->state.draft.group != PG_NIL;
+    if (*again)
+        return true;
     const bool found = topics_find(a, g, &w, why);
     topics_release(a, &w);        /* a held topic counts as one with a pending timer */
-    return found && group_create_wanted(a, g, &w, why);
+    if (!found || !group_create_wanted(a, g, &w, why))
+        return false;
+    *again = a->state.draft.group != PG_NIL;
+    return true;
 }
 
 #define DROPS_PER_CALL 1024
@@ -297,12 +340,12 @@ bool consumers_group(struct pg_arena *a, const struct request *q, struct sink *o
         return refused(why, PG_ERR_BUSY, wal_buffer_refusal(a), 0);
     if (g.ask.action == PG_GA_CREATE &&
         (!group_allowed(a, q, names_find_namespace(a, g.namespace_name), why) ||
-         !create(a, &g, why)))
+         !create(a, &g, again, why)))
         return false;
     if (g.ask.action != PG_GA_CREATE && g.ask.action != PG_GA_DESCRIBE &&
         !group_act(a, q, &g, again, why))
         return false;
-    if (g.ask.action != PG_GA_DELETE)
+    if (g.ask.action != PG_GA_DELETE && !*again)
         *count = groups_describe(a, q, &g, out);
     return !out->full || refused(why, PG_ERR_TOO_LARGE, PG_MESSAGE_MAX, *count);
 }

@@ -4,6 +4,7 @@
 #include "core/base/wheel.h"
 #include "core/arena.h"
 #include "core/wal/wal_buffer.h"
+#include "core/front/consumers.h"
 #include "core/state/catch_up.h"
 #include "core/state/compaction.h"
 #include "core/state/delivery.h"
@@ -65,7 +66,7 @@ uint32_t pg_advance(struct pg_arena *a, int64_t now_ns, int64_t wall_offset_ns,
         done += late_catch_up(a, budget - done, &catching_up);
     left |= schedules_step(a, budget);
     a->metrics->backlog = backlogs_count(&a->wheel);
-    const bool serving = members_serve(a, budget);
+    const bool drafting = consumers_draft_step(a), serving = members_serve(a, budget);
     const bool sweeping = UNLIKELY(a->state.sweeping) && sweeps_iteration(a);
     wal_buffer_settle(a);
     const bool compacting = compaction_step(a);
@@ -76,7 +77,7 @@ uint32_t pg_advance(struct pg_arena *a, int64_t now_ns, int64_t wall_offset_ns,
     a->metrics->iteration_work += done;
     a->metrics->iteration_budget += done != 0 ? budget : 0;
     *more = left || stepping || freeing || waiting || sweeping || compacting || catching_up ||
-            serving;
+            serving || drafting;
     a->header->next_deadline_ns = wheel_next_deadline_ns(&a->wheel);
     replay_show(a);
     return done;
@@ -107,5 +108,6 @@ int64_t pg_next_ns(const struct pg_arena *a)
                          (!a->state.holding && wheel_holds(&a->wheel));
     const int64_t next_ns = at_once ? a->state.now_ns : earlier(sweeps_next_ns(a),
                                                                 wheel_next_ns(&a->wheel));
-    return earlier(earlier(next_ns, a->state.catch_up_ns), a->state.jobs_again_ns);
+    return earlier(earlier(next_ns, consumers_draft_next_ns(a)),
+                   earlier(a->state.catch_up_ns, a->state.jobs_again_ns));
 }

@@ -350,7 +350,7 @@ static void handle_open(struct pg_arena *a, void *arena, void *secret)
     a->state.wall_cursor = a->state.orphans = PG_NIL;
     a->state.catch_up_ns = INT64_MAX;
     a->state.outage_end_ns = INT64_MIN;
-    a->state.free_member = PG_NIL;
+    a->state.free_member = a->state.draft.group = PG_NIL;
     a->state.jobs_again_ns = INT64_MAX;
     a->state.free_bulk_load_block = a->state.bulk_load_block = a->call.bulk_load = PG_NIL;
     a->state.schedules_due = a->state.schedules_asked = a->state.stale_occurrence = PG_NIL;

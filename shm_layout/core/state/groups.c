@@ -13,13 +13,20 @@
 
 /* ---- topics ---------------------------------------------------------------------------------- */
 
+bool group_has_topic(const struct pg_arena *a, uint32_t group, uint32_t topic)
+{
+    EACH_LINK_OF_TOPIC(link, a, topic)
+        if (link->group == group + 1)
+            return true;
+    return false;
+}
+
 uint32_t group_topics(const struct pg_arena *a, uint32_t group, uint32_t rows[PG_GROUP_TOPICS_MAX])
 {
     uint32_t count = 0;
     for (uint32_t topic = 0; topic < a->topic_rows && count < PG_GROUP_TOPICS_MAX; topic++)
-        EACH_GROUP_OF_TOPIC(link, a, topic)
-            if (link->group == group + 1)
-                rows[count++] = topic;
+        if (group_has_topic(a, group, topic))
+            rows[count++] = topic;
     return count;
 }
 
@@ -97,7 +104,7 @@ static bool group_may_admit(const struct pg_arena *a, uint32_t group, uint32_t j
 bool groups_admit(const struct pg_arena *a, uint32_t topic, uint32_t jobs, uint64_t granules,
                   bool after_drops, uint32_t *full)
 {
-    EACH_GROUP_OF_TOPIC(link, a, topic) {
+    EACH_LINK_OF_TOPIC(link, a, topic) {
         *full = link->group - 1;
         if (!(after_drops ? group_may_admit : group_admits)(a, *full, jobs, granules))
             return false;
@@ -110,7 +117,7 @@ static uint64_t rows_left(const struct pg_arena *a, uint32_t but)
 {
     uint64_t left = a->job_slots.capacity;
     for (uint32_t i = 0; i < a->group_rows; i++)
-        if (i != but && group_exists(a, i))
+        if (i != but && (group_exists(a, i) || i == a->state.draft.group))
             left -= group_at(a, i)->settings.max_jobs;
     return left;
 }
@@ -246,14 +253,20 @@ uint32_t group_draft(struct pg_arena *a, const struct group_wanted *g, unsigned 
     const struct pg_consumer_group fields = fields_of(a, g);
     a->header->next_incarnation++;
     row_write(a, row, &fields, g->name, g->topics, g->topic_count);
+    a->state.draft = (struct group_draft){.group = row, .name_len = g->name.len};
     return row;
 }
 
-void group_commit(struct pg_arena *a, uint32_t row, const struct group_wanted *g)
+void group_commit(struct pg_arena *a)
 {
+    const struct group_draft *d = &a->state.draft;
+    struct pg_consumer_group *g = group_at(a, d->group);
+    uint32_t rows[PG_GROUP_TOPICS_MAX];
+    const uint32_t count = group_topics(a, d->group, rows);
     if (has_wal(a))
-        wal_append_group(a, row, group_at(a, row), g->name, g->topics, g->topic_count);
-    STORE_RELEASE(&group_at(a, row)->name_len, g->name.len);
+        wal_append_group(a, d->group, g, (struct name){g->name, d->name_len}, rows, count);
+    STORE_RELEASE(&g->name_len, d->name_len);
+    a->state.draft.group = PG_NIL;
 }
 
 unsigned group_differs(const struct pg_arena *a, uint32_t group, const struct group_wanted *g)

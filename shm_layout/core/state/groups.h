@@ -29,7 +29,7 @@ static inline bool group_exists(const struct pg_arena *a, uint32_t group)
 /* Count a pending timer of the topic in its groups. */
 static inline void groups_count(struct pg_arena *a, uint32_t topic, int64_t sign, uint64_t bytes)
 {
-    EACH_GROUP_OF_TOPIC(link, a, topic) {
+    EACH_LINK_OF_TOPIC(link, a, topic) {
         group_at(a, link->group - 1)->pending += (uint64_t)sign;
         group_at(a, link->group - 1)->pending_bytes += (uint64_t)sign * bytes;
     }
@@ -42,11 +42,15 @@ bool groups_admit(const struct pg_arena *a, uint32_t topic, uint32_t jobs, uint6
                   bool after_drops, uint32_t *full);
 /* Return the row of a group; PG_NIL = there is none. */
 uint32_t group_find(const struct pg_arena *a, uint32_t namespace_row, struct name name);
-/* Write the row of a new group, which does not exist before group_commit(). In between, the caller
- * may begin jobs of the group. PG_NIL: *refusal is enum pg_group_refusal, and *detail its figure. */
+/* Return whether a group, or a draft, has the topic. */
+bool group_has_topic(const struct pg_arena *a, uint32_t group, uint32_t topic);
+/* Write the row of a new group, the only draft, which does not exist before group_commit(). In
+ * between, the caller may begin jobs of the group. The draft counts the pending timers of its
+ * topics, but notices do not become its jobs. PG_NIL: *refusal is enum pg_group_refusal, and *detail
+ * its figure. */
 uint32_t group_draft(struct pg_arena *a, const struct group_wanted *g, unsigned *refusal,
                      uint64_t *detail);
-void group_commit(struct pg_arena *a, uint32_t row, const struct group_wanted *g);
+void group_commit(struct pg_arena *a);
 /* Return 0, or the reason why an existing group is not the one that is wanted. */
 unsigned group_differs(const struct pg_arena *a, uint32_t group, const struct group_wanted *g);
 /* Return 0, or the reason why these settings are refused. `group` is the row that will have them,

@@ -1013,8 +1013,10 @@ bool job_restore(struct pg_arena *a, const struct pg_wal_job *from, const uint8_
                  uint64_t lsn)
 {
     struct pg_job *j = job_at(a, from->row);
-    const bool same = has_job(a, from->row, from->ticket);
-    if (!row_wanted(a, from->row, lsn) || (!same && from->key_len == 0))
+    const bool born = from->key_len != 0;
+    const bool same = has_job(a, from->row, from->ticket) &&
+                      (!born || job_hot(a, from->row)->ctl == from->incarnation);
+    if (!row_wanted(a, from->row, lsn) || (!same && !born))
         return true;              /* the snapshot is newer, or the job has ended */
     if ((from->control & 0xff) == PG_JOB_FREE) {
         restore_end(a, from->row);
@@ -1118,7 +1120,8 @@ static bool job_sound(const struct pg_arena *a, const struct pg_job *j)
 
 static bool exists(const struct pg_arena *a, const struct pg_job *j)
 {
-    return group_exists(a, j->group) && group_at(a, j->group)->incarnation != 0 &&
+    const bool draft = j->group == a->state.draft.group;
+    return (draft || (group_exists(a, j->group) && group_at(a, j->group)->incarnation != 0)) &&
            j->position <= a->header->replay_tail;
 }
 

@@ -113,9 +113,14 @@ static inline struct pg_session *session_find(const struct pg_arena *a, uint64_t
 
 /* ---- the groups of a topic ------------------------------------------------------------------- */
 
-#define EACH_GROUP_OF_TOPIC(link, a, topic)                                                     \
+/* All groups that count the pending timers of the topic: also a draft. */
+#define EACH_LINK_OF_TOPIC(link, a, topic)                                                      \
     for (const struct pg_group_topic *link = topic_link((a), (topic)); link != NULL;            \
          link = link_next((a), link))
+/* The groups that exist, so that a notice of the topic becomes their job. */
+#define EACH_GROUP_OF_TOPIC(link, a, topic)                                                     \
+    EACH_LINK_OF_TOPIC(link, a, topic)                                                          \
+    if (group_at((a), link->group - 1)->name_len != 0)
 
 static inline const struct pg_group_topic *link_numbered(const struct pg_arena *a, uint32_t number)
 {

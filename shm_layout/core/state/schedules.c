@@ -278,8 +278,8 @@ static void slot_set(struct pg_arena *a, uint32_t row, uint32_t slot)
 }
 
 /* Arm the next occurrence of a row. If the key is that of another timer, this timer stands for the
- * occurrence. Return false if there is no space. *more: an occurrence is due, or a consumer group is
- * making space. */
+ * occurrence. An occurrence whose key stays unique is skipped. Return false if there is no space.
+ * *more: an occurrence is due, or a consumer group is making space. */
 static bool row_arm(struct pg_arena *a, uint32_t row, bool *more)
 {
     const struct pg_schedule_fields *f = schedule_fields(a, row);
@@ -295,6 +295,7 @@ static bool row_arm(struct pg_arena *a, uint32_t row, bool *more)
     *more |= r.deadline_ns <= a->state.now_ns;
     if (slot != PG_NIL)
         slot_set(a, row, slot);
+    a->metrics->skipped += status == PG_ST_EXISTS;
     row_advance(a, row);
     schedule_queue(a, row);
     return true;
