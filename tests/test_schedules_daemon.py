@@ -794,6 +794,29 @@ def test_a_resume_after_a_step_of_the_wall_clock_repeats_no_occurrence() -> None
 
 
 @pytest.mark.tier("test")
+@pytest.mark.parametrize("resumes", [False, True])
+def test_a_wall_clock_set_back_to_before_a_put_repeats_no_occurrence(*, resumes: bool) -> None:
+    core, minute_ns, back_ns = JobsCore(schedules=1), 60 * SECOND_NS, 3600 * SECOND_NS
+    session = Session(core)
+    core.advance(SECOND_NS, wall_offset_ns=ORIGIN_NS)
+    ask = partial(ScheduleAsk, namespace=b"n", key=b"tide")
+    put = ask(ScheduleAction.PUT, topic=b"t", spec=b"* * * * *", until=2**62)
+    scheduled(core, session, put)
+    for seconds in (61, 121, 122, 3800, 3900):
+        offset_ns = ORIGIN_NS - back_ns * (seconds > 121)
+        while core.advance(seconds * SECOND_NS, wall_offset_ns=offset_ns):
+            pass
+        core.publish_all()
+        if seconds == 122:
+            lib.pg_schedules_recheck(core.a)
+            if resumes:
+                scheduled(core, session, ask(ScheduleAction.PAUSE))
+        scheduled(core, session, ask(ScheduleAction.RESUME))
+    keys = [entry.key for entry in core.entries()]
+    assert keys == [f"tide@{ORIGIN_NS + n * minute_ns}".encode() for n in (1, 2, 3, 4, 5)]
+
+
+@pytest.mark.tier("test")
 def test_a_loop_does_not_go_on_while_an_occurrence_lacks_space() -> None:
     core = JobsCore(capacity=2, schedules=1)
     session = Session(core)

@@ -360,11 +360,11 @@ static bool put_apply(struct pg_arena *a, struct ask *k)
 }
 
 /* Return the time after which a resumed cron schedule continues. It is not earlier than the newest
- * occurrence, because the wall clock may have been set back meanwhile. */
-static int64_t resume_after_ns(const struct pg_arena *a, const struct pg_schedule_fields *f)
+ * occurrence that has fired, because the wall clock may have been set back meanwhile. */
+static int64_t resume_after_ns(const struct pg_arena *a, uint32_t row)
 {
-    const int64_t wall_ns = schedule_wall_ns(a);
-    return f->put_ns <= wall_ns && wall_ns < f->nominal_ns ? f->nominal_ns : wall_ns;
+    const int64_t wall_ns = schedule_wall_ns(a), nominal_ns = schedule_fields(a, row)->nominal_ns;
+    return schedule_has_fired(a, row) && wall_ns < nominal_ns ? nominal_ns : wall_ns;
 }
 
 static bool resume_apply(struct pg_arena *a, const struct ask *k)
@@ -376,7 +376,7 @@ static bool resume_apply(struct pg_arena *a, const struct ask *k)
         schedule_resume(a, k->row, 0, 0, 0);
         return reply_info(a, k, PG_ST_DONE);
     }
-    const struct calendar *c = times_of(a, spec_of(a, f), zone_of(a, f), resume_after_ns(a, f),
+    const struct calendar *c = times_of(a, spec_of(a, f), zone_of(a, f), resume_after_ns(a, k->row),
                                         f->until_ns, 2, true);
     if (c == NULL)
         return true;

@@ -133,6 +133,11 @@ void schedule_restore(struct pg_arena *a, uint32_t row, uint64_t version,
     STORE_RELEASE(&s->version, version);
 }
 
+bool schedule_has_fired(const struct pg_arena *a, uint32_t row)
+{
+    return schedule_fields(a, row)->armed > (schedule_at(a, row)->slot != PG_NIL);
+}
+
 /* ---- arming -------------------------------------------------------------------------------- */
 
 /* Write the key of an occurrence: the key of the schedule, '@' and the nominal time. Return its
@@ -515,7 +520,8 @@ static struct pg_question question_of(const struct pg_arena *a, uint32_t row)
                                 .until_ns = f->until_ns};
 }
 
-/* The wall clock was set back to before the put: the schedule counts from the current time on. */
+/* The wall clock was set back to before the put, and no occurrence has fired: the schedule counts
+ * from the current time on. */
 static void row_restart(struct pg_arena *a, uint32_t row, int64_t wall_ns)
 {
     struct pg_schedule_fields f = *schedule_fields(a, row);
@@ -526,10 +532,11 @@ static void row_restart(struct pg_arena *a, uint32_t row, int64_t wall_ns)
     slot_drop(a, row);
 }
 
-/* Return whether a row that is computed again has to begin again first. */
+/* Return whether a row that is computed again has to begin again first. A schedule whose occurrences
+ * have fired continues after the newest one, so that no key of an occurrence comes twice. */
 static bool restarts(const struct pg_arena *a, uint32_t row)
 {
-    return schedule_at(a, row)->rechecks &&
+    return schedule_at(a, row)->rechecks && !schedule_has_fired(a, row) &&
            schedule_wall_ns(a) < schedule_fields(a, row)->put_ns;
 }
 

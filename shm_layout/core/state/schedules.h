@@ -10,6 +10,9 @@ uint32_t schedules_of(const struct pg_arena *a, uint32_t uid);  /* number of sch
 /* Return the current time on the wall clock. */
 int64_t schedule_wall_ns(const struct pg_arena *a);
 
+/* Return whether an occurrence of a schedule has fired since its put, or was skipped. */
+bool schedule_has_fired(const struct pg_arena *a, uint32_t row);
+
 /* ---- changes. The caller checks before that the WAL buffer has space. ---- */
 
 /* Put a schedule. `wanted` has its settings, its names' rows and the lengths of its bytes, which are
