@@ -51,6 +51,7 @@ from world.oracle import (
     Sizes,
     Violation,
 )
+from world.readers import Readers
 from world.script import CLIENTS, CONSUMERS, GROUPS, MS, RESUMER, SLOTS, SUBSCRIBERS, S
 from world.subscribers import SimulatedSubscriber
 
@@ -151,6 +152,7 @@ class Cell:
         self.schedules.skips = world.script.setting.groups
         self.deleted_schedules = [0] * SLOTS
         """For each slot of a schedule, how many schedules were deleted there."""
+        self.readers = Readers(self)
         self.group_options: dict[str, dict[str, Any]] = {}
         """Arguments of the creation of each consumer group."""
         self.clients: list[SimulatedClient] = []
@@ -210,8 +212,13 @@ class Cell:
             replay_capacity=setting.replay_capacity,
             topics=8, namespaces=4, sessions=setting.sessions, watches=1024, watch_keys=64,
             accounts=8, bulk_loads=4, bulk_load_rows=16_384, inbox=64, groups=4, jobs=256,
-            schedules=16, **more,
+            schedules=16, cursors=16, **more,
         )  # fmt: skip
+
+    @property
+    def partition(self) -> int | None:
+        """The partition of this cell's clients; None if the deployment has no shards."""
+        return self.number if self._shards > 1 else None
 
     # ---- times ---------------------------------------------------------------------------------
 
@@ -438,7 +445,9 @@ class Cell:
             self._end_process(one)
 
     def end_delivery(self) -> None:
-        """End the processes of the manager and of all consumers, because the power is cut."""
+        """End the processes of the manager, of all consumers and of all subscribers with a cursor,
+        because the power is cut."""
+        self.readers.die()
         for number in range(CONSUMERS):
             self.end_consumer(number)
         if self.manager is not None:
@@ -515,6 +524,7 @@ class Cell:
         if before != stream_id:
             self._first_position = int(header.replay_head)
             self._sent = self.world.seam.run(None, self._sent_sequences)
+            self.readers.judge.begins_stream(self._sent)
         if before not in (0, stream_id):
             if not self.may_lose_arena:
                 raise Violation(f"stream {before} was followed by {stream_id} without a reason")
@@ -576,6 +586,7 @@ class Cell:
         self.oracle.committed()
         self.jobs.committed()
         self.schedules.committed()
+        self.readers.judge.all_committed()
 
     def ending(self, arena: Any) -> None:
         """Remember the virtual time that the arena of an ending process contains. At this time the
@@ -626,6 +637,7 @@ class Cell:
         self.oracle.forced()
         self.jobs.forced()
         self.schedules.forced()
+        self.readers.judge.forced()
 
     def _force(self) -> None:
         """Let an operator accept only those records of the WAL that precede its damage."""
@@ -649,6 +661,7 @@ class Cell:
         self.oracle.arena_lost(wal=True)
         self.jobs.arena_lost(self.world.schedule.now_ns, wal=True)
         self.schedules.arena_lost(wal=True)
+        self.readers.judge.arena_lost(wal=True)
         self.inherited.clear()
 
     def lose_arena(self, *, memory: bool = True) -> None:
@@ -661,6 +674,7 @@ class Cell:
         self.oracle.arena_lost(carried)
         self.jobs.arena_lost(self.world.schedule.now_ns, wal=carried)
         self.schedules.arena_lost(wal=carried)
+        self.readers.judge.arena_lost(wal=carried)
         self.inherited.clear()
 
     # ---- publications of the daemon ----------------------------------------------------------
@@ -728,6 +742,7 @@ class Cell:
             ):
                 self.schedules.fired(self._occurrence(head.stream_id, topic, sent), wall_ns)
             place = (head.stream_id, topic, head.first + index)
+            self.readers.judge.published(place, sent)
             self.jobs.published(
                 place, subject_of(key, sent.payload), str(key), deadline_ns + self.begun_ns,
                 fired_ns + self.begun_ns,
@@ -813,6 +828,7 @@ class Cell:
             client.limit_s = LIMIT_S
         for subscriber in self.subscribers:
             subscriber.thaw()
+        self.readers.heal()
         consumers = [one for one in self.consumers if one is not None]
         for one in consumers:
             one.thaw()
@@ -1010,6 +1026,7 @@ class Cell:
             "watch records": arena.watch_fill()["watch_records"],
             "jobs": int(metrics.jobs),
             "schedules": int(metrics.schedules),
+            "cursors": int(metrics.cursor_rows),
         }
         if any(left.values()):
             raise Violation(f"left over: {left}")
@@ -1017,6 +1034,7 @@ class Cell:
     def die(self) -> None:
         """Release the real resources that the cell uses outside of the simulated world."""
         self.restarts = False
+        self.readers.die()
         for client in self.clients:
             client.die()
         for subscriber in self.subscribers:

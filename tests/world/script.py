@@ -15,6 +15,7 @@ MS = 1_000_000
 S = 1_000 * MS
 CLIENTS, SUBSCRIBERS, KEYS, WATCH_KEYS, BULK_LOADS = 3, 2, 12, 6, 2
 GROUPS, CONSUMERS, SLOTS = 3, 3, 3
+READERS, CURSORS = 3, 2
 TOPICS = ("a", "b")
 RESUMER = 0
 ACTIONS = ("open", "close", "status", "forget")
@@ -97,6 +98,8 @@ class Setting:
     """True if consumer groups handle the notices."""
     schedules: bool
     """True if schedules arm timers."""
+    readers: bool
+    """True if subscribers have cursors."""
     only_rings: bool
     """True if all clients on the daemon's host have rings; otherwise every second connection."""
 
@@ -336,6 +339,20 @@ def _new_schedule(rng: random.Random) -> Arguments:
     }
 
 
+def _seat(rng: random.Random) -> Arguments:
+    return {"seat": rng.randrange(READERS)}
+
+
+def _read(rng: random.Random) -> Arguments:
+    return {
+        **_seat(rng),
+        "cursor": rng.choice([0, 0, 1]),
+        "durable": rng.random() < 0.5,
+        "local": rng.random() < 0.5,
+        "auto": rng.random() < 0.5,
+    }
+
+
 def _stale(rng: random.Random) -> Arguments:
     return {
         **_consumer(rng),
@@ -519,6 +536,32 @@ SCHEDULES_SHARE = 0.15
 """Number of steps of schedules for each other step."""
 
 
+READING: dict[str, tuple[int, Draw]] = {
+    "read_cursor": (16, _read),
+    "commit_cursor": (20, _seat),
+    "kill_reader": (8, lambda rng: {**_seat(rng), "commits": rng.random() < 0.5}),
+    "close_reader": (4, _seat),
+    "freeze_reader": (5, lambda rng: {**_seat(rng), **_span(rng)}),
+    "break_reader": (3, _seat),
+    "disturb_reader": (6, lambda rng: {**_seat(rng), **_disturb(rng)}),
+}  # fmt: skip
+"""Steps of worlds whose subscribers have cursors."""
+READING_SHARE = 0.25
+"""Number of steps of such subscribers for each other step."""
+
+
+def _with_readers(seed: int, setting: Setting, steps: list[Step]) -> list[Step]:
+    """Insert steps of subscribers with cursors. Their random numbers leave the other steps as they
+    are."""
+    rng = random.Random(f"reader steps {seed}")
+    found = [Step(MS, "read_cursor", cell, _read(rng)) for cell in range(setting.shards)]
+    for step in steps:
+        if rng.random() < READING_SHARE:
+            found.append(_step(rng, setting, READING, {}, 0.0))
+        found.append(step)
+    return found
+
+
 def _with_schedules(seed: int, setting: Setting, steps: list[Step]) -> list[Step]:
     """Insert steps of schedules. Their random numbers leave the other steps as they are."""
     rng = random.Random(f"schedule steps {seed}")
@@ -585,6 +628,8 @@ def script(seed: int, steps: int = 400) -> Script:
     chosen = [_step(rng, setting, work, faults, share) for _ in range(steps)]
     if setting.groups:
         chosen = _with_groups(seed, setting, chosen)
+    if setting.readers:
+        chosen = _with_readers(seed, setting, chosen)
     return Script(setting, _with_schedules(seed, setting, chosen) if setting.schedules else chosen)
 
 
@@ -618,8 +663,12 @@ def _setting(rng: random.Random, seed: int) -> Setting:
         local_subscribers=random.Random(f"local {seed}").choice([0, 1, SUBSCRIBERS]),
         groups=groups,
         schedules=not virtual and shards == 1 and random.Random(f"s {seed}").random() < 0.3,
+        readers=random.Random(f"readers {seed}").random() < 0.3,
         only_rings=random.Random(f"rings {seed}").random() < 0.3,
     )
+    if setting.readers:
+        small = random.Random(f"replay {seed}").choice([16, 16, 64])
+        setting = replace(setting, sessions=16, replay_capacity=small)
     return replace(setting, sessions=16, parks=False) if groups else setting
 
 

@@ -177,6 +177,7 @@ class World:
         self.pass_time(20 * S)
         for cell in self.cells:
             delivery.finish(cell)
+            cell.readers.finish()
         for cell in self.cells:
             cell.close()
         self._note_end()
@@ -237,9 +238,9 @@ class World:
 
 def _steps() -> dict[str, Callable[..., None]]:
     # imported here because these modules import this one
-    from world import delivery, faults, scheduling, work
+    from world import delivery, faults, readers, scheduling, work
 
-    return work.STEPS | faults.STEPS | delivery.STEPS | scheduling.STEPS
+    return work.STEPS | faults.STEPS | delivery.STEPS | scheduling.STEPS | readers.STEPS
 
 
 @contextmanager
