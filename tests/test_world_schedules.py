@@ -132,6 +132,19 @@ def test_a_pause_stops_occurrences_and_a_resume_leaves_those_of_the_pause_out() 
         fire(judge, 7)
 
 
+def test_the_first_occurrence_after_a_resume_ends_the_gap_of_the_pause() -> None:
+    judge, put = judge_of()
+    judge.paused(put.schedule, 50 * MS, BEGIN_NS + 50 * MS)
+    judge.resuming(put.schedule, BEGIN_NS + 60 * MS)
+    judge.resumed(put.schedule, 61 * MS, BEGIN_NS + 61 * MS)
+    judge.asking(put.schedule)
+    fire(judge, 1)
+    judge.answered(put.schedule, 0)
+    fire(judge, 2)
+    with pytest.raises(Violation, match="is missing"):
+        fire(judge, 4)
+
+
 def test_a_later_put_or_a_delete_ends_the_occurrences_of_a_put() -> None:
     judge, put = judge_of()
     later = judge.putting("s", b"q", EVERY, 150 * MS)

@@ -351,7 +351,8 @@ class ScheduleOracle:
         if not (put.schedule.doubtful or skips) and follows_ns is not None:
             whole = nominal_ns < follows_ns + TRUNCATED_NS
             self._require(whole, put, "{} fired, but {} is missing", nominal_ns, follows_ns)
-        put.gap &= one.fired_ns <= put.resumed_ns or put.schedule.open > 0
+        first = put.next_ns is not None and nominal_ns + TRUNCATED_NS > put.next_ns
+        put.gap &= not first and (one.fired_ns <= put.resumed_ns or put.schedule.open > 0)
         put.last_ns, put.undone = nominal_ns, False
 
     # ---- the wall clock ------------------------------------------------------------------------
