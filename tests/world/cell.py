@@ -592,6 +592,7 @@ class Cell:
         """Remember the virtual time that the arena of an ending process contains. At this time the
         process last worked."""
         self._virtual_ns = int(arena.header.now_ns) if self.virtual else 0
+        self.readers.ending(arena)
 
     def ended(self) -> None:
         """Let the supervisor start the next process."""

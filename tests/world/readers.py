@@ -394,6 +394,8 @@ class Readers:
         self.seats: list[SimulatedReader | None] = [None] * READERS
         self._server: tuple[int, PastServer] | None = None
         self._numbers = 0
+        self._overflowed = False
+        """True once a replay buffer may have dropped notices."""
 
     def begin(self, seat: int, cursor: int, **options: bool) -> None:
         """Start a subscriber, unless one runs in its place."""
@@ -448,11 +450,22 @@ class Readers:
         )
         return page
 
+    def ending(self, arena: Any) -> None:
+        """Look whether the replay buffer of an arena, which may be lost next, has dropped
+        notices."""
+        oracle = self._cell.oracle
+        full = int(arena.header.replay_tail) > oracle.least.replay_capacity
+        self._overflowed |= full or oracle._may_be_short()
+
     def _exists(self, topic: str, first: int, last: int) -> int | None:
-        """Return the first notice of a range that the replay buffer has, or the WAL."""
+        """Return the first notice of a range that the replay buffer has, or the WAL; None if all
+        are lost. No notice is lost unless a replay buffer was full, or a file was damaged."""
         cell = self._cell
         if not cell.daemon.alive:
             return None
+        cell.world.seam.run(None, partial(self.ending, cell._arena))
+        if not (self._overflowed or cell.rotten or cell.rots):
+            return first
         replay = partial(Reader.replay, cell._arena, wire_namespace(), topic, first, last)
         for body in cell.world.seam.run(None, replay)[1]:
             return wire.decode_notice_head(body).first
