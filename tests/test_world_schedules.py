@@ -8,7 +8,15 @@ from typing import Any
 import pytest
 from product_imports import product_imports
 from world import occurrences
-from world.occurrences import MINUTE_NS, Answered, Occurrence, Put, ScheduleOracle, Settings
+from world.occurrences import (
+    MINUTE_NS,
+    Answered,
+    Occurrence,
+    OverlapRule,
+    Put,
+    ScheduleOracle,
+    Settings,
+)
 from world.oracle import FOREVER_NS, Violation
 from world.runs import run
 from world.script import MS, SCHEDULES, SLOTS, script
@@ -199,6 +207,60 @@ def test_a_trigger_fires_once_for_each_request() -> None:
         fire(judge, 0, key=f"s@{BEGIN_NS + 7}")
 
 
+def test_a_backfill_fires_the_occurrences_of_its_range_and_no_others() -> None:
+    judge, put = judge_of()
+    fire(judge, 1)
+    fire(judge, 2)
+    expected = judge.backfilling(put, BEGIN_NS + 50 * MS, BEGIN_NS + 300 * MS)
+    assert expected == [BEGIN_NS + n * 100 * MS for n in (1, 2, 3)]
+    for nominal in (expected[:2], [*expected[:2], BEGIN_NS + 301 * MS]):
+        with pytest.raises(Violation, match="expected were"):
+            judge.backfilled(put, expected, nominal)
+    judge.backfilled(put, expected, expected)
+    fire(judge, 1)
+    with pytest.raises(Violation, match="was lost"):
+        judge.finish()
+    fire(judge, 3)
+    fire(judge, 3)  # the schedule itself
+    judge.finish()
+    with pytest.raises(Violation, match="fired twice"):
+        fire(judge, 3)
+
+
+def test_a_delay_counts_from_the_end_of_the_occurrence_before() -> None:
+    judge, put = judge_of(overlap="delay")
+    for due_ns in (100 * MS - 1, 101 * MS + 1):
+        with pytest.raises(Violation, match="is not due from"):
+            fire(judge, 1, deadline_ns=due_ns)
+    fire(judge, 1, at_ns=130 * MS)
+    for due_ns in (230 * MS - 1, 230 * MS + 1):
+        with pytest.raises(Violation, match="is not due from"):
+            fire(judge, 2, deadline_ns=due_ns)
+    judge.skips = True  # jobs may be open
+    fire(judge, 2, deadline_ns=260 * MS)
+    with pytest.raises(Violation, match="fired after"):
+        fire(judge, 1, deadline_ns=500 * MS)
+    assert judge.target_ns(put) is None
+
+
+@pytest.mark.parametrize("overlap", ["queue", "delay"])
+def test_an_occurrence_waits_for_the_jobs_of_earlier_ones(overlap: OverlapRule) -> None:
+    judge, put = judge_of(overlap=overlap)
+    fire(judge, 1)
+    one = Occurrence(7, f"s@{BEGIN_NS + 200 * MS}", b"p", "a", 200 * MS, 200 * MS)
+    assert judge.waits(one) == [f"s@{BEGIN_NS + 100 * MS}"]
+    with pytest.raises(Violation, match="while a job was open"):
+        judge.held(one, "a job", 0)
+    judge.held(one, None, 100 * MS)
+    if overlap == "delay":
+        with pytest.raises(Violation, match="is due before"):
+            judge.held(one, None, 101 * MS)
+    judge.triggering(put, BEGIN_NS + 200 * MS)
+    assert judge.waits(one) is None
+    judge, _ = judge_of(overlap="allow")
+    assert judge.waits(one) is None
+
+
 def test_a_schedule_has_ended_after_all_its_occurrences() -> None:
     judge, put = judge_of(limit=2)
     fire(judge, 1)
@@ -211,9 +273,15 @@ def test_a_schedule_has_ended_after_all_its_occurrences() -> None:
 
 def test_a_wall_clock_set_back_before_a_put_begins_a_cron_schedule_again() -> None:
     judge, _ = judge_of(every_ns=0, minutes=1)
-    fire(judge, 1, step_ns=MINUTE_NS)
     judge.wall_moved(BEGIN_NS + MINUTE_NS, BEGIN_NS - MINUTE_NS)
     fire(judge, 0, at_ns=2 * MINUTE_NS)
+    judge.wall_moved(BEGIN_NS + MINUTE_NS, BEGIN_NS - 2 * MINUTE_NS)
+    for number in (-1, 0):
+        with pytest.raises(Violation, match="fired after"):
+            fire(judge, number, step_ns=MINUTE_NS, at_ns=3 * MINUTE_NS)
+    with pytest.raises(Violation, match="is missing"):
+        fire(judge, 2, step_ns=MINUTE_NS, at_ns=3 * MINUTE_NS)
+    fire(judge, 1, step_ns=MINUTE_NS, at_ns=3 * MINUTE_NS)
 
 
 def test_the_judge_imports_only_constants() -> None:

@@ -741,13 +741,33 @@ class Cell:
             if self.oracle.published(
                 head.stream_id, topic, head.first + index, sent, self.begun_ns, self.now_ns()
             ):
-                self.schedules.fired(self._occurrence(head.stream_id, topic, sent), wall_ns)
+                occurrence = self._occurrence(head.stream_id, topic, sent)
+                self._judge_held(occurrence)
+                self.schedules.fired(occurrence, wall_ns)
             place = (head.stream_id, topic, head.first + index)
             self.readers.judge.published(place, sent)
             self.jobs.published(
                 place, subject_of(key, sent.payload), str(key), deadline_ns + self.begun_ns,
                 fired_ns + self.begun_ns,
             )  # fmt: skip
+
+    def _judge_held(self, one: Occurrence) -> None:
+        """Judge an occurrence that fires only once the jobs of earlier ones have ended."""
+        keys = self.schedules.waits(one)
+        if keys is None:
+            return
+        found = [
+            group.jobs[key.encode()]
+            for group in self.jobs.groups.values()
+            for key in keys
+            if key.encode() in group.jobs
+        ]
+        still = [
+            job for job in found
+            if job.required and job.born_ns < one.fired_ns and not job.may_have_ended
+        ]  # fmt: skip
+        acked_ns = [job.done_ns for job in found if job.done]
+        self.schedules.held(one, still[0] if still else None, max(acked_ns, default=0))
 
     def _occurrence(self, stream: int, topic: str, sent: Sent) -> Occurrence:
         return Occurrence(

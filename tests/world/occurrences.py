@@ -19,7 +19,7 @@ from typing import Literal, NamedTuple
 from world.oracle import FOREVER_NS, LATE_NS, ROUNDING_NS, Violation
 
 MINUTE_NS = 60 * 10**9
-OverlapRule = Literal["allow", "skip", "queue"]
+OverlapRule = Literal["allow", "skip", "queue", "delay"]
 TRUNCATED_NS = 1_000
 """Answers have times in microseconds."""
 
@@ -68,6 +68,8 @@ class Put:
     """Wall time from which it counts; None: unknown."""
     last_ns: int | None = None
     """Newest nominal time that has fired."""
+    ended_ns: int | None = None
+    """World time at which the newest occurrence fired; with a delay the next one counts from it."""
     durable_ns: int | None = None
     """Newest nominal time whose firing a power cut cannot undo."""
     undone: bool = False
@@ -104,8 +106,15 @@ class Put:
         return begin_ns + steps * self.settings.step_ns
 
     @property
+    def delays(self) -> bool:
+        """True if each occurrence is due some time after the end of the one before."""
+        return self.settings.overlap == "delay"
+
+    @property
     def follows_ns(self) -> int | None:
         """The latest possible nominal time of the next occurrence; None: unknown."""
+        if self.delays:
+            return None
         if self.last_ns is not None:
             return self.last_ns + self.settings.step_ns
         return None if self.put_ns is None else self.after(self.put_ns + TRUNCATED_NS)
@@ -116,6 +125,8 @@ class Extra:
     """An additional occurrence."""
 
     requests: int = 0
+    backfilled: bool = False
+    """True if a backfill has requested it. The schedule itself may then have fired it as well."""
     fired: Counter[int] = field(default_factory=Counter)
     """Number of notices by stream."""
     awaited: bool = False
@@ -222,6 +233,27 @@ class ScheduleOracle:
         """Record a trigger before it is sent."""
         put.extras.setdefault(nominal_ns, Extra()).requests += 1
 
+    def backfilling(self, put: Put, begin_ns: int, end_ns: int) -> list[int]:
+        """Record a backfill of a range of wall times before it is sent. Return the nominal times
+        that it has to fire."""
+        first_ns = put.after(begin_ns - 1)
+        if first_ns is None or put.delays:
+            return []
+        found = list(range(first_ns, min(end_ns, put.settings.until_ns) + 1, put.settings.step_ns))
+        for nominal_ns in found:
+            self.triggering(put, nominal_ns)
+            put.extras[nominal_ns].backfilled = True
+        return found
+
+    def backfilled(self, put: Put, expected: list[int], nominal: list[int]) -> None:
+        """Judge the answer to a backfill: its nominal times. Their notices must arrive."""
+        same = len(expected) == len(nominal) and all(
+            abs(one - two) < TRUNCATED_NS for one, two in zip(expected, nominal, strict=True)
+        )
+        self._require(same, put, "backfilled {}, expected were {}", nominal, expected)
+        for nominal_ns in expected:
+            put.extras[nominal_ns].awaited = True
+
     # ---- answers -------------------------------------------------------------------------------
 
     def answered(self, schedule: Schedule, cuts: int) -> bool:
@@ -263,6 +295,7 @@ class ScheduleOracle:
         self._require(info.occurrences <= most, put, "{} occurrences", info.occurrences)
         fired_ns = schedule.fired_ns
         later = info.next_ns is None or fired_ns is None or info.next_ns + TRUNCATED_NS > fired_ns
+        later |= put.delays and not self._exact
         self._require(later, put, "next is {}, but {} has fired", info.next_ns, fired_ns)
 
     def paused(self, schedule: Schedule, now_ns: int, wall_ns: int) -> None:
@@ -301,15 +334,42 @@ class ScheduleOracle:
         nominal_ns = int(nominal)
         extra = put.extras.get(nominal_ns)
         if extra is not None:
-            extra.fired[one.stream] += 1
-            once = extra.fired[one.stream] <= extra.requests
-            self._require(once, put, "the extra occurrence {} fired twice", nominal_ns)
+            self._fired_extra(put, nominal_ns, extra, one.stream)
             return
         self._judge_time(put, nominal_ns, one)
         self._judge_order(put, nominal_ns, one)
         put.fired.add(nominal_ns)
+        put.ended_ns = one.fired_ns
         few = put.schedule.lost or len(put.fired) <= (put.settings.limit or FOREVER_NS)
         self._require(few, put, "{} occurrences have fired", len(put.fired))
+
+    def _fired_extra(self, put: Put, nominal_ns: int, extra: Extra, stream: int) -> None:
+        """Judge an additional occurrence. One of a backfill may be one of the schedule as well."""
+        extra.fired[stream] += 1
+        once = extra.fired[stream] <= extra.requests + extra.backfilled
+        self._require(once, put, "the extra occurrence {} fired twice", nominal_ns)
+        if extra.backfilled:
+            put.gap, put.next_ns = True, None
+
+    def held(self, one: Occurrence, open_job: object, acked_ns: int) -> None:
+        """Judge an occurrence that jobs of earlier ones hold back. `open_job`: one of these jobs
+        that is surely open; None = none. `acked_ns`: earliest time of the newest ack of one."""
+        put = self.puts[one.payload]
+        self._require(not open_job, put, "{} fired while {} was open", one, open_job)
+        if put.delays and acked_ns:
+            least_ns = acked_ns + put.settings.every_ns - self._slack_ns
+            late = one.deadline_ns >= least_ns
+            self._require(late, put, "{} is due before {}", one, least_ns)
+
+    def waits(self, one: Occurrence) -> list[str] | None:
+        """Return the keys of earlier occurrences whose jobs hold this one back; None = it does not
+        wait for jobs."""
+        put = self.puts[one.payload]
+        nominal_ns = int(one.key.rpartition("@")[2])
+        if put.settings.overlap not in ("queue", "delay") or nominal_ns in put.extras:
+            return None
+        earlier = [found for found in put.fired if found != nominal_ns]
+        return [f"{put.schedule.key}@{found}" for found in earlier]
 
     def _judge_time(self, put: Put, nominal_ns: int, one: Occurrence) -> None:
         settings = put.settings
@@ -325,12 +385,33 @@ class ScheduleOracle:
             self._require(reached, put, "{} fired at {}", nominal_ns, self._reached_ns)
         if put.put_ns is None:
             return
+        if put.delays:
+            self._judge_delay(put, one)
+            return
         self._require(nominal_ns > put.put_ns, put, "{} is before {}", nominal_ns, put.put_ns)
         if settings.every_ns:
             steps, off_ns = divmod(nominal_ns - put.put_ns, settings.every_ns)
             self._require(off_ns < TRUNCATED_NS, put, "has no time {}", nominal_ns)
             put.put_ns += off_ns
             self._judge_deadline(put, steps * settings.every_ns, one)
+
+    def _judge_delay(self, put: Put, one: Occurrence) -> None:
+        """Judge a deadline that counts from the end of the occurrence before. Without jobs this is
+        the time at which it fired."""
+        settings = put.settings
+        begins = put.ended_ns is None or put.gap
+        if begins or put.undone:
+            least_ns, most_ns = put.sent_ns, FOREVER_NS
+            if begins and not put.gap:
+                most_ns = put.known_ns
+        else:
+            least_ns, most_ns = put.ended_ns or 0, put.ended_ns or 0
+        if self.skips or put.schedule.doubtful or put.schedule.cuts:
+            most_ns = FOREVER_NS
+        least_ns += settings.every_ns - self._slack_ns
+        most_ns += settings.every_ns + settings.jitter_ns + self._slack_ns
+        fits = least_ns <= one.deadline_ns <= most_ns
+        self._require(fits, put, "{} is not due from {} to {}", one, least_ns, most_ns)
 
     def _judge_deadline(self, put: Put, after_ns: int, one: Occurrence) -> None:
         """Judge a deadline that is this long after the put."""
@@ -342,11 +423,11 @@ class ScheduleOracle:
 
     def _judge_order(self, put: Put, nominal_ns: int, one: Occurrence) -> None:
         before_ns = put.surely_ns
-        later = before_ns is None or nominal_ns > before_ns
+        later = before_ns is None or nominal_ns > before_ns or (put.delays and not self._exact)
         self._require(later, put, "{} fired after {}", nominal_ns, before_ns)
         follows_ns = put.follows_ns
         if put.gap:
-            follows_ns = put.next_ns if self._exact else None
+            follows_ns = put.next_ns if self._exact and not put.delays else None
         skips = self.skips and put.settings.overlap == "skip"
         if not (put.schedule.doubtful or skips) and follows_ns is not None:
             whole = nominal_ns < follows_ns + TRUNCATED_NS
@@ -363,11 +444,12 @@ class ScheduleOracle:
 
     def wall_moved(self, before_ns: int, after_ns: int) -> None:
         """Record that the wall clock was set, or begins to drift. A cron schedule whose put is in
-        the future then counts from the present time."""
+        the future then counts from the present time, unless an occurrence has fired."""
         self.reached(before_ns)
         self._exact = False
         for put in self.puts.values():
-            if put.settings.minutes and (put.put_ns is None or after_ns < put.put_ns + LATE_NS):
+            begins = put.settings.minutes and put.surely_ns is None
+            if begins and (put.put_ns is None or after_ns < put.put_ns + LATE_NS):
                 put.put_ns = put.last_ns = put.durable_ns = None
                 put.fired.clear()
 
@@ -417,11 +499,14 @@ class ScheduleOracle:
         over = settings.until_ns < self._reached_ns + settings.step_ns
         limited = settings.limit and info.occurrences >= settings.limit
         counted = not (self.skips and settings.overlap == "skip") and put.put_ns is not None
-        whole = not counted or len(put.fired) >= info.occurrences
+        backfilled = {one for one, extra in put.extras.items() if extra.fired and extra.backfilled}
+        whole = not counted or len(put.fired | backfilled) >= info.occurrences
         return bool(info.next_ns is None and (over or limited) and whole)
 
     def target_ns(self, put: Put) -> int | None:
         """Return a nominal time in the near future up to which a schedule has to fire."""
+        if put.delays:
+            return None
         if self._exact or put.settings.minutes:
             return put.after(self._reached_ns)
         return put.follows_ns
@@ -430,9 +515,13 @@ class ScheduleOracle:
         for put in self.puts.values():
             yield from put.extras.values()
 
+    def behind_ns(self, wall_ns: int) -> int:
+        """Return by how much the wall clock is behind the latest time that it has shown."""
+        return max(0, self._reached_ns - wall_ns)
+
     def finish(self) -> None:
         """Judge the final state: each occurrence that an answer has promised has fired."""
         for put in self.puts.values():
             for nominal_ns, extra in put.extras.items():
-                lost = extra.awaited and not extra.fired
+                lost = extra.awaited and not extra.fired and nominal_ns not in put.fired
                 self._require(not lost, put, "the extra occurrence {} was lost", nominal_ns)

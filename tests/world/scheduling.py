@@ -22,6 +22,8 @@ from world.occurrences import Answered, Put, Schedule, Settings
 from world.oracle import FOREVER_NS, Violation
 from world.script import S
 
+MOST = 20
+"""Largest number of occurrences of a backfill."""
 SETTLE_S = 150
 """Time in which each schedule fires all occurrences that are due, and one more."""
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -215,6 +217,29 @@ def trigger_schedule(cell: Cell, slot: int, again: bool) -> None:
     _ask(cell, found, CALLS.trigger_schedule(found.key, moment), report)
 
 
+def backfill_schedule(cell: Cell, slot: int, back_ns: int, span_ns: int) -> None:
+    """Fire the occurrences of a range again that begins `back_ns` ago. A schedule that waits for
+    jobs is left out: it may still fire the occurrences of the range itself."""
+    found = _known(cell, slot)
+    if found is None or found.puts[-1].settings.overlap in ("queue", "delay"):
+        return
+    put, end_ns = found.puts[-1], _wall_ns(cell) // 1000 * 1000
+    begin_ns = max(end_ns - back_ns, (put.put_ns or end_ns) + S) // 1000 * 1000
+    end_ns = min(end_ns, begin_ns + min(span_ns, MOST * put.settings.step_ns))
+    if begin_ns > end_ns or put.put_ns is None:
+        return
+    expected = cell.schedules.backfilling(put, begin_ns, end_ns)
+    for _ in expected:
+        cell.oracle.arming_other(found.key, put.payload)
+
+    def report(answer: schedules.Backfilled) -> None:
+        nominal = [times.wall_ns(one) for one in answer.nominal]
+        cell.schedules.backfilled(put, expected, nominal)
+
+    moments = [EPOCH + timedelta(microseconds=one // 1000) for one in (begin_ns, end_ns)]
+    _ask(cell, found, CALLS.backfill_schedule(found.key, *moments), report)
+
+
 def describe_schedule(cell: Cell, slot: int) -> None:
     """Query a schedule, and judge the answer."""
     found = _known(cell, slot)
@@ -258,7 +283,8 @@ def _until_ended(cell: Cell, found: Schedule) -> None:
     def report(info: Answered) -> None:
         ended[0] = cell.schedules.ended(put, info, target_ns)
 
-    for _ in range(SETTLE_S):
+    behind_s = cell.schedules.behind_ns(_wall_ns(cell)) // S
+    for _ in range(SETTLE_S + behind_s):
         if found.doubtful or ended[0]:
             return
         _describe(cell, found, report)
@@ -298,6 +324,6 @@ STEPS: dict[str, Callable[..., None]] = {
     function.__name__: function
     for function in (
         put_schedule, repeat_put, delete_schedule, pause_schedule, trigger_schedule,
-        describe_schedule,
+        backfill_schedule, describe_schedule,
     )
 }  # fmt: skip

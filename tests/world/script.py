@@ -353,6 +353,13 @@ def _read(rng: random.Random) -> Arguments:
     }
 
 
+def _delayed_schedule(rng: random.Random) -> Arguments:
+    every_ns = rng.choice([50 * MS, 300 * MS, S, 5 * S])
+    return {
+        **_new_schedule(rng), "every_ns": every_ns, "minutes": 0, "overlap": "delay", "limit": 30,
+    }  # fmt: skip
+
+
 def _stale(rng: random.Random) -> Arguments:
     return {
         **_consumer(rng),
@@ -532,6 +539,15 @@ SCHEDULES: dict[str, tuple[int, Draw]] = {
     ),
 }  # fmt: skip
 """Steps of worlds with schedules."""
+MORE_SCHEDULES: dict[str, tuple[int, Draw]] = {
+    "step_wall": (2, lambda rng: {"by_ns": -rng.randrange(90 * S)}),
+    "put_schedule": (4, _delayed_schedule),
+    "backfill_schedule": (
+        6, lambda rng: {**_slot(rng), "back_ns": _span_ns(rng), "span_ns": _span_ns(rng)}
+    ),
+}  # fmt: skip
+"""Steps of worlds with schedules that are inserted after the other steps were chosen."""
+MORE_SHARE = 0.04
 SCHEDULES_SHARE = 0.15
 """Number of steps of schedules for each other step."""
 
@@ -573,6 +589,19 @@ def _with_schedules(seed: int, setting: Setting, steps: list[Step]) -> list[Step
         if rng.random() < SCHEDULES_SHARE:
             found.append(_step(rng, setting, kinds, {}, 0.0))
         found.append(step)
+    return _with_more_schedules(seed, setting, found)
+
+
+def _with_more_schedules(seed: int, setting: Setting, steps: list[Step]) -> list[Step]:
+    """Insert further steps of schedules. Their random numbers leave the other steps as they are."""
+    rng = random.Random(f"more schedule steps {seed}")
+    kinds, found = dict(MORE_SCHEDULES), []
+    if rng.random() < 0.5:  # times stay exact
+        del kinds["step_wall"]
+    for step in steps:
+        found.append(step)
+        if rng.random() < MORE_SHARE:
+            found.append(_step(rng, setting, kinds, {}, 0.0))
     return found
 
 
