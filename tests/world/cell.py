@@ -69,6 +69,8 @@ OPERATIONS_END_NS = 700 * S
 RESUME_S = 20_000.0
 """Time for which a daemon keeps a session that a later process may resume: longer than a world
 lasts."""
+WALL_ORIGIN_NS = 10**18
+"""Wall time at the beginning of a virtual clock."""
 ANYBODY = 2**32 - 1
 """The `owner_uid` of a namespace that has no owner."""
 EMPTIED_AFTER = 6
@@ -203,7 +205,7 @@ class Cell:
         elif setting.durable_namespace:
             more["durable_namespaces"] = (NAMESPACE,)
         if setting.virtual:
-            more |= {"clock": "virtual", "wall_origin_ns": 10**18}
+            more |= {"clock": "virtual", "wall_origin_ns": WALL_ORIGIN_NS}
         if "iteration" in setting.small_limits:
             more["budget"] = 1
         return Config(
@@ -239,6 +241,12 @@ class Cell:
         if not self.daemon.fuse.dead:
             self._virtual_ns = int(self._arena.header.now_ns)
         return self._virtual_ns
+
+    def wall_ns(self) -> int:
+        """Current time on the wall clock of schedules."""
+        if self.virtual:
+            return WALL_ORIGIN_NS + self.now_ns()
+        return self.world.machine.wall_ns(self.world.schedule.now_ns)
 
     _virtual_ns = 0
     _arena: Any = None
@@ -730,7 +738,7 @@ class Cell:
     def _published(self, topic: str, body: bytes) -> None:
         self.world.note(topic, body)
         head = wire.decode_notice_head(body)
-        wall_ns = self.world.machine.wall_ns(self.world.schedule.now_ns)
+        wall_ns = self.wall_ns()
         for index, raw in enumerate(wire.decode_notices(body, head.records)):
             ticket, deadline_ns, fired_ns, cause, _, key, payload, _ = raw
             if str(key).startswith("o"):

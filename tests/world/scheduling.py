@@ -41,7 +41,7 @@ CALLS = _Planner()
 
 
 def _wall_ns(cell: Cell) -> int:
-    return cell.world.machine.wall_ns(cell.world.schedule.now_ns)
+    return cell.wall_ns()
 
 
 def _answer(one: schedules.Schedule) -> Answered:
@@ -118,7 +118,7 @@ def put_schedule(cell: Cell, slot: int, span_ns: int, **given: Any) -> None:
     until_ns = (_wall_ns(cell) + span_ns) // 1000 * 1000 if span_ns else FOREVER_NS
     key, settings = cell.schedule_key(slot), Settings(**given, until_ns=until_ns)
     payload = f"{cell.number}:{cell.world.number()}:".encode()
-    put = cell.schedules.putting(key, payload, settings, cell.world.schedule.now_ns)
+    put = cell.schedules.putting(key, payload, settings, cell.now_ns())
     cell.oracle.arming_other(key, payload)
     _put(cell, put)
 
@@ -137,7 +137,7 @@ def _put(cell: Cell, put: Put) -> None:
     )  # fmt: skip
 
     def report(info: schedules.Schedule) -> None:
-        now_ns = cell.world.schedule.now_ns
+        now_ns = cell.now_ns()
         cell.schedules.put_answered(put, _answer(info), now_ns, _wall_ns(cell))
 
     _ask(cell, put.schedule, plan, report)
@@ -165,7 +165,7 @@ def _delete(cell: Cell, found: Schedule) -> None:
     def report(existed: bool) -> None:
         if not existed and connection is _connection(cell):  # the request was not sent again
             cell.schedules.missing(found)
-        cell.schedules.deleted(found, cell.world.schedule.now_ns)
+        cell.schedules.deleted(found, cell.now_ns())
 
     _ask(cell, found, CALLS.delete_schedule(found.key), report)
 
@@ -177,7 +177,7 @@ def pause_schedule(cell: Cell, slot: int, span_ns: int) -> None:
         return
 
     def report(_: Any) -> None:
-        cell.schedules.paused(found, cell.world.schedule.now_ns, _wall_ns(cell))
+        cell.schedules.paused(found, cell.now_ns(), _wall_ns(cell))
 
     _ask(cell, found, CALLS.pause_schedule(found.key), report)
     cell.world.schedule.after(span_ns, partial(_resume_later, cell, slot))
@@ -191,7 +191,7 @@ def _resume_later(cell: Cell, slot: int) -> None:
 
 def _resume(cell: Cell, found: Schedule) -> None:
     def report(info: schedules.Schedule) -> None:
-        cell.schedules.resumed(found, cell.world.schedule.now_ns, _wall_ns(cell))
+        cell.schedules.resumed(found, cell.now_ns(), _wall_ns(cell))
         cell.schedules.described(found, _answer(info))
 
     cell.schedules.resuming(found, _wall_ns(cell))
@@ -223,11 +223,12 @@ def backfill_schedule(cell: Cell, slot: int, back_ns: int, span_ns: int) -> None
     found = _known(cell, slot)
     if found is None or found.puts[-1].settings.overlap in ("queue", "delay"):
         return
-    put, end_ns = found.puts[-1], _wall_ns(cell) // 1000 * 1000
-    begin_ns = max(end_ns - back_ns, (put.put_ns or end_ns) + S) // 1000 * 1000
-    end_ns = min(end_ns, begin_ns + min(span_ns, MOST * put.settings.step_ns))
-    if begin_ns > end_ns or put.put_ns is None:
-        return
+    put, step_ns = found.puts[-1], found.puts[-1].settings.step_ns
+    if put.settings.every_ns and not put.fired:
+        return  # an answer has its times in microseconds only
+    end_ns = _wall_ns(cell) // 1000 * 1000
+    begin_ns = max(end_ns - back_ns, end_ns - MOST * step_ns) // 1000 * 1000
+    end_ns = min(end_ns, begin_ns + span_ns // 1000 * 1000)
     expected = cell.schedules.backfilling(put, begin_ns, end_ns)
     for _ in expected:
         cell.oracle.arming_other(found.key, put.payload)
@@ -288,6 +289,8 @@ def _until_ended(cell: Cell, found: Schedule) -> None:
         if found.doubtful or ended[0]:
             return
         _describe(cell, found, report)
+        if cell.virtual:
+            cell.advance_far(cell.now_ns() + S)
         cell.world.pass_time(S)
     if any(_is_full(cell, group) for group in delivery.living(cell) if _has_topic(group, put)):
         return

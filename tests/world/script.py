@@ -353,6 +353,10 @@ def _read(rng: random.Random) -> Arguments:
     }
 
 
+def _far_ns(rng: random.Random) -> int:
+    return rng.choice([_span_ns(rng), rng.randrange(300 * S)])
+
+
 def _delayed_schedule(rng: random.Random) -> Arguments:
     every_ns = rng.choice([50 * MS, 300 * MS, S, 5 * S])
     return {
@@ -543,7 +547,7 @@ MORE_SCHEDULES: dict[str, tuple[int, Draw]] = {
     "step_wall": (2, lambda rng: {"by_ns": -rng.randrange(90 * S)}),
     "put_schedule": (4, _delayed_schedule),
     "backfill_schedule": (
-        6, lambda rng: {**_slot(rng), "back_ns": _span_ns(rng), "span_ns": _span_ns(rng)}
+        6, lambda rng: {**_slot(rng), "back_ns": rng.randrange(300 * S), "span_ns": _far_ns(rng)}
     ),
 }  # fmt: skip
 """Steps of worlds with schedules that are inserted after the other steps were chosen."""
@@ -582,9 +586,13 @@ def _with_schedules(seed: int, setting: Setting, steps: list[Step]) -> list[Step
     """Insert steps of schedules. Their random numbers leave the other steps as they are."""
     rng = random.Random(f"schedule steps {seed}")
     kinds = dict(SCHEDULES)
-    if rng.random() < 0.5:  # times stay exact
+    if rng.random() < 0.5 or setting.virtual:  # times stay exact
         del kinds["step_wall"]
-    found = [Step(MS, "put_schedule", 0, _new_schedule(rng) | {"slot": n}) for n in range(SLOTS)]
+    found = [
+        Step(MS, "put_schedule", cell, _new_schedule(rng) | {"slot": n})
+        for cell in range(setting.shards)
+        for n in range(SLOTS)
+    ]
     for step in steps:
         if rng.random() < SCHEDULES_SHARE:
             found.append(_step(rng, setting, kinds, {}, 0.0))
@@ -596,7 +604,7 @@ def _with_more_schedules(seed: int, setting: Setting, steps: list[Step]) -> list
     """Insert further steps of schedules. Their random numbers leave the other steps as they are."""
     rng = random.Random(f"more schedule steps {seed}")
     kinds, found = dict(MORE_SCHEDULES), []
-    if rng.random() < 0.5:  # times stay exact
+    if rng.random() < 0.5 or setting.virtual:  # times stay exact
         del kinds["step_wall"]
     for step in steps:
         found.append(step)
@@ -691,7 +699,7 @@ def _setting(rng: random.Random, seed: int) -> Setting:
         small_limits=tuple(group for group in SMALL_LIMITS if rng.random() < 0.15),
         local_subscribers=random.Random(f"local {seed}").choice([0, 1, SUBSCRIBERS]),
         groups=groups,
-        schedules=not virtual and shards == 1 and random.Random(f"s {seed}").random() < 0.3,
+        schedules=random.Random(f"s {seed}").random() < 0.3,
         readers=random.Random(f"readers {seed}").random() < 0.3,
         only_rings=random.Random(f"rings {seed}").random() < 0.3,
     )
