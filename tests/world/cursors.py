@@ -153,7 +153,7 @@ class CursorOracle:
         if renewal:
             cursor.doubtful |= not cursor.exists
             return
-        for topic in {*positions, *cursor.positions}:
+        for topic in sorted({*positions, *cursor.positions}):
             self._judge_position(cursor, topic, positions.get(topic, 0))
         cursor.exists, cursor.doubtful = True, False
 

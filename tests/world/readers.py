@@ -509,8 +509,8 @@ class Readers:
         for number, (name, _) in enumerate(CURSORS):
             if name in self.judge.cursors:
                 self._finish(number)
-        for end in {*self.judge.cursors}:
-            self._delete(end)
+        for name in sorted(self.judge.cursors):
+            self._delete(name)
 
     def _finish(self, cursor: int) -> None:
         until = self._cell.world.until
