@@ -109,6 +109,49 @@ def test_a_cron_occurrence_is_not_early_and_has_a_whole_minute() -> None:
     fire(judge, 1, step_ns=MINUTE_NS)
 
 
+@pytest.mark.parametrize(
+    ("cron", "utc"),
+    [  # Berlin skips 2:00 to 3:00 at 1:00 UTC in March, and repeats it at 1:00 UTC in October
+        ("58-59 1-3 * * *", ("0:58", "0:59", "1:00", "1:58", "1:59")),
+        ("30 2 * * *", ("1:00",)),
+        ("*/30 2 * * *", ()),
+        ("*/30 1-3 * * *", ("0:00", "0:30", "1:00", "1:30")),
+    ],
+)
+def test_a_calendar_ends_a_gap_with_one_occurrence(cron: str, utc: tuple[str, ...]) -> None:
+    assert near(cron, 1_711_846_800) == utc
+
+
+@pytest.mark.parametrize(
+    ("cron", "utc"),
+    [
+        ("30 2 * * *", ("0:30",)),
+        ("*/30 2 * * *", ("0:00", "0:30", "1:00", "1:30")),
+        ("59 1-3 * * *", ("-1:59", "0:59", "2:59")),
+    ],
+)
+def test_a_calendar_has_a_repeated_time_once(cron: str, utc: tuple[str, ...]) -> None:
+    assert near(cron, 1_729_990_800) == utc
+
+
+def near(cron: str, change_s: int) -> tuple[str, ...]:
+    """Return the nominal times of a day in Berlin, as UTC times of the day of the change."""
+    day_ns = (change_s - 3600) * 10**9
+    found = occurrences.calendar(cron, "Europe/Berlin", day_ns)
+    minutes = [(one - day_ns) // MINUTE_NS for one in found]
+    return tuple(f"{'-' * (m < 0)}{abs(m // 60)}:{m % 60:02}" for m in minutes if m < 200)
+
+
+def test_a_cron_occurrence_is_one_of_its_calendar_and_none_is_missing() -> None:
+    settings = {"cron": "0-59/2 0-23 * * *", "zone": "UTC", "base_ns": BEGIN_NS}
+    judge, _ = judge_of(every_ns=0, minutes=1, **settings)
+    with pytest.raises(Violation, match="has no time"):
+        fire(judge, 3, step_ns=MINUTE_NS)
+    fire(judge, 2, step_ns=MINUTE_NS)
+    with pytest.raises(Violation, match="is missing"):
+        fire(judge, 6, step_ns=MINUTE_NS)
+
+
 def test_limits_of_a_schedule() -> None:
     judge, _ = judge_of(limit=1)
     fire(judge, 1)

@@ -213,9 +213,7 @@ class CursorOracle:
             one.most = max(one.most, sequence)
         holder.commits.append(positions)
 
-    def committed(
-        self, holder: Holder, positions: Positions, cuts: int, *, durable: bool
-    ) -> None:
+    def committed(self, holder: Holder, positions: Positions, cuts: int, *, durable: bool) -> None:
         """Judge the acknowledgement of a commit that was sent after `cuts` losses."""
         self.judged += 1
         holder.commits.remove(positions)

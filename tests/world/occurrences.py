@@ -11,10 +11,14 @@ schedule was deleted.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from functools import cache
 from typing import Literal, NamedTuple
+from zoneinfo import ZoneInfo
 
 from world.oracle import FOREVER_NS, LATE_NS, ROUNDING_NS, Violation
 
@@ -22,6 +26,48 @@ MINUTE_NS = 60 * 10**9
 OverlapRule = Literal["allow", "skip", "queue", "delay"]
 TRUNCATED_NS = 1_000
 """Answers have times in microseconds."""
+
+
+@cache
+def calendar(cron: str, zone: str, base_ns: int) -> list[int]:
+    """Return the nominal times of a cron expression near a wall time. Only its minute and its hour
+    are restricted, and the zone has shifts of whole hours."""
+    minute, hour = cron.split()[:2]
+    minutes, hours = _numbers(minute, 60), _numbers(hour, 24)
+    elapsed = minute.startswith("*") or hour.startswith("*")
+    first = base_ns // MINUTE_NS - BEFORE
+    found = []
+    before = _local(first - 1, zone)
+    for number in range(first, first + BEFORE + AFTER):
+        local = _local(number, zone)
+        matches = local.minute in minutes and local.hour in hours and (elapsed or not local.fold)
+        skipped = 0 if elapsed else _minutes(local) - _minutes(before) - 1
+        for more in range(skipped):
+            lost = before.replace(tzinfo=None) + timedelta(minutes=more + 1)
+            matches |= lost.minute in minutes and lost.hour in hours
+        if matches:
+            found.append(number * MINUTE_NS)
+        before = local
+    return found
+
+
+BEFORE, AFTER = 120, 720
+"""Number of minutes of a calendar before and after its base."""
+
+
+def _local(minute: int, zone: str) -> datetime:
+    return datetime.fromtimestamp(60 * minute, ZoneInfo(zone))
+
+
+def _minutes(local: datetime) -> int:
+    return int(local.replace(tzinfo=UTC).timestamp()) // 60
+
+
+def _numbers(field: str, end: int) -> set[int]:
+    """Return the numbers of a field: `*`, a range, or one of them with a step."""
+    span, _, step = field.partition("/")
+    first, _, last = ("0", "", str(end - 1)) if span == "*" else span.partition("-")
+    return {*range(int(first), int(last or first) + 1, int(step or 1))}
 
 
 class Settings(NamedTuple):
@@ -36,6 +82,16 @@ class Settings(NamedTuple):
     until_ns: int
     jitter_ns: int
     overlap: OverlapRule
+    cron: str = ""
+    """A cron expression; empty: one for every `minutes`."""
+    zone: str = "UTC"
+    base_ns: int = 0
+    """Wall time around which the calendar of `cron` is computed."""
+
+    @property
+    def calendar(self) -> list[int]:
+        """All nominal times of `cron` around the put."""
+        return calendar(self.cron, self.zone, self.base_ns)
 
     @property
     def step_ns(self) -> int:
@@ -99,6 +155,10 @@ class Put:
 
     def after(self, wall_ns: int) -> int | None:
         """Return the first nominal time after a wall time; None: unknown."""
+        if self.settings.cron:
+            times = self.settings.calendar
+            place = bisect_right(times, wall_ns)
+            return times[place] if 0 < place < len(times) else None
         begin_ns = 0 if self.settings.minutes else self.put_ns
         if begin_ns is None:
             return None
@@ -116,7 +176,8 @@ class Put:
         if self.delays:
             return None
         if self.last_ns is not None:
-            return self.last_ns + self.settings.step_ns
+            cron = self.settings.cron
+            return self.after(self.last_ns) if cron else self.last_ns + self.settings.step_ns
         return None if self.put_ns is None else self.after(self.put_ns + TRUNCATED_NS)
 
 
@@ -239,7 +300,10 @@ class ScheduleOracle:
         first_ns = put.after(begin_ns - 1)
         if first_ns is None or put.delays:
             return []
-        found = list(range(first_ns, min(end_ns, put.settings.until_ns) + 1, put.settings.step_ns))
+        last_ns = min(end_ns, put.settings.until_ns)
+        found = list(range(first_ns, last_ns + 1, put.settings.step_ns))
+        if put.settings.cron:
+            found = [one for one in put.settings.calendar if first_ns <= one <= last_ns]
         for nominal_ns in found:
             self.triggering(put, nominal_ns)
             put.extras[nominal_ns].backfilled = True
@@ -380,7 +444,11 @@ class ScheduleOracle:
             silent = begin_ns < nominal_ns < end_ns
             self._require(not silent, put, "{} was in a pause", nominal_ns)
         if settings.minutes:
-            self._require(nominal_ns % settings.step_ns == 0, put, "has no time {}", nominal_ns)
+            known = (
+                nominal_ns in settings.calendar if settings.cron
+                else nominal_ns % settings.step_ns == 0
+            )  # fmt: skip
+            self._require(known, put, "has no time {}", nominal_ns)
             reached = nominal_ns <= self._reached_ns + LATE_NS
             self._require(reached, put, "{} fired at {}", nominal_ns, self._reached_ns)
         if put.put_ns is None:
@@ -514,6 +582,10 @@ class ScheduleOracle:
     def _extras(self) -> Iterator[Extra]:
         for put in self.puts.values():
             yield from put.extras.values()
+
+    def is_far(self, target_ns: int | None) -> bool:
+        """Return whether a nominal time is many steps away, because a zone repeats an hour."""
+        return target_ns is not None and target_ns > self._reached_ns + 2 * MINUTE_NS
 
     def behind_ns(self, wall_ns: int) -> int:
         """Return by how much the wall clock is behind the latest time that it has shown."""

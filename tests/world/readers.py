@@ -574,9 +574,7 @@ def _reader(cell: Cell, seat: int) -> SimulatedReader | None:
     return one if one is not None and one.alive else None
 
 
-def read_cursor(
-    cell: Cell, seat: int, cursor: int, durable: bool, local: bool, auto: bool
-) -> None:
+def read_cursor(cell: Cell, seat: int, cursor: int, durable: bool, local: bool, auto: bool) -> None:
     """Start a subscriber with a cursor, unless one runs in its place."""
     durable &= cell.world.script.setting.wal
     cell.readers.begin(seat, cursor, durable=durable, local=local, auto=auto)

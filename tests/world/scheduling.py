@@ -116,7 +116,8 @@ def put_schedule(cell: Cell, slot: int, span_ns: int, **given: Any) -> None:
     if found is not None and found.lost:
         delete_schedule(cell, slot)
     until_ns = (_wall_ns(cell) + span_ns) // 1000 * 1000 if span_ns else FOREVER_NS
-    key, settings = cell.schedule_key(slot), Settings(**given, until_ns=until_ns)
+    key = cell.schedule_key(slot)
+    settings = Settings(**given, until_ns=until_ns, base_ns=_wall_ns(cell))
     payload = f"{cell.number}:{cell.world.number()}:".encode()
     put = cell.schedules.putting(key, payload, settings, cell.now_ns())
     cell.oracle.arming_other(key, payload)
@@ -125,10 +126,11 @@ def put_schedule(cell: Cell, slot: int, span_ns: int, **given: Any) -> None:
 
 def _put(cell: Cell, put: Put) -> None:
     one, until_ns = put.settings, put.settings.until_ns
+    minutes = f"*/{one.minutes} * * * *" if one.minutes > 1 else "* * * * *"
     spec: dict[str, Any] = (
         {"every": timedelta(microseconds=one.every_ns // 1000)}
         if one.every_ns
-        else {"cron": f"*/{one.minutes} * * * *" if one.minutes > 1 else "* * * * *"}
+        else {"cron": one.cron or minutes, "tz": one.zone}
     )
     plan = CALLS.put_schedule(
         put.schedule.key, **spec, topic=one.topic, payload=put.payload, count=one.limit or None,
@@ -284,6 +286,8 @@ def _until_ended(cell: Cell, found: Schedule) -> None:
     def report(info: Answered) -> None:
         ended[0] = cell.schedules.ended(put, info, target_ns)
 
+    if put.settings.cron and cell.schedules.is_far(target_ns):
+        return
     behind_s = cell.schedules.behind_ns(_wall_ns(cell)) // S
     for _ in range(SETTLE_S + behind_s):
         if found.doubtful or ended[0]:

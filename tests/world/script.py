@@ -11,6 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
+EPOCH_NS = 1_700_000_000_000_000_000
+"""Wall time at the beginning of most worlds."""
 MS = 1_000_000
 S = 1_000 * MS
 CLIENTS, SUBSCRIBERS, KEYS, WATCH_KEYS, BULK_LOADS = 3, 2, 12, 6, 2
@@ -98,6 +100,10 @@ class Setting:
     """True if consumer groups handle the notices."""
     schedules: bool
     """True if schedules arm timers."""
+    zone: str
+    """Time zone of cron schedules. The offset of the zone soon changes; "" = none."""
+    begin_wall_ns: int
+    """Wall time at the beginning of the world."""
     readers: bool
     """True if subscribers have cursors."""
     only_rings: bool
@@ -353,6 +359,14 @@ def _read(rng: random.Random) -> Arguments:
     }
 
 
+def _zoned_schedule(rng: random.Random) -> Arguments:
+    minute = rng.choice(["*", "*/2", "0-59", "0-59", "0-59/2", "1-59/3"])
+    hour = rng.choice(["*", "1-3", "1-3", "0-12"])
+    return {
+        **_new_schedule(rng), "every_ns": 0, "minutes": 1, "cron": f"{minute} {hour} * * *",
+    }  # fmt: skip
+
+
 def _far_ns(rng: random.Random) -> int:
     return rng.choice([_span_ns(rng), rng.randrange(300 * S)])
 
@@ -604,6 +618,8 @@ def _with_more_schedules(seed: int, setting: Setting, steps: list[Step]) -> list
     """Insert further steps of schedules. Their random numbers leave the other steps as they are."""
     rng = random.Random(f"more schedule steps {seed}")
     kinds, found = dict(MORE_SCHEDULES), []
+    if setting.zone:
+        kinds["put_schedule"] = (8, lambda rng: {**_zoned_schedule(rng), "zone": setting.zone})
     if rng.random() < 0.5 or setting.virtual:  # times stay exact
         del kinds["step_wall"]
     for step in steps:
@@ -670,6 +686,22 @@ def script(seed: int, steps: int = 400) -> Script:
     return Script(setting, _with_schedules(seed, setting, chosen) if setting.schedules else chosen)
 
 
+CHANGES = (
+    ("Europe/Berlin", 1_711_846_800), ("Europe/Berlin", 1_729_990_800),
+    ("America/New_York", 1_710_054_000), ("America/New_York", 1_730_613_600),
+)  # fmt: skip
+"""Zones, each with a time in seconds at which the zone skips or repeats an hour."""
+
+
+def _with_zone(seed: int, setting: Setting) -> Setting:
+    """Let some worlds with schedules begin shortly before a change of the offset of a zone."""
+    rng = random.Random(f"zone {seed}")
+    if not setting.schedules or setting.virtual or rng.random() < 0.5:
+        return setting
+    zone, at_s = rng.choice(CHANGES)
+    return replace(setting, zone=zone, begin_wall_ns=at_s * S - rng.randrange(200 * S))
+
+
 def _setting(rng: random.Random, seed: int) -> Setting:
     wal = rng.random() < 0.7
     shards = 2 if rng.random() < 0.1 else 1
@@ -700,9 +732,12 @@ def _setting(rng: random.Random, seed: int) -> Setting:
         local_subscribers=random.Random(f"local {seed}").choice([0, 1, SUBSCRIBERS]),
         groups=groups,
         schedules=random.Random(f"s {seed}").random() < 0.3,
+        zone="",
+        begin_wall_ns=EPOCH_NS,
         readers=random.Random(f"readers {seed}").random() < 0.3,
         only_rings=random.Random(f"rings {seed}").random() < 0.3,
     )
+    setting = _with_zone(seed, setting)
     if setting.readers:
         setting = replace(setting, sessions=16)
     if setting.readers and not (groups or setting.schedules):

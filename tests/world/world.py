@@ -87,7 +87,10 @@ class World:
         self.schedule = Schedule(BEGIN_NS)
         self.seam = Seam()
         self.disk = SimulatedDisk(self.schedule, random.Random(f"disk {seed}"), self.seam)
-        self.machine = Machine(self.schedule, random.Random(f"machine {seed}"), self.disk)
+        self.machine = Machine(
+            self.schedule, random.Random(f"machine {seed}"), self.disk,
+            script.setting.begin_wall_ns,
+        )  # fmt: skip
         self.network = Network(self.schedule, self.seam, self.note)
         self.faults: Counter[str] = Counter()
         self.messages: list[str] = []
