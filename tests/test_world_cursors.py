@@ -234,3 +234,11 @@ def test_steps_of_readers_leave_the_other_steps_as_they_are() -> None:
     seed = next(seed for seed in range(1, 60) if script(seed).setting.readers)
     whole = script(seed)
     assert {step.kind for step in whole.steps} >= {*READING}
+
+
+@pytest.mark.tier("test")
+@pytest.mark.parametrize("seed", [8, 24, 85, 1023])  # each of these worlds has cursors
+def test_no_notice_is_skipped_and_no_commit_is_lost_in_a_world(seed: int) -> None:
+    chosen = script(seed)
+    assert chosen.setting.readers
+    assert run(chosen).failure is None

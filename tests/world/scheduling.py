@@ -221,9 +221,12 @@ def trigger_schedule(cell: Cell, slot: int, again: bool) -> None:
 
 def backfill_schedule(cell: Cell, slot: int, back_ns: int, span_ns: int) -> None:
     """Fire the occurrences of a range again that begins `back_ns` ago. A schedule that waits for
-    jobs is left out: it may still fire the occurrences of the range itself."""
+    jobs is left out: it may still fire the occurrences of the range itself. Jobs have only the key
+    of their occurrence, so a world with consumer groups repeats none."""
     found = _known(cell, slot)
     if found is None or found.puts[-1].settings.overlap in ("queue", "delay"):
+        return
+    if cell.world.script.setting.groups:
         return
     put, step_ns = found.puts[-1], found.puts[-1].settings.step_ns
     if put.settings.every_ns and not put.fired:
