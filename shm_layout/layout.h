@@ -981,7 +981,8 @@ struct pg_schedule_fields {       /* 160 bytes */
     int64_t  put_ns;              /* wall clock: time of the put; if the clock was set back before
                                      the first occurrence, a time after that */
     uint64_t first_ticket;        /* jobs with an older ticket are those of an earlier schedule */
-    uint64_t reserved[2];
+    int64_t  before_ns;           /* newest nominal time that fired before the put; 0 = none */
+    uint64_t reserved;
     uint32_t blob;                /* first granule of the blob: key, spec, zone, payload */
     uint32_t payload_len;
     uint32_t topic;               /* row of the topic of the occurrences */

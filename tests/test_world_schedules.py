@@ -238,6 +238,19 @@ def test_a_schedule_that_exists_is_found() -> None:
     judge.missing(put.schedule)
 
 
+def test_a_later_put_fires_no_key_again() -> None:
+    judge, put = judge_of(every_ns=0, minutes=1)
+    fire(judge, 1, step_ns=MINUTE_NS)
+    judge.wall_moved(BEGIN_NS + MINUTE_NS, BEGIN_NS)
+    later = judge.putting("s", b"q", put.settings, 2 * MINUTE_NS)
+    judge.asking(put.schedule)
+    assert judge.answered(put.schedule, 0)
+    judge.put_answered(later, answer(later, revision=2), 2 * MINUTE_NS, BEGIN_NS)
+    with pytest.raises(Violation, match="by another put"):
+        fire(judge, 1, step_ns=MINUTE_NS, payload=b"q", at_ns=3 * MINUTE_NS)
+    fire(judge, 2, step_ns=MINUTE_NS, payload=b"q", at_ns=3 * MINUTE_NS)
+
+
 def test_a_trigger_fires_once_for_each_request() -> None:
     judge, put = judge_of()
     judge.triggering(put, BEGIN_NS + 7)

@@ -213,6 +213,8 @@ class Schedule:
     """Wall time at which it was surely paused."""
     revision: int = 0
     cuts: int = 0
+    nominal: set[tuple[int, int]] = field(default_factory=set)
+    """Stream and nominal time of each occurrence of a cron expression that has fired."""
     fired_ns: int | None = None
     """Newest nominal time that had surely fired when the newest request was sent."""
 
@@ -402,6 +404,11 @@ class ScheduleOracle:
             return
         self._judge_time(put, nominal_ns, one)
         self._judge_order(put, nominal_ns, one)
+        if put.settings.minutes:
+            place = (one.stream, nominal_ns)
+            twice = place in put.schedule.nominal
+            self._require(not twice, put, "{} has fired before, by another put", nominal_ns)
+            put.schedule.nominal.add(place)
         put.fired.add(nominal_ns)
         put.ended_ns = one.fired_ns
         few = put.schedule.lost or len(put.fired) <= (put.settings.limit or FOREVER_NS)
@@ -496,6 +503,8 @@ class ScheduleOracle:
         follows_ns = put.follows_ns
         if put.gap:
             follows_ns = put.next_ns if self._exact and not put.delays else None
+        if put.last_ns is None and len(put.schedule.puts) > 1 and not self._exact:
+            follows_ns = None  # it begins after the newest occurrence of an earlier put
         skips = self.skips and put.settings.overlap == "skip"
         if not (put.schedule.doubtful or skips) and follows_ns is not None:
             whole = nominal_ns < follows_ns + TRUNCATED_NS
