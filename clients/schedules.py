@@ -332,7 +332,8 @@ class ScheduleCalls(ABC, Generic[One, Found, Several, Existed, Ticket, Filled, T
         `every` after the last open job ended, or after the last firing without a job.
 
         With the same settings nothing changes, so every start of a program may put its schedules.
-        Other settings raise `revision`, take the armed occurrence back and begin to count again.
+        Other settings raise `revision`, take the armed occurrence back and begin to count again. A
+        cron schedule fires no nominal time twice, even if the wall clock was set back.
         Raises InvalidArgument, ScheduleRefused, UidShareExceeded, MessageRefused, DaemonError.
         """
         every_ns, spec, zone = _spec(every, cron, tz)

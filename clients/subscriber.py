@@ -28,7 +28,7 @@ from purgatoryd.clients.arena_requests import ArenaRequests
 from purgatoryd.clients.arguments import check_limit_s, check_type, check_whole, each
 from purgatoryd.clients.channel import Subscribe, Subscription
 from purgatoryd.clients.closing import Closing
-from purgatoryd.clients.cursors import CursorHold, CursorOptions
+from purgatoryd.clients.cursors import CursorHold, CursorOptions, Hold, OpenCursor
 from purgatoryd.clients.fork_guard import ForkGuard
 from purgatoryd.clients.ledger import Ledger, Source
 from purgatoryd.clients.model import Notice
@@ -100,9 +100,12 @@ class Inbox:
         requests: ArenaRequests | None = None,
         words: int = WORDS_MAX,
         cursor: CursorOptions | None = None,
+        open_cursor: OpenCursor = CursorHold,
+        open_past: Callable[[Callable[[], Paths]], Past] = Past,
     ) -> None:
         """`whole`: begin with all notices that the arena has, instead of those from now on.
-        `cursor`: begin after the notices that a cursor has committed.
+        `cursor`: begin after the notices that a cursor has committed. `open_cursor`, `open_past`
+        replace the hold of the cursor and the past notices.
         `local`: read notices from the arena without a socket, if it can be read. `unmapped`: use
         messages alone while there is no arena file. `requests`: the requests for arena files that
         are not in /dev/shm. `words`: number of words that a sleep has for the arena."""
@@ -133,9 +136,10 @@ class Inbox:
         self._subscription: Subscription | None = None
         self.poller = zmq.Poller()
         chosen = None if topics is None else frozenset(topics)
-        self._hold: CursorHold | None = None
+        self._hold: Hold | None = None
+        self._open_past = open_past
         if cursor is not None:
-            self._hold = CursorHold(self._route.name, namespace, chosen, cursor)
+            self._hold = open_cursor(self._route.name, namespace, chosen, cursor)
         local = local and remote is None and can_sleep()
         if not local:
             self._open_socket()
@@ -158,7 +162,7 @@ class Inbox:
             stream = Stream(
                 namespace, topics, self._attach, self._host.boot_ns, whole=whole, words=words,
                 cursor=None if hold is None else hold.cursor,
-                past=None if hold is None else Past(lambda: self._route.find()[0]),
+                past=None if hold is None else self._open_past(lambda: self._route.find()[0]),
             )  # fmt: skip
             if self._hold is not None and not stream.mapped:
                 raise InvalidArgument("a cursor needs an arena of this ABI")

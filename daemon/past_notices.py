@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from purgatoryd.shm_layout._core import ffi, lib
 from purgatoryd.shm_layout.arena import Reader
 from purgatoryd.shm_layout.errors import WalError
-from purgatoryd.shm_layout.host import HOST
+from purgatoryd.shm_layout.host import HOST, Host
 from purgatoryd.shm_layout.layout import ClockKind, WalkState
 from purgatoryd.shm_layout.wal import File, Walk, segments, snapshots
 
@@ -110,15 +110,16 @@ class Search:
 class PastNotices:
     """The notices in the WAL of one daemon."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, host: Host = HOST) -> None:
         self._directory = directory
+        self._host = host
         self._files: dict[Path, PastFile] = {}
         self._look_at_s = 0.0
 
     def look(self) -> None:
         """Map new files, drop deleted files, and read what was appended. A damaged file counts as
         missing."""
-        self._look_at_s = HOST.monotonic_s() + LOOK_S
+        self._look_at_s = self._host.monotonic_s() + LOOK_S
         there = [*segments(self._directory), *snapshots(self._directory)]
         for path in self._files.keys() - {file.path for file in there}:
             self._files.pop(path).close()
@@ -143,7 +144,7 @@ class PastNotices:
         """Write notices of a topic from `first` on, or from the first one that is left, as many as
         fit into `out`. Returns the number of bytes. `head`: struct pg_notices; the call sets
         `first` and `count`."""
-        if HOST.monotonic_s() >= self._look_at_s:
+        if self._host.monotonic_s() >= self._look_at_s:
             self.look()
         search = Search(row, incarnation, first, last, MOST)
         shifts = _Shifts(reader)

@@ -35,7 +35,7 @@ from purgatoryd.shm_layout import curve, wire
 from purgatoryd.shm_layout._core import ffi, lib
 from purgatoryd.shm_layout.arena import Reader
 from purgatoryd.shm_layout.errors import ProtocolError, PurgatorydError
-from purgatoryd.shm_layout.host import HOST
+from purgatoryd.shm_layout.host import HOST, Host
 from purgatoryd.shm_layout.layout import (
     NOTICE_MAGIC,
     WIRE_MAGIC,
@@ -141,10 +141,11 @@ class Place(NamedTuple):
 class Pages:
     """Pages of past notices of one daemon."""
 
-    def __init__(self, arena: str, directory: Path | None) -> None:
+    def __init__(self, arena: str, directory: Path | None, host: Host = HOST) -> None:
         self._name = arena
+        self._host = host
         self._reader = Reader(ArenaFile.open(arena, read_only=True))
-        self._past = None if directory is None else PastNotices(directory)
+        self._past = None if directory is None else PastNotices(directory, host)
         self._out = bytearray(PAGE_BYTES)
         self._positions = ffi.new("uint64_t[]", MOST)
 
@@ -228,11 +229,14 @@ class Pages:
         wal_buffer = reader.wal_buffer
         if wal_buffer is None:
             return
-        lsn, until_s = int(wal_buffer.next_lsn) - 1, HOST.monotonic_s() + COMMIT_S
-        while int(wal_buffer.committed_lsn) < lsn and HOST.monotonic_s() < until_s:
+        lsn, until_s = int(wal_buffer.next_lsn) - 1, self._host.monotonic_s() + COMMIT_S
+        while int(wal_buffer.committed_lsn) < lsn and self._host.monotonic_s() < until_s:
             if has_stopped(wal_buffer):
                 return
-            time.sleep(POLL_S)
+            self._sleep(POLL_S)
+
+    def _sleep(self, wait_s: float) -> None:
+        time.sleep(wait_s)
 
     def idle(self) -> None:
         """Drop the maps of deleted files."""

@@ -979,9 +979,11 @@ struct pg_schedule_fields {       /* 160 bytes */
                                      PG_NOMINAL_UNKNOWN = the group of its jobs is being deleted */
     int64_t  until_ns;            /* latest nominal time; PG_NOMINAL_NONE = no limit */
     int64_t  jitter_ns;           /* an occurrence is up to this much after its nominal time */
-    int64_t  put_ns;              /* wall clock: time of the put or of the newest restart */
+    int64_t  put_ns;              /* wall clock: time of the put; if the clock was set back before
+                                     the first occurrence, a time after that */
     uint64_t first_ticket;        /* jobs with an older ticket are those of an earlier schedule */
-    uint64_t reserved[2];
+    int64_t  before_ns;           /* newest nominal time that fired before the put; 0 = none */
+    uint64_t reserved;
     uint32_t blob;                /* first granule of the blob: key, spec, zone, payload */
     uint32_t payload_len;
     uint32_t topic;               /* row of the topic of the occurrences */

@@ -810,6 +810,77 @@ def test_a_resume_after_a_step_of_the_wall_clock_repeats_no_occurrence() -> None
 
 
 @pytest.mark.tier("test")
+@pytest.mark.parametrize("resumes", [False, True])
+def test_a_wall_clock_set_back_to_before_a_put_repeats_no_occurrence(*, resumes: bool) -> None:
+    core, minute_ns, back_ns = JobsCore(schedules=1), 60 * SECOND_NS, 3600 * SECOND_NS
+    session = Session(core)
+    core.advance(SECOND_NS, wall_offset_ns=ORIGIN_NS)
+    ask = partial(ScheduleAsk, namespace=b"n", key=b"tide")
+    put = ask(ScheduleAction.PUT, topic=b"t", spec=b"* * * * *", until=2**62)
+    scheduled(core, session, put)
+    for seconds in (61, 121, 122, 3800, 3900):
+        offset_ns = ORIGIN_NS - back_ns * (seconds > 121)
+        while core.advance(seconds * SECOND_NS, wall_offset_ns=offset_ns):
+            pass
+        core.publish_all()
+        if seconds == 122:
+            lib.pg_schedules_recheck(core.a)
+            if resumes:
+                scheduled(core, session, ask(ScheduleAction.PAUSE))
+        scheduled(core, session, ask(ScheduleAction.RESUME))
+    keys = [entry.key for entry in core.entries()]
+    assert keys == [f"tide@{ORIGIN_NS + n * minute_ns}".encode() for n in (1, 2, 3, 4, 5)]
+
+
+@pytest.mark.tier("test")
+@pytest.mark.parametrize("rechecks", [False, True])
+def test_a_put_after_a_step_of_the_wall_clock_repeats_no_occurrence(*, rechecks: bool) -> None:
+    core, minute_ns = JobsCore(schedules=1), 60 * SECOND_NS
+    session = Session(core)
+    core.advance(SECOND_NS, wall_offset_ns=ORIGIN_NS)
+    put = ScheduleAsk(
+        ScheduleAction.PUT, b"n", key=b"tide", topic=b"t", spec=b"* * * * *", until=2**62
+    )
+    scheduled(core, session, put)
+    steps = ((61, 0), (121, 0), (122, 0 if rechecks else 90), (123, 90), (212, 90), (271, 90))
+    for seconds, back in steps:
+        while core.advance(seconds * SECOND_NS, wall_offset_ns=ORIGIN_NS - back * SECOND_NS):
+            pass
+        core.publish_all()
+        if seconds == 122:
+            scheduled(core, session, put._replace(payload=b"other"))
+        if seconds == 123 and rechecks:
+            lib.pg_schedules_recheck(core.a)
+        scheduled(core, session, ScheduleAsk(ScheduleAction.RESUME, b"n", key=b"tide"))
+    keys = [entry.key for entry in core.entries()]
+    assert keys == [f"tide@{ORIGIN_NS + n * minute_ns}".encode() for n in (1, 2, 3)]
+
+
+@pytest.mark.tier("test")
+def test_an_answer_from_before_the_newest_occurrence_does_not_repeat_it() -> None:
+    core, minute_ns = JobsCore(schedules=2), 60 * SECOND_NS
+    session, question = Session(core), ffi.new("struct pg_question *")
+    core.advance(50 * SECOND_NS, wall_offset_ns=ORIGIN_NS)
+    put = ScheduleAsk(
+        ScheduleAction.PUT, b"n", key=b"tide", topic=b"t", spec=b"* * * * *", until=2**62
+    )
+    scheduled(core, session, put)
+    abandoned = wire.encode_schedule(1, session.id, put._replace(key=b"ebb"))
+    with suppress(ProtocolError):
+        core.handle(abandoned, uid=session.uid, real_boot_ns=core.header.now_ns)
+    assert lib.pg_schedule_question(core.a, question)
+    found = [ORIGIN_NS + n * minute_ns for n in (1, 2)]
+    lib.pg_schedule_answer(core.a, question, Status.DONE, found, len(found))
+    for seconds in (61, 62):
+        while core.advance(seconds * SECOND_NS, wall_offset_ns=ORIGIN_NS):
+            pass
+        core.publish_all()
+        if seconds == 61:
+            scheduled(core, session, put._replace(payload=b"other"))
+    assert [entry.key for entry in core.entries()] == [f"tide@{found[0]}".encode()]
+
+
+@pytest.mark.tier("test")
 def test_a_loop_does_not_go_on_while_an_occurrence_lacks_space() -> None:
     core = JobsCore(capacity=2, schedules=1)
     session = Session(core)

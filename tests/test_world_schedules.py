@@ -8,7 +8,15 @@ from typing import Any
 import pytest
 from product_imports import product_imports
 from world import occurrences
-from world.occurrences import MINUTE_NS, Answered, Occurrence, Put, ScheduleOracle, Settings
+from world.occurrences import (
+    MINUTE_NS,
+    Answered,
+    Occurrence,
+    OverlapRule,
+    Put,
+    ScheduleOracle,
+    Settings,
+)
 from world.oracle import FOREVER_NS, Violation
 from world.runs import run
 from world.script import MS, SCHEDULES, SLOTS, script
@@ -101,6 +109,49 @@ def test_a_cron_occurrence_is_not_early_and_has_a_whole_minute() -> None:
     fire(judge, 1, step_ns=MINUTE_NS)
 
 
+@pytest.mark.parametrize(
+    ("cron", "utc"),
+    [  # Berlin skips 2:00 to 3:00 at 1:00 UTC in March, and repeats it at 1:00 UTC in October
+        ("58-59 1-3 * * *", ("0:58", "0:59", "1:00", "1:58", "1:59")),
+        ("30 2 * * *", ("1:00",)),
+        ("*/30 2 * * *", ()),
+        ("*/30 1-3 * * *", ("0:00", "0:30", "1:00", "1:30")),
+    ],
+)
+def test_a_calendar_ends_a_gap_with_one_occurrence(cron: str, utc: tuple[str, ...]) -> None:
+    assert near(cron, 1_711_846_800) == utc
+
+
+@pytest.mark.parametrize(
+    ("cron", "utc"),
+    [
+        ("30 2 * * *", ("0:30",)),
+        ("*/30 2 * * *", ("0:00", "0:30", "1:00", "1:30")),
+        ("59 1-3 * * *", ("-1:59", "0:59", "2:59")),
+    ],
+)
+def test_a_calendar_has_a_repeated_time_once(cron: str, utc: tuple[str, ...]) -> None:
+    assert near(cron, 1_729_990_800) == utc
+
+
+def near(cron: str, change_s: int) -> tuple[str, ...]:
+    """Return the nominal times of a day in Berlin, as UTC times of the day of the change."""
+    day_ns = (change_s - 3600) * 10**9
+    found = occurrences.calendar(cron, "Europe/Berlin", day_ns)
+    minutes = [(one - day_ns) // MINUTE_NS for one in found]
+    return tuple(f"{'-' * (m < 0)}{abs(m // 60)}:{m % 60:02}" for m in minutes if m < 200)
+
+
+def test_a_cron_occurrence_is_one_of_its_calendar_and_none_is_missing() -> None:
+    settings = {"cron": "0-59/2 0-23 * * *", "zone": "UTC", "base_ns": BEGIN_NS}
+    judge, _ = judge_of(every_ns=0, minutes=1, **settings)
+    with pytest.raises(Violation, match="has no time"):
+        fire(judge, 3, step_ns=MINUTE_NS)
+    fire(judge, 2, step_ns=MINUTE_NS)
+    with pytest.raises(Violation, match="is missing"):
+        fire(judge, 6, step_ns=MINUTE_NS)
+
+
 def test_limits_of_a_schedule() -> None:
     judge, _ = judge_of(limit=1)
     fire(judge, 1)
@@ -130,6 +181,19 @@ def test_a_pause_stops_occurrences_and_a_resume_leaves_those_of_the_pause_out() 
     fire(judge, 5)
     with pytest.raises(Violation, match="is missing"):
         fire(judge, 7)
+
+
+def test_the_first_occurrence_after_a_resume_ends_the_gap_of_the_pause() -> None:
+    judge, put = judge_of()
+    judge.paused(put.schedule, 50 * MS, BEGIN_NS + 50 * MS)
+    judge.resuming(put.schedule, BEGIN_NS + 60 * MS)
+    judge.resumed(put.schedule, 61 * MS, BEGIN_NS + 61 * MS)
+    judge.asking(put.schedule)
+    fire(judge, 1)
+    judge.answered(put.schedule, 0)
+    fire(judge, 2)
+    with pytest.raises(Violation, match="is missing"):
+        fire(judge, 4)
 
 
 def test_a_later_put_or_a_delete_ends_the_occurrences_of_a_put() -> None:
@@ -174,6 +238,19 @@ def test_a_schedule_that_exists_is_found() -> None:
     judge.missing(put.schedule)
 
 
+def test_a_later_put_fires_no_key_again() -> None:
+    judge, put = judge_of(every_ns=0, minutes=1)
+    fire(judge, 1, step_ns=MINUTE_NS)
+    judge.wall_moved(BEGIN_NS + MINUTE_NS, BEGIN_NS)
+    later = judge.putting("s", b"q", put.settings, 2 * MINUTE_NS)
+    judge.asking(put.schedule)
+    assert judge.answered(put.schedule, 0)
+    judge.put_answered(later, answer(later, revision=2), 2 * MINUTE_NS, BEGIN_NS)
+    with pytest.raises(Violation, match="by another put"):
+        fire(judge, 1, step_ns=MINUTE_NS, payload=b"q", at_ns=3 * MINUTE_NS)
+    fire(judge, 2, step_ns=MINUTE_NS, payload=b"q", at_ns=3 * MINUTE_NS)
+
+
 def test_a_trigger_fires_once_for_each_request() -> None:
     judge, put = judge_of()
     judge.triggering(put, BEGIN_NS + 7)
@@ -184,6 +261,60 @@ def test_a_trigger_fires_once_for_each_request() -> None:
     judge.finish()
     with pytest.raises(Violation, match="fired twice"):
         fire(judge, 0, key=f"s@{BEGIN_NS + 7}")
+
+
+def test_a_backfill_fires_the_occurrences_of_its_range_and_no_others() -> None:
+    judge, put = judge_of()
+    fire(judge, 1)
+    fire(judge, 2)
+    expected = judge.backfilling(put, BEGIN_NS + 50 * MS, BEGIN_NS + 300 * MS)
+    assert expected == [BEGIN_NS + n * 100 * MS for n in (1, 2, 3)]
+    for nominal in (expected[:2], [*expected[:2], BEGIN_NS + 301 * MS]):
+        with pytest.raises(Violation, match="expected were"):
+            judge.backfilled(put, expected, nominal)
+    judge.backfilled(put, expected, expected)
+    fire(judge, 1)
+    with pytest.raises(Violation, match="was lost"):
+        judge.finish()
+    fire(judge, 3)
+    fire(judge, 3)  # the schedule itself
+    judge.finish()
+    with pytest.raises(Violation, match="fired twice"):
+        fire(judge, 3)
+
+
+def test_a_delay_counts_from_the_end_of_the_occurrence_before() -> None:
+    judge, put = judge_of(overlap="delay")
+    for due_ns in (100 * MS - 1, 101 * MS + 1):
+        with pytest.raises(Violation, match="is not due from"):
+            fire(judge, 1, deadline_ns=due_ns)
+    fire(judge, 1, at_ns=130 * MS)
+    for due_ns in (230 * MS - 1, 230 * MS + 1):
+        with pytest.raises(Violation, match="is not due from"):
+            fire(judge, 2, deadline_ns=due_ns)
+    judge.skips = True  # jobs may be open
+    fire(judge, 2, deadline_ns=260 * MS)
+    with pytest.raises(Violation, match="fired after"):
+        fire(judge, 1, deadline_ns=500 * MS)
+    assert judge.target_ns(put) is None
+
+
+@pytest.mark.parametrize("overlap", ["queue", "delay"])
+def test_an_occurrence_waits_for_the_jobs_of_earlier_ones(overlap: OverlapRule) -> None:
+    judge, put = judge_of(overlap=overlap)
+    fire(judge, 1)
+    one = Occurrence(7, f"s@{BEGIN_NS + 200 * MS}", b"p", "a", 200 * MS, 200 * MS)
+    assert judge.waits(one) == [f"s@{BEGIN_NS + 100 * MS}"]
+    with pytest.raises(Violation, match="while a job was open"):
+        judge.held(one, "a job", 0)
+    judge.held(one, None, 100 * MS)
+    if overlap == "delay":
+        with pytest.raises(Violation, match="is due before"):
+            judge.held(one, None, 101 * MS)
+    judge.triggering(put, BEGIN_NS + 200 * MS)
+    assert judge.waits(one) is None
+    judge, _ = judge_of(overlap="allow")
+    assert judge.waits(one) is None
 
 
 def test_a_schedule_has_ended_after_all_its_occurrences() -> None:
@@ -198,9 +329,15 @@ def test_a_schedule_has_ended_after_all_its_occurrences() -> None:
 
 def test_a_wall_clock_set_back_before_a_put_begins_a_cron_schedule_again() -> None:
     judge, _ = judge_of(every_ns=0, minutes=1)
-    fire(judge, 1, step_ns=MINUTE_NS)
     judge.wall_moved(BEGIN_NS + MINUTE_NS, BEGIN_NS - MINUTE_NS)
     fire(judge, 0, at_ns=2 * MINUTE_NS)
+    judge.wall_moved(BEGIN_NS + MINUTE_NS, BEGIN_NS - 2 * MINUTE_NS)
+    for number in (-1, 0):
+        with pytest.raises(Violation, match="fired after"):
+            fire(judge, number, step_ns=MINUTE_NS, at_ns=3 * MINUTE_NS)
+    with pytest.raises(Violation, match="is missing"):
+        fire(judge, 2, step_ns=MINUTE_NS, at_ns=3 * MINUTE_NS)
+    fire(judge, 1, step_ns=MINUTE_NS, at_ns=3 * MINUTE_NS)
 
 
 def test_the_judge_imports_only_constants() -> None:

@@ -51,6 +51,7 @@ from world.oracle import (
     Sizes,
     Violation,
 )
+from world.readers import Readers
 from world.script import CLIENTS, CONSUMERS, GROUPS, MS, RESUMER, SLOTS, SUBSCRIBERS, S
 from world.subscribers import SimulatedSubscriber
 
@@ -68,6 +69,8 @@ OPERATIONS_END_NS = 700 * S
 RESUME_S = 20_000.0
 """Time for which a daemon keeps a session that a later process may resume: longer than a world
 lasts."""
+WALL_ORIGIN_NS = 10**18
+"""Wall time at the beginning of a virtual clock."""
 ANYBODY = 2**32 - 1
 """The `owner_uid` of a namespace that has no owner."""
 EMPTIED_AFTER = 6
@@ -151,6 +154,7 @@ class Cell:
         self.schedules.skips = world.script.setting.groups
         self.deleted_schedules = [0] * SLOTS
         """For each slot of a schedule, how many schedules were deleted there."""
+        self.readers = Readers(self)
         self.group_options: dict[str, dict[str, Any]] = {}
         """Arguments of the creation of each consumer group."""
         self.clients: list[SimulatedClient] = []
@@ -201,7 +205,7 @@ class Cell:
         elif setting.durable_namespace:
             more["durable_namespaces"] = (NAMESPACE,)
         if setting.virtual:
-            more |= {"clock": "virtual", "wall_origin_ns": 10**18}
+            more |= {"clock": "virtual", "wall_origin_ns": WALL_ORIGIN_NS}
         if "iteration" in setting.small_limits:
             more["budget"] = 1
         return Config(
@@ -210,8 +214,13 @@ class Cell:
             replay_capacity=setting.replay_capacity,
             topics=8, namespaces=4, sessions=setting.sessions, watches=1024, watch_keys=64,
             accounts=8, bulk_loads=4, bulk_load_rows=16_384, inbox=64, groups=4, jobs=256,
-            schedules=16, **more,
+            schedules=16, cursors=16, **more,
         )  # fmt: skip
+
+    @property
+    def partition(self) -> int | None:
+        """The partition of this cell's clients; None if the deployment has no shards."""
+        return self.number if self._shards > 1 else None
 
     # ---- times ---------------------------------------------------------------------------------
 
@@ -232,6 +241,12 @@ class Cell:
         if not self.daemon.fuse.dead:
             self._virtual_ns = int(self._arena.header.now_ns)
         return self._virtual_ns
+
+    def wall_ns(self) -> int:
+        """Current time on the wall clock of schedules."""
+        if self.virtual:
+            return WALL_ORIGIN_NS + self.now_ns()
+        return self.world.machine.wall_ns(self.world.schedule.now_ns)
 
     _virtual_ns = 0
     _arena: Any = None
@@ -438,7 +453,9 @@ class Cell:
             self._end_process(one)
 
     def end_delivery(self) -> None:
-        """End the processes of the manager and of all consumers, because the power is cut."""
+        """End the processes of the manager, of all consumers and of all subscribers with a cursor,
+        because the power is cut."""
+        self.readers.die()
         for number in range(CONSUMERS):
             self.end_consumer(number)
         if self.manager is not None:
@@ -515,6 +532,7 @@ class Cell:
         if before != stream_id:
             self._first_position = int(header.replay_head)
             self._sent = self.world.seam.run(None, self._sent_sequences)
+            self.readers.judge.begins_stream(self._sent)
         if before not in (0, stream_id):
             if not self.may_lose_arena:
                 raise Violation(f"stream {before} was followed by {stream_id} without a reason")
@@ -576,11 +594,13 @@ class Cell:
         self.oracle.committed()
         self.jobs.committed()
         self.schedules.committed()
+        self.readers.judge.all_committed()
 
     def ending(self, arena: Any) -> None:
         """Remember the virtual time that the arena of an ending process contains. At this time the
         process last worked."""
         self._virtual_ns = int(arena.header.now_ns) if self.virtual else 0
+        self.readers.ending(arena)
 
     def ended(self) -> None:
         """Let the supervisor start the next process."""
@@ -626,6 +646,7 @@ class Cell:
         self.oracle.forced()
         self.jobs.forced()
         self.schedules.forced()
+        self.readers.judge.forced()
 
     def _force(self) -> None:
         """Let an operator accept only those records of the WAL that precede its damage."""
@@ -649,6 +670,7 @@ class Cell:
         self.oracle.arena_lost(wal=True)
         self.jobs.arena_lost(self.world.schedule.now_ns, wal=True)
         self.schedules.arena_lost(wal=True)
+        self.readers.judge.arena_lost(wal=True)
         self.inherited.clear()
 
     def lose_arena(self, *, memory: bool = True) -> None:
@@ -661,6 +683,7 @@ class Cell:
         self.oracle.arena_lost(carried)
         self.jobs.arena_lost(self.world.schedule.now_ns, wal=carried)
         self.schedules.arena_lost(wal=carried)
+        self.readers.judge.arena_lost(wal=carried)
         self.inherited.clear()
 
     # ---- publications of the daemon ----------------------------------------------------------
@@ -715,7 +738,7 @@ class Cell:
     def _published(self, topic: str, body: bytes) -> None:
         self.world.note(topic, body)
         head = wire.decode_notice_head(body)
-        wall_ns = self.world.machine.wall_ns(self.world.schedule.now_ns)
+        wall_ns = self.wall_ns()
         for index, raw in enumerate(wire.decode_notices(body, head.records)):
             ticket, deadline_ns, fired_ns, cause, _, key, payload, _ = raw
             if str(key).startswith("o"):
@@ -726,12 +749,33 @@ class Cell:
             if self.oracle.published(
                 head.stream_id, topic, head.first + index, sent, self.begun_ns, self.now_ns()
             ):
-                self.schedules.fired(self._occurrence(head.stream_id, topic, sent), wall_ns)
+                occurrence = self._occurrence(head.stream_id, topic, sent)
+                self._judge_held(occurrence)
+                self.schedules.fired(occurrence, wall_ns)
             place = (head.stream_id, topic, head.first + index)
+            self.readers.judge.published(place, sent)
             self.jobs.published(
                 place, subject_of(key, sent.payload), str(key), deadline_ns + self.begun_ns,
                 fired_ns + self.begun_ns,
             )  # fmt: skip
+
+    def _judge_held(self, one: Occurrence) -> None:
+        """Judge an occurrence that fires only once the jobs of earlier ones have ended."""
+        keys = self.schedules.waits(one)
+        if keys is None:
+            return
+        found = [
+            group.jobs[key.encode()]
+            for group in self.jobs.groups.values()
+            for key in keys
+            if key.encode() in group.jobs
+        ]
+        still = [
+            job for job in found
+            if job.required and job.born_ns < one.fired_ns and not job.may_have_ended
+        ]  # fmt: skip
+        acked_ns = [job.done_ns for job in found if job.done]
+        self.schedules.held(one, still[0] if still else None, max(acked_ns, default=0))
 
     def _occurrence(self, stream: int, topic: str, sent: Sent) -> Occurrence:
         return Occurrence(
@@ -813,6 +857,7 @@ class Cell:
             client.limit_s = LIMIT_S
         for subscriber in self.subscribers:
             subscriber.thaw()
+        self.readers.heal()
         consumers = [one for one in self.consumers if one is not None]
         for one in consumers:
             one.thaw()
@@ -1010,6 +1055,7 @@ class Cell:
             "watch records": arena.watch_fill()["watch_records"],
             "jobs": int(metrics.jobs),
             "schedules": int(metrics.schedules),
+            "cursors": int(metrics.cursor_rows),
         }
         if any(left.values()):
             raise Violation(f"left over: {left}")
@@ -1017,6 +1063,7 @@ class Cell:
     def die(self) -> None:
         """Release the real resources that the cell uses outside of the simulated world."""
         self.restarts = False
+        self.readers.die()
         for client in self.clients:
             client.die()
         for subscriber in self.subscribers:

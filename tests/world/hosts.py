@@ -12,14 +12,14 @@ if TYPE_CHECKING:
     from world.disk import SimulatedDisk
     from world.schedule import Schedule
 
-EPOCH_NS = 1_700_000_000_000_000_000
-"""Wall time at the beginning of a world."""
-
 
 class Machine:
     """Resources that all processes of one machine share: boot clock, wall clock, disk."""
 
-    def __init__(self, schedule: Schedule, rng: random.Random, disk: SimulatedDisk) -> None:
+    def __init__(
+        self, schedule: Schedule, rng: random.Random, disk: SimulatedDisk, begin_wall_ns: int
+    ) -> None:
+        """`begin_wall_ns`: wall time at the beginning of the world."""
         self.schedule = schedule
         self.rng = rng
         self.disk = disk
@@ -28,7 +28,7 @@ class Machine:
         """World time at which the boot clock was 0."""
         self.suspended_ns = 0
         """Time for which this machine has been suspended since it booted."""
-        self.wall_offset_ns = EPOCH_NS - schedule.now_ns
+        self.wall_offset_ns = begin_wall_ns - schedule.now_ns
         """Wall time minus world time."""
         self.drift_ppm = 0
         """Speed of the wall clock relative to the boot clock, minus 1, in millionths."""

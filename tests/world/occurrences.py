@@ -11,17 +11,63 @@ schedule was deleted.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from functools import cache
 from typing import Literal, NamedTuple
+from zoneinfo import ZoneInfo
 
 from world.oracle import FOREVER_NS, LATE_NS, ROUNDING_NS, Violation
 
 MINUTE_NS = 60 * 10**9
-OverlapRule = Literal["allow", "skip", "queue"]
+OverlapRule = Literal["allow", "skip", "queue", "delay"]
 TRUNCATED_NS = 1_000
 """Answers have times in microseconds."""
+
+
+@cache
+def calendar(cron: str, zone: str, base_ns: int) -> list[int]:
+    """Return the nominal times of a cron expression near a wall time. Only its minute and its hour
+    are restricted, and the zone has shifts of whole hours."""
+    minute, hour = cron.split()[:2]
+    minutes, hours = _numbers(minute, 60), _numbers(hour, 24)
+    elapsed = minute.startswith("*") or hour.startswith("*")
+    first = base_ns // MINUTE_NS - BEFORE
+    found = []
+    before = _local(first - 1, zone)
+    for number in range(first, first + BEFORE + AFTER):
+        local = _local(number, zone)
+        matches = local.minute in minutes and local.hour in hours and (elapsed or not local.fold)
+        skipped = 0 if elapsed else _minutes(local) - _minutes(before) - 1
+        for more in range(skipped):
+            lost = before.replace(tzinfo=None) + timedelta(minutes=more + 1)
+            matches |= lost.minute in minutes and lost.hour in hours
+        if matches:
+            found.append(number * MINUTE_NS)
+        before = local
+    return found
+
+
+BEFORE, AFTER = 120, 720
+"""Number of minutes of a calendar before and after its base."""
+
+
+def _local(minute: int, zone: str) -> datetime:
+    return datetime.fromtimestamp(60 * minute, ZoneInfo(zone))
+
+
+def _minutes(local: datetime) -> int:
+    return int(local.replace(tzinfo=UTC).timestamp()) // 60
+
+
+def _numbers(field: str, end: int) -> set[int]:
+    """Return the numbers of a field: `*`, a range, or one of them with a step."""
+    span, _, step = field.partition("/")
+    first, _, last = ("0", "", str(end - 1)) if span == "*" else span.partition("-")
+    return {*range(int(first), int(last or first) + 1, int(step or 1))}
 
 
 class Settings(NamedTuple):
@@ -36,6 +82,16 @@ class Settings(NamedTuple):
     until_ns: int
     jitter_ns: int
     overlap: OverlapRule
+    cron: str = ""
+    """A cron expression; empty: one for every `minutes`."""
+    zone: str = "UTC"
+    base_ns: int = 0
+    """Wall time around which the calendar of `cron` is computed."""
+
+    @property
+    def calendar(self) -> list[int]:
+        """All nominal times of `cron` around the put."""
+        return calendar(self.cron, self.zone, self.base_ns)
 
     @property
     def step_ns(self) -> int:
@@ -68,6 +124,8 @@ class Put:
     """Wall time from which it counts; None: unknown."""
     last_ns: int | None = None
     """Newest nominal time that has fired."""
+    ended_ns: int | None = None
+    """World time at which the newest occurrence fired; with a delay the next one counts from it."""
     durable_ns: int | None = None
     """Newest nominal time whose firing a power cut cannot undo."""
     undone: bool = False
@@ -97,6 +155,10 @@ class Put:
 
     def after(self, wall_ns: int) -> int | None:
         """Return the first nominal time after a wall time; None: unknown."""
+        if self.settings.cron:
+            times = self.settings.calendar
+            place = bisect_right(times, wall_ns)
+            return times[place] if 0 < place < len(times) else None
         begin_ns = 0 if self.settings.minutes else self.put_ns
         if begin_ns is None:
             return None
@@ -104,10 +166,18 @@ class Put:
         return begin_ns + steps * self.settings.step_ns
 
     @property
+    def delays(self) -> bool:
+        """True if each occurrence is due some time after the end of the one before."""
+        return self.settings.overlap == "delay"
+
+    @property
     def follows_ns(self) -> int | None:
         """The latest possible nominal time of the next occurrence; None: unknown."""
+        if self.delays:
+            return None
         if self.last_ns is not None:
-            return self.last_ns + self.settings.step_ns
+            cron = self.settings.cron
+            return self.after(self.last_ns) if cron else self.last_ns + self.settings.step_ns
         return None if self.put_ns is None else self.after(self.put_ns + TRUNCATED_NS)
 
 
@@ -116,6 +186,8 @@ class Extra:
     """An additional occurrence."""
 
     requests: int = 0
+    backfilled: bool = False
+    """True if a backfill has requested it. The schedule itself may then have fired it as well."""
     fired: Counter[int] = field(default_factory=Counter)
     """Number of notices by stream."""
     awaited: bool = False
@@ -141,6 +213,8 @@ class Schedule:
     """Wall time at which it was surely paused."""
     revision: int = 0
     cuts: int = 0
+    nominal: set[tuple[int, int]] = field(default_factory=set)
+    """Stream and nominal time of each occurrence of a cron expression that has fired."""
     fired_ns: int | None = None
     """Newest nominal time that had surely fired when the newest request was sent."""
 
@@ -222,6 +296,30 @@ class ScheduleOracle:
         """Record a trigger before it is sent."""
         put.extras.setdefault(nominal_ns, Extra()).requests += 1
 
+    def backfilling(self, put: Put, begin_ns: int, end_ns: int) -> list[int]:
+        """Record a backfill of a range of wall times before it is sent. Return the nominal times
+        that it has to fire."""
+        first_ns = put.after(begin_ns - 1)
+        if first_ns is None or put.delays:
+            return []
+        last_ns = min(end_ns, put.settings.until_ns)
+        found = list(range(first_ns, last_ns + 1, put.settings.step_ns))
+        if put.settings.cron:
+            found = [one for one in put.settings.calendar if first_ns <= one <= last_ns]
+        for nominal_ns in found:
+            self.triggering(put, nominal_ns)
+            put.extras[nominal_ns].backfilled = True
+        return found
+
+    def backfilled(self, put: Put, expected: list[int], nominal: list[int]) -> None:
+        """Judge the answer to a backfill: its nominal times. Their notices must arrive."""
+        same = len(expected) == len(nominal) and all(
+            abs(one - two) < TRUNCATED_NS for one, two in zip(expected, nominal, strict=True)
+        )
+        self._require(same, put, "backfilled {}, expected were {}", nominal, expected)
+        for nominal_ns in expected:
+            put.extras[nominal_ns].awaited = True
+
     # ---- answers -------------------------------------------------------------------------------
 
     def answered(self, schedule: Schedule, cuts: int) -> bool:
@@ -263,6 +361,7 @@ class ScheduleOracle:
         self._require(info.occurrences <= most, put, "{} occurrences", info.occurrences)
         fired_ns = schedule.fired_ns
         later = info.next_ns is None or fired_ns is None or info.next_ns + TRUNCATED_NS > fired_ns
+        later |= put.delays and not self._exact
         self._require(later, put, "next is {}, but {} has fired", info.next_ns, fired_ns)
 
     def paused(self, schedule: Schedule, now_ns: int, wall_ns: int) -> None:
@@ -301,15 +400,47 @@ class ScheduleOracle:
         nominal_ns = int(nominal)
         extra = put.extras.get(nominal_ns)
         if extra is not None:
-            extra.fired[one.stream] += 1
-            once = extra.fired[one.stream] <= extra.requests
-            self._require(once, put, "the extra occurrence {} fired twice", nominal_ns)
+            self._fired_extra(put, nominal_ns, extra, one.stream)
             return
         self._judge_time(put, nominal_ns, one)
         self._judge_order(put, nominal_ns, one)
+        if put.settings.minutes:
+            place = (one.stream, nominal_ns)
+            twice = place in put.schedule.nominal
+            self._require(not twice, put, "{} has fired before, by another put", nominal_ns)
+            put.schedule.nominal.add(place)
         put.fired.add(nominal_ns)
+        put.ended_ns = one.fired_ns
         few = put.schedule.lost or len(put.fired) <= (put.settings.limit or FOREVER_NS)
         self._require(few, put, "{} occurrences have fired", len(put.fired))
+
+    def _fired_extra(self, put: Put, nominal_ns: int, extra: Extra, stream: int) -> None:
+        """Judge an additional occurrence. One of a backfill may be one of the schedule as well."""
+        extra.fired[stream] += 1
+        once = extra.fired[stream] <= extra.requests + extra.backfilled
+        self._require(once, put, "the extra occurrence {} fired twice", nominal_ns)
+        if extra.backfilled:
+            put.gap, put.next_ns = True, None
+
+    def held(self, one: Occurrence, open_job: object, acked_ns: int) -> None:
+        """Judge an occurrence that jobs of earlier ones hold back. `open_job`: one of these jobs
+        that is surely open; None = none. `acked_ns`: earliest time of the newest ack of one."""
+        put = self.puts[one.payload]
+        self._require(not open_job, put, "{} fired while {} was open", one, open_job)
+        if put.delays and acked_ns:
+            least_ns = acked_ns + put.settings.every_ns - self._slack_ns
+            late = one.deadline_ns >= least_ns
+            self._require(late, put, "{} is due before {}", one, least_ns)
+
+    def waits(self, one: Occurrence) -> list[str] | None:
+        """Return the keys of earlier occurrences whose jobs hold this one back; None = it does not
+        wait for jobs."""
+        put = self.puts[one.payload]
+        nominal_ns = int(one.key.rpartition("@")[2])
+        if put.settings.overlap not in ("queue", "delay") or nominal_ns in put.extras:
+            return None
+        earlier = [found for found in put.fired if found != nominal_ns]
+        return [f"{put.schedule.key}@{found}" for found in earlier]
 
     def _judge_time(self, put: Put, nominal_ns: int, one: Occurrence) -> None:
         settings = put.settings
@@ -320,10 +451,17 @@ class ScheduleOracle:
             silent = begin_ns < nominal_ns < end_ns
             self._require(not silent, put, "{} was in a pause", nominal_ns)
         if settings.minutes:
-            self._require(nominal_ns % settings.step_ns == 0, put, "has no time {}", nominal_ns)
+            known = (
+                nominal_ns in settings.calendar if settings.cron
+                else nominal_ns % settings.step_ns == 0
+            )  # fmt: skip
+            self._require(known, put, "has no time {}", nominal_ns)
             reached = nominal_ns <= self._reached_ns + LATE_NS
             self._require(reached, put, "{} fired at {}", nominal_ns, self._reached_ns)
         if put.put_ns is None:
+            return
+        if put.delays:
+            self._judge_delay(put, one)
             return
         self._require(nominal_ns > put.put_ns, put, "{} is before {}", nominal_ns, put.put_ns)
         if settings.every_ns:
@@ -331,6 +469,24 @@ class ScheduleOracle:
             self._require(off_ns < TRUNCATED_NS, put, "has no time {}", nominal_ns)
             put.put_ns += off_ns
             self._judge_deadline(put, steps * settings.every_ns, one)
+
+    def _judge_delay(self, put: Put, one: Occurrence) -> None:
+        """Judge a deadline that counts from the end of the occurrence before. Without jobs this is
+        the time at which it fired."""
+        settings = put.settings
+        begins = put.ended_ns is None or put.gap
+        if begins or put.undone:
+            least_ns, most_ns = put.sent_ns, FOREVER_NS
+            if begins and not put.gap:
+                most_ns = put.known_ns
+        else:
+            least_ns, most_ns = put.ended_ns or 0, put.ended_ns or 0
+        if self.skips or put.schedule.doubtful or put.schedule.cuts:
+            most_ns = FOREVER_NS
+        least_ns += settings.every_ns - self._slack_ns
+        most_ns += settings.every_ns + settings.jitter_ns + self._slack_ns
+        fits = least_ns <= one.deadline_ns <= most_ns
+        self._require(fits, put, "{} is not due from {} to {}", one, least_ns, most_ns)
 
     def _judge_deadline(self, put: Put, after_ns: int, one: Occurrence) -> None:
         """Judge a deadline that is this long after the put."""
@@ -342,16 +498,19 @@ class ScheduleOracle:
 
     def _judge_order(self, put: Put, nominal_ns: int, one: Occurrence) -> None:
         before_ns = put.surely_ns
-        later = before_ns is None or nominal_ns > before_ns
+        later = before_ns is None or nominal_ns > before_ns or (put.delays and not self._exact)
         self._require(later, put, "{} fired after {}", nominal_ns, before_ns)
         follows_ns = put.follows_ns
         if put.gap:
-            follows_ns = put.next_ns if self._exact else None
+            follows_ns = put.next_ns if self._exact and not put.delays else None
+        if put.last_ns is None and len(put.schedule.puts) > 1 and not self._exact:
+            follows_ns = None  # it begins after the newest occurrence of an earlier put
         skips = self.skips and put.settings.overlap == "skip"
         if not (put.schedule.doubtful or skips) and follows_ns is not None:
             whole = nominal_ns < follows_ns + TRUNCATED_NS
             self._require(whole, put, "{} fired, but {} is missing", nominal_ns, follows_ns)
-        put.gap &= one.fired_ns <= put.resumed_ns or put.schedule.open > 0
+        first = put.next_ns is not None and nominal_ns + TRUNCATED_NS > put.next_ns
+        put.gap &= not first and (one.fired_ns <= put.resumed_ns or put.schedule.open > 0)
         put.last_ns, put.undone = nominal_ns, False
 
     # ---- the wall clock ------------------------------------------------------------------------
@@ -362,11 +521,12 @@ class ScheduleOracle:
 
     def wall_moved(self, before_ns: int, after_ns: int) -> None:
         """Record that the wall clock was set, or begins to drift. A cron schedule whose put is in
-        the future then counts from the present time."""
+        the future then counts from the present time, unless an occurrence has fired."""
         self.reached(before_ns)
         self._exact = False
         for put in self.puts.values():
-            if put.settings.minutes and (put.put_ns is None or after_ns < put.put_ns + LATE_NS):
+            begins = put.settings.minutes and put.surely_ns is None
+            if begins and (put.put_ns is None or after_ns < put.put_ns + LATE_NS):
                 put.put_ns = put.last_ns = put.durable_ns = None
                 put.fired.clear()
 
@@ -416,11 +576,14 @@ class ScheduleOracle:
         over = settings.until_ns < self._reached_ns + settings.step_ns
         limited = settings.limit and info.occurrences >= settings.limit
         counted = not (self.skips and settings.overlap == "skip") and put.put_ns is not None
-        whole = not counted or len(put.fired) >= info.occurrences
+        backfilled = {one for one, extra in put.extras.items() if extra.fired and extra.backfilled}
+        whole = not counted or len(put.fired | backfilled) >= info.occurrences
         return bool(info.next_ns is None and (over or limited) and whole)
 
     def target_ns(self, put: Put) -> int | None:
         """Return a nominal time in the near future up to which a schedule has to fire."""
+        if put.delays:
+            return None
         if self._exact or put.settings.minutes:
             return put.after(self._reached_ns)
         return put.follows_ns
@@ -429,9 +592,17 @@ class ScheduleOracle:
         for put in self.puts.values():
             yield from put.extras.values()
 
+    def is_far(self, target_ns: int | None) -> bool:
+        """Return whether a nominal time is many steps away, because a zone repeats an hour."""
+        return target_ns is not None and target_ns > self._reached_ns + 2 * MINUTE_NS
+
+    def behind_ns(self, wall_ns: int) -> int:
+        """Return by how much the wall clock is behind the latest time that it has shown."""
+        return max(0, self._reached_ns - wall_ns)
+
     def finish(self) -> None:
         """Judge the final state: each occurrence that an answer has promised has fired."""
         for put in self.puts.values():
             for nominal_ns, extra in put.extras.items():
-                lost = extra.awaited and not extra.fired
+                lost = extra.awaited and not extra.fired and nominal_ns not in put.fired
                 self._require(not lost, put, "the extra occurrence {} was lost", nominal_ns)

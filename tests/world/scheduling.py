@@ -22,6 +22,8 @@ from world.occurrences import Answered, Put, Schedule, Settings
 from world.oracle import FOREVER_NS, Violation
 from world.script import S
 
+MOST = 20
+"""Largest number of occurrences of a backfill."""
 SETTLE_S = 150
 """Time in which each schedule fires all occurrences that are due, and one more."""
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -39,7 +41,7 @@ CALLS = _Planner()
 
 
 def _wall_ns(cell: Cell) -> int:
-    return cell.world.machine.wall_ns(cell.world.schedule.now_ns)
+    return cell.wall_ns()
 
 
 def _answer(one: schedules.Schedule) -> Answered:
@@ -114,19 +116,21 @@ def put_schedule(cell: Cell, slot: int, span_ns: int, **given: Any) -> None:
     if found is not None and found.lost:
         delete_schedule(cell, slot)
     until_ns = (_wall_ns(cell) + span_ns) // 1000 * 1000 if span_ns else FOREVER_NS
-    key, settings = cell.schedule_key(slot), Settings(**given, until_ns=until_ns)
+    key = cell.schedule_key(slot)
+    settings = Settings(**given, until_ns=until_ns, base_ns=_wall_ns(cell))
     payload = f"{cell.number}:{cell.world.number()}:".encode()
-    put = cell.schedules.putting(key, payload, settings, cell.world.schedule.now_ns)
+    put = cell.schedules.putting(key, payload, settings, cell.now_ns())
     cell.oracle.arming_other(key, payload)
     _put(cell, put)
 
 
 def _put(cell: Cell, put: Put) -> None:
     one, until_ns = put.settings, put.settings.until_ns
+    minutes = f"*/{one.minutes} * * * *" if one.minutes > 1 else "* * * * *"
     spec: dict[str, Any] = (
         {"every": timedelta(microseconds=one.every_ns // 1000)}
         if one.every_ns
-        else {"cron": f"*/{one.minutes} * * * *" if one.minutes > 1 else "* * * * *"}
+        else {"cron": one.cron or minutes, "tz": one.zone}
     )
     plan = CALLS.put_schedule(
         put.schedule.key, **spec, topic=one.topic, payload=put.payload, count=one.limit or None,
@@ -135,7 +139,7 @@ def _put(cell: Cell, put: Put) -> None:
     )  # fmt: skip
 
     def report(info: schedules.Schedule) -> None:
-        now_ns = cell.world.schedule.now_ns
+        now_ns = cell.now_ns()
         cell.schedules.put_answered(put, _answer(info), now_ns, _wall_ns(cell))
 
     _ask(cell, put.schedule, plan, report)
@@ -163,7 +167,7 @@ def _delete(cell: Cell, found: Schedule) -> None:
     def report(existed: bool) -> None:
         if not existed and connection is _connection(cell):  # the request was not sent again
             cell.schedules.missing(found)
-        cell.schedules.deleted(found, cell.world.schedule.now_ns)
+        cell.schedules.deleted(found, cell.now_ns())
 
     _ask(cell, found, CALLS.delete_schedule(found.key), report)
 
@@ -175,7 +179,7 @@ def pause_schedule(cell: Cell, slot: int, span_ns: int) -> None:
         return
 
     def report(_: Any) -> None:
-        cell.schedules.paused(found, cell.world.schedule.now_ns, _wall_ns(cell))
+        cell.schedules.paused(found, cell.now_ns(), _wall_ns(cell))
 
     _ask(cell, found, CALLS.pause_schedule(found.key), report)
     cell.world.schedule.after(span_ns, partial(_resume_later, cell, slot))
@@ -189,7 +193,7 @@ def _resume_later(cell: Cell, slot: int) -> None:
 
 def _resume(cell: Cell, found: Schedule) -> None:
     def report(info: schedules.Schedule) -> None:
-        cell.schedules.resumed(found, cell.world.schedule.now_ns, _wall_ns(cell))
+        cell.schedules.resumed(found, cell.now_ns(), _wall_ns(cell))
         cell.schedules.described(found, _answer(info))
 
     cell.schedules.resuming(found, _wall_ns(cell))
@@ -213,6 +217,33 @@ def trigger_schedule(cell: Cell, slot: int, again: bool) -> None:
 
     moment = EPOCH + timedelta(microseconds=nominal_ns // 1000)
     _ask(cell, found, CALLS.trigger_schedule(found.key, moment), report)
+
+
+def backfill_schedule(cell: Cell, slot: int, back_ns: int, span_ns: int) -> None:
+    """Fire the occurrences of a range again that begins `back_ns` ago. A schedule that waits for
+    jobs is left out: it may still fire the occurrences of the range itself. Jobs have only the key
+    of their occurrence, so a world with consumer groups repeats none."""
+    found = _known(cell, slot)
+    if found is None or found.puts[-1].settings.overlap in ("queue", "delay"):
+        return
+    if cell.world.script.setting.groups:
+        return
+    put, step_ns = found.puts[-1], found.puts[-1].settings.step_ns
+    if put.settings.every_ns and not put.fired:
+        return  # an answer has its times in microseconds only
+    end_ns = _wall_ns(cell) // 1000 * 1000
+    begin_ns = max(end_ns - back_ns, end_ns - MOST * step_ns) // 1000 * 1000
+    end_ns = min(end_ns, begin_ns + span_ns // 1000 * 1000)
+    expected = cell.schedules.backfilling(put, begin_ns, end_ns)
+    for _ in expected:
+        cell.oracle.arming_other(found.key, put.payload)
+
+    def report(answer: schedules.Backfilled) -> None:
+        nominal = [times.wall_ns(one) for one in answer.nominal]
+        cell.schedules.backfilled(put, expected, nominal)
+
+    moments = [EPOCH + timedelta(microseconds=one // 1000) for one in (begin_ns, end_ns)]
+    _ask(cell, found, CALLS.backfill_schedule(found.key, *moments), report)
 
 
 def describe_schedule(cell: Cell, slot: int) -> None:
@@ -258,10 +289,15 @@ def _until_ended(cell: Cell, found: Schedule) -> None:
     def report(info: Answered) -> None:
         ended[0] = cell.schedules.ended(put, info, target_ns)
 
-    for _ in range(SETTLE_S):
+    if put.settings.cron and cell.schedules.is_far(target_ns):
+        return
+    behind_s = cell.schedules.behind_ns(_wall_ns(cell)) // S
+    for _ in range(SETTLE_S + behind_s):
         if found.doubtful or ended[0]:
             return
         _describe(cell, found, report)
+        if cell.virtual:
+            cell.advance_far(cell.now_ns() + S)
         cell.world.pass_time(S)
     if any(_is_full(cell, group) for group in delivery.living(cell) if _has_topic(group, put)):
         return
@@ -298,6 +334,6 @@ STEPS: dict[str, Callable[..., None]] = {
     function.__name__: function
     for function in (
         put_schedule, repeat_put, delete_schedule, pause_schedule, trigger_schedule,
-        describe_schedule,
+        backfill_schedule, describe_schedule,
     )
 }  # fmt: skip

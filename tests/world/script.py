@@ -11,10 +11,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
+EPOCH_NS = 1_700_000_000_000_000_000
+"""Wall time at the beginning of most worlds."""
 MS = 1_000_000
 S = 1_000 * MS
 CLIENTS, SUBSCRIBERS, KEYS, WATCH_KEYS, BULK_LOADS = 3, 2, 12, 6, 2
 GROUPS, CONSUMERS, SLOTS = 3, 3, 3
+READERS, CURSORS = 3, 2
 TOPICS = ("a", "b")
 RESUMER = 0
 ACTIONS = ("open", "close", "status", "forget")
@@ -97,6 +100,12 @@ class Setting:
     """True if consumer groups handle the notices."""
     schedules: bool
     """True if schedules arm timers."""
+    zone: str
+    """Time zone of cron schedules. The offset of the zone soon changes; "" = none."""
+    begin_wall_ns: int
+    """Wall time at the beginning of the world."""
+    readers: bool
+    """True if subscribers have cursors."""
     only_rings: bool
     """True if all clients on the daemon's host have rings; otherwise every second connection."""
 
@@ -336,6 +345,39 @@ def _new_schedule(rng: random.Random) -> Arguments:
     }
 
 
+def _seat(rng: random.Random) -> Arguments:
+    return {"seat": rng.randrange(READERS)}
+
+
+def _read(rng: random.Random) -> Arguments:
+    return {
+        **_seat(rng),
+        "cursor": rng.choice([0, 0, 1]),
+        "durable": rng.random() < 0.5,
+        "local": rng.random() < 0.5,
+        "auto": rng.random() < 0.5,
+    }
+
+
+def _zoned_schedule(rng: random.Random) -> Arguments:
+    minute = rng.choice(["*", "*/2", "0-59", "0-59", "0-59/2", "1-59/3"])
+    hour = rng.choice(["*", "1-3", "1-3", "0-12"])
+    return {
+        **_new_schedule(rng), "every_ns": 0, "minutes": 1, "cron": f"{minute} {hour} * * *",
+    }  # fmt: skip
+
+
+def _far_ns(rng: random.Random) -> int:
+    return rng.choice([_span_ns(rng), rng.randrange(300 * S)])
+
+
+def _delayed_schedule(rng: random.Random) -> Arguments:
+    every_ns = rng.choice([50 * MS, 300 * MS, S, 5 * S])
+    return {
+        **_new_schedule(rng), "every_ns": every_ns, "minutes": 0, "overlap": "delay", "limit": 30,
+    }  # fmt: skip
+
+
 def _stale(rng: random.Random) -> Arguments:
     return {
         **_consumer(rng),
@@ -515,21 +557,75 @@ SCHEDULES: dict[str, tuple[int, Draw]] = {
     ),
 }  # fmt: skip
 """Steps of worlds with schedules."""
+MORE_SCHEDULES: dict[str, tuple[int, Draw]] = {
+    "step_wall": (2, lambda rng: {"by_ns": -rng.randrange(90 * S)}),
+    "put_schedule": (4, _delayed_schedule),
+    "backfill_schedule": (
+        6, lambda rng: {**_slot(rng), "back_ns": rng.randrange(300 * S), "span_ns": _far_ns(rng)}
+    ),
+}  # fmt: skip
+"""Steps of worlds with schedules that are inserted after the other steps were chosen."""
+MORE_SHARE = 0.04
 SCHEDULES_SHARE = 0.15
 """Number of steps of schedules for each other step."""
+
+
+READING: dict[str, tuple[int, Draw]] = {
+    "read_cursor": (16, _read),
+    "commit_cursor": (20, _seat),
+    "kill_reader": (8, lambda rng: {**_seat(rng), "commits": rng.random() < 0.5}),
+    "close_reader": (4, _seat),
+    "freeze_reader": (5, lambda rng: {**_seat(rng), **_span(rng)}),
+    "break_reader": (3, _seat),
+    "disturb_reader": (6, lambda rng: {**_seat(rng), **_disturb(rng)}),
+}  # fmt: skip
+"""Steps of worlds whose subscribers have cursors."""
+READING_SHARE = 0.25
+"""Number of steps of such subscribers for each other step."""
+
+
+def _with_readers(seed: int, setting: Setting, steps: list[Step]) -> list[Step]:
+    """Insert steps of subscribers with cursors. Their random numbers leave the other steps as they
+    are."""
+    rng = random.Random(f"reader steps {seed}")
+    found = [Step(MS, "read_cursor", cell, _read(rng)) for cell in range(setting.shards)]
+    for step in steps:
+        if rng.random() < READING_SHARE:
+            found.append(_step(rng, setting, READING, {}, 0.0))
+        found.append(step)
+    return found
 
 
 def _with_schedules(seed: int, setting: Setting, steps: list[Step]) -> list[Step]:
     """Insert steps of schedules. Their random numbers leave the other steps as they are."""
     rng = random.Random(f"schedule steps {seed}")
     kinds = dict(SCHEDULES)
-    if rng.random() < 0.5:  # times stay exact
+    if rng.random() < 0.5 or setting.virtual:  # times stay exact
         del kinds["step_wall"]
-    found = [Step(MS, "put_schedule", 0, _new_schedule(rng) | {"slot": n}) for n in range(SLOTS)]
+    found = [
+        Step(MS, "put_schedule", cell, _new_schedule(rng) | {"slot": n})
+        for cell in range(setting.shards)
+        for n in range(SLOTS)
+    ]
     for step in steps:
         if rng.random() < SCHEDULES_SHARE:
             found.append(_step(rng, setting, kinds, {}, 0.0))
         found.append(step)
+    return _with_more_schedules(seed, setting, found)
+
+
+def _with_more_schedules(seed: int, setting: Setting, steps: list[Step]) -> list[Step]:
+    """Insert further steps of schedules. Their random numbers leave the other steps as they are."""
+    rng = random.Random(f"more schedule steps {seed}")
+    kinds, found = dict(MORE_SCHEDULES), []
+    if setting.zone:
+        kinds["put_schedule"] = (8, lambda rng: {**_zoned_schedule(rng), "zone": setting.zone})
+    if rng.random() < 0.5 or setting.virtual:  # times stay exact
+        del kinds["step_wall"]
+    for step in steps:
+        found.append(step)
+        if rng.random() < MORE_SHARE:
+            found.append(_step(rng, setting, kinds, {}, 0.0))
     return found
 
 
@@ -585,7 +681,25 @@ def script(seed: int, steps: int = 400) -> Script:
     chosen = [_step(rng, setting, work, faults, share) for _ in range(steps)]
     if setting.groups:
         chosen = _with_groups(seed, setting, chosen)
+    if setting.readers:
+        chosen = _with_readers(seed, setting, chosen)
     return Script(setting, _with_schedules(seed, setting, chosen) if setting.schedules else chosen)
+
+
+CHANGES = (
+    ("Europe/Berlin", 1_711_846_800), ("Europe/Berlin", 1_729_990_800),
+    ("America/New_York", 1_710_054_000), ("America/New_York", 1_730_613_600),
+)  # fmt: skip
+"""Zones, each with a time in seconds at which the zone skips or repeats an hour."""
+
+
+def _with_zone(seed: int, setting: Setting) -> Setting:
+    """Let some worlds with schedules begin shortly before a change of the offset of a zone."""
+    rng = random.Random(f"zone {seed}")
+    if not setting.schedules or setting.virtual or rng.random() < 0.5:
+        return setting
+    zone, at_s = rng.choice(CHANGES)
+    return replace(setting, zone=zone, begin_wall_ns=at_s * S - rng.randrange(200 * S))
 
 
 def _setting(rng: random.Random, seed: int) -> Setting:
@@ -617,9 +731,18 @@ def _setting(rng: random.Random, seed: int) -> Setting:
         small_limits=tuple(group for group in SMALL_LIMITS if rng.random() < 0.15),
         local_subscribers=random.Random(f"local {seed}").choice([0, 1, SUBSCRIBERS]),
         groups=groups,
-        schedules=not virtual and shards == 1 and random.Random(f"s {seed}").random() < 0.3,
+        schedules=random.Random(f"s {seed}").random() < 0.3,
+        zone="",
+        begin_wall_ns=EPOCH_NS,
+        readers=random.Random(f"readers {seed}").random() < 0.3,
         only_rings=random.Random(f"rings {seed}").random() < 0.3,
     )
+    setting = _with_zone(seed, setting)
+    if setting.readers:
+        setting = replace(setting, sessions=16)
+    if setting.readers and not (groups or setting.schedules):
+        # The WAL has most notices. Triggers look for their notices in the replay buffer.
+        setting = replace(setting, replay_capacity=16)
     return replace(setting, sessions=16, parks=False) if groups else setting
 
 

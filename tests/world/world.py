@@ -87,7 +87,10 @@ class World:
         self.schedule = Schedule(BEGIN_NS)
         self.seam = Seam()
         self.disk = SimulatedDisk(self.schedule, random.Random(f"disk {seed}"), self.seam)
-        self.machine = Machine(self.schedule, random.Random(f"machine {seed}"), self.disk)
+        self.machine = Machine(
+            self.schedule, random.Random(f"machine {seed}"), self.disk,
+            script.setting.begin_wall_ns,
+        )  # fmt: skip
         self.network = Network(self.schedule, self.seam, self.note)
         self.faults: Counter[str] = Counter()
         self.messages: list[str] = []
@@ -177,6 +180,7 @@ class World:
         self.pass_time(20 * S)
         for cell in self.cells:
             delivery.finish(cell)
+            cell.readers.finish()
         for cell in self.cells:
             cell.close()
         self._note_end()
@@ -237,9 +241,9 @@ class World:
 
 def _steps() -> dict[str, Callable[..., None]]:
     # imported here because these modules import this one
-    from world import delivery, faults, scheduling, work
+    from world import delivery, faults, readers, scheduling, work
 
-    return work.STEPS | faults.STEPS | delivery.STEPS | scheduling.STEPS
+    return work.STEPS | faults.STEPS | delivery.STEPS | scheduling.STEPS | readers.STEPS
 
 
 @contextmanager

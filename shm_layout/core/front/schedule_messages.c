@@ -171,31 +171,29 @@ static bool ask_allowed(struct pg_arena *a, struct ask *k)
 
 /* ---- nominal times ------------------------------------------------------------------------- */
 
-static bool is_answer(const struct calendar *c, const struct pg_question *q, bool from_now)
+static bool is_answer(const struct calendar *c, const struct pg_question *q, int64_t oldest_ns)
 {
     const struct pg_question *asked = &c->question;
-    const int64_t age_ns = q->after_ns - asked->after_ns;
     return c->state == CALENDAR_ANSWERED && asked->spec_len == q->spec_len &&
            asked->zone_len == q->zone_len && asked->count == q->count &&
            asked->until_ns == q->until_ns &&
-           (from_now ? age_ns >= 0 && age_ns < ANSWER_VALID_NS : age_ns == 0) &&
+           asked->after_ns >= oldest_ns && asked->after_ns <= q->after_ns &&
            memcmp(c->texts, q->spec, q->spec_len) == 0 &&
            memcmp(c->texts + q->spec_len, q->zone, q->zone_len) == 0;
 }
 
 /* Return the first `count` times of a cron expression after `after_ns`; NULL = the daemon has to
- * answer first. `from_now`: after_ns is the current time, and an answer for a slightly earlier time
- * will do. */
+ * answer first. An answer for an earlier time will do, but not for one before `oldest_ns`. */
 static const struct calendar *times_of(struct pg_arena *a, struct name spec, struct name zone,
                                        int64_t after_ns, int64_t until_ns, uint32_t count,
-                                       bool from_now)
+                                       int64_t oldest_ns)
 {
     struct calendar *c = &a->state.calendar;
     struct pg_question q = {.spec = (const uint8_t *)spec.bytes,
                             .zone = (const uint8_t *)zone.bytes, .spec_len = spec.len,
                             .zone_len = zone.len, .count = count, .row = PG_NIL,
                             .after_ns = after_ns, .until_ns = until_ns};
-    if (is_answer(c, &q, from_now)) {
+    if (is_answer(c, &q, oldest_ns)) {
         c->state = CALENDAR_IDLE;
         return c;
     }
@@ -206,6 +204,16 @@ static const struct calendar *times_of(struct pg_arena *a, struct name spec, str
     c->question = q;
     c->state = CALENDAR_ASKED;
     return NULL;
+}
+
+/* Return the times at which a cron schedule begins. An answer from before its newest occurrence would
+ * repeat it. */
+static const struct calendar *begin_of(struct pg_arena *a, uint32_t row, struct name spec,
+                                       struct name zone, int64_t until_ns)
+{
+    const int64_t begin_ns = schedule_begin_ns(a, row), fired_ns = schedule_fired_ns(a, row);
+    const int64_t valid_ns = begin_ns - ANSWER_VALID_NS;
+    return times_of(a, spec, zone, begin_ns, until_ns, 2, fired_ns > valid_ns ? fired_ns : valid_ns);
 }
 
 static int64_t time_at(const struct calendar *c, uint32_t n)
@@ -327,8 +335,7 @@ static bool put_begin(struct pg_arena *a, const struct ask *k, struct pg_schedul
 {
     if (f->every_ns != 0)
         return true;
-    const struct calendar *c = times_of(a, k->spec, k->zone, schedule_wall_ns(a), f->until_ns, 2,
-                                        true);
+    const struct calendar *c = begin_of(a, k->row, k->spec, k->zone, f->until_ns);
     if (c == NULL)
         return false;
     if (c->status != PG_ST_DONE || c->count == 0)
@@ -359,14 +366,6 @@ static bool put_apply(struct pg_arena *a, struct ask *k)
     return reply_info(a, k, status);
 }
 
-/* Return the time after which a resumed cron schedule continues. It is not earlier than the newest
- * occurrence, because the wall clock may have been set back meanwhile. */
-static int64_t resume_after_ns(const struct pg_arena *a, const struct pg_schedule_fields *f)
-{
-    const int64_t wall_ns = schedule_wall_ns(a);
-    return f->put_ns <= wall_ns && wall_ns < f->nominal_ns ? f->nominal_ns : wall_ns;
-}
-
 static bool resume_apply(struct pg_arena *a, const struct ask *k)
 {
     const struct pg_schedule_fields *f = schedule_fields(a, k->row);
@@ -376,8 +375,7 @@ static bool resume_apply(struct pg_arena *a, const struct ask *k)
         schedule_resume(a, k->row, 0, 0, 0);
         return reply_info(a, k, PG_ST_DONE);
     }
-    const struct calendar *c = times_of(a, spec_of(a, f), zone_of(a, f), resume_after_ns(a, f),
-                                        f->until_ns, 2, true);
+    const struct calendar *c = begin_of(a, k->row, spec_of(a, f), zone_of(a, f), f->until_ns);
     if (c == NULL)
         return true;
     if (c->status != PG_ST_DONE)
@@ -452,7 +450,8 @@ static bool next_of_cron(struct pg_arena *a, const struct ask *k, struct name sp
 {
     const bool from_now = k->head.from == PG_NOMINAL_UNKNOWN;
     const int64_t after_ns = from_now ? schedule_wall_ns(a) : k->head.from;
-    const struct calendar *c = times_of(a, spec, zone, after_ns, until_ns, count, from_now);
+    const struct calendar *c = times_of(a, spec, zone, after_ns, until_ns, count,
+                                        from_now ? after_ns - ANSWER_VALID_NS : after_ns);
     if (c == NULL)
         return true;
     if (c->status != PG_ST_DONE)

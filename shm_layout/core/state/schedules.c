@@ -133,6 +133,27 @@ void schedule_restore(struct pg_arena *a, uint32_t row, uint64_t version,
     STORE_RELEASE(&s->version, version);
 }
 
+/* Return whether an occurrence has fired since the put, or was skipped. */
+static bool has_fired(const struct pg_arena *a, uint32_t row)
+{
+    return schedule_fields(a, row)->armed > (schedule_at(a, row)->slot != PG_NIL);
+}
+
+int64_t schedule_fired_ns(const struct pg_arena *a, uint32_t row)
+{
+    if (row == PG_NIL)
+        return 0;
+    const struct pg_schedule_fields *f = schedule_fields(a, row);
+    const int64_t fired_ns = schedule_at(a, row)->slot != PG_NIL ? f->base_ns : f->nominal_ns;
+    return has_fired(a, row) && fired_ns > f->before_ns ? fired_ns : f->before_ns;
+}
+
+int64_t schedule_begin_ns(const struct pg_arena *a, uint32_t row)
+{
+    const int64_t wall_ns = schedule_wall_ns(a), fired_ns = schedule_fired_ns(a, row);
+    return fired_ns > wall_ns ? fired_ns : wall_ns;
+}
+
 /* ---- arming -------------------------------------------------------------------------------- */
 
 /* Write the key of an occurrence: the key of the schedule, '@' and the nominal time. Return its
@@ -406,6 +427,7 @@ static void row_put(struct pg_arena *a, uint32_t row, struct pg_schedule_fields 
     f->put_version = schedule_at(a, row)->version + 1;
     f->since_ticket = a->header->next_ticket;
     f->first_ticket = replaces ? old.first_ticket : f->since_ticket;
+    f->before_ns = replaces ? schedule_fired_ns(a, row) : 0;
     schedule_store(a, row, f, true);
     if (!replaces) {
         schedule_at(a, row)->open = 0;
@@ -516,22 +538,24 @@ static struct pg_question question_of(const struct pg_arena *a, uint32_t row)
                                 .until_ns = f->until_ns};
 }
 
-/* The wall clock was set back to before the put: the schedule counts from the current time on. */
-static void row_restart(struct pg_arena *a, uint32_t row, int64_t wall_ns)
+/* The wall clock was set back to before the put, and no occurrence has fired: the schedule counts
+ * from the current time on. */
+static void row_restart(struct pg_arena *a, uint32_t row)
 {
     struct pg_schedule_fields f = *schedule_fields(a, row);
     fields_unarm(a, row, &f);
-    f.base_ns = f.nominal_ns = f.put_ns = wall_ns;
+    f.base_ns = f.nominal_ns = f.put_ns = schedule_begin_ns(a, row);
     f.after_ns = f.then_ns = PG_NOMINAL_UNKNOWN;
     schedule_store(a, row, &f, false);
     slot_drop(a, row);
 }
 
-/* Return whether a row that is computed again has to begin again first. */
+/* Return whether a row that is computed again has to begin again first. A schedule whose occurrences
+ * have fired continues after the newest one, so that no key of an occurrence comes twice. */
 static bool restarts(const struct pg_arena *a, uint32_t row)
 {
-    return schedule_at(a, row)->rechecks &&
-           schedule_wall_ns(a) < schedule_fields(a, row)->put_ns;
+    return schedule_at(a, row)->rechecks && !has_fired(a, row) &&
+           schedule_begin_ns(a, row) < schedule_fields(a, row)->put_ns;
 }
 
 int pg_schedule_question(struct pg_arena *a, struct pg_question *q)
@@ -546,7 +570,7 @@ int pg_schedule_question(struct pg_arena *a, struct pg_question *q)
         if (restarts(a, row)) {
             if (wal_buffer_full(a))
                 return 0;
-            row_restart(a, row, schedule_wall_ns(a));
+            row_restart(a, row);
         }
         const struct pg_schedule_fields *f = schedule_fields(a, row);
         *q = question_of(a, row);

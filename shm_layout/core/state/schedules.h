@@ -10,6 +10,14 @@ uint32_t schedules_of(const struct pg_arena *a, uint32_t uid);  /* number of sch
 /* Return the current time on the wall clock. */
 int64_t schedule_wall_ns(const struct pg_arena *a);
 
+/* Return the newest nominal time that has fired under the key of a schedule; 0 = none. `row`: PG_NIL =
+ * a new schedule. */
+int64_t schedule_fired_ns(const struct pg_arena *a, uint32_t row);
+
+/* Return the time after which a cron schedule begins to count: the current time, but not before the
+ * newest occurrence that has fired under its key. */
+int64_t schedule_begin_ns(const struct pg_arena *a, uint32_t row);
+
 /* ---- changes. The caller checks before that the WAL buffer has space. ---- */
 
 /* Put a schedule. `wanted` has its settings, its names' rows and the lengths of its bytes, which are
