@@ -30,6 +30,7 @@ from world.script import (
     MS,
     SCHEDULES,
     SUBSCRIBERS,
+    TOPIC_STEPS,
     WORK,
     S,
     Script,
@@ -97,7 +98,7 @@ def test_a_seed_leads_to_the_same_bytes_everywhere(seed: int, tmp_path: Path) ->
 def test_every_fault_and_every_call_occurs() -> None:
     steps = {step.kind for seed in range(1, 60) for step in script(seed).steps}
     more = {"add_at", "move_clock", "succeed"}
-    assert {*FAULTS, *WORK, *HEAVY, *DELIVERY, *SCHEDULES, *more} == steps
+    assert {*FAULTS, *WORK, *HEAVY, *DELIVERY, *SCHEDULES, *TOPIC_STEPS, *more} == steps
 
 
 def _functions(tree: ast.AST, above: str = "") -> Iterator[tuple[str, ast.AST]]:

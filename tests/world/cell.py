@@ -39,6 +39,7 @@ from world.disk import File
 from world.jobs import Group, JobOracle
 from world.network import ADMIN, End, SimulatedChannel
 from world.occurrences import Occurrence, ScheduleOracle
+from world.options import Options, options_of
 from world.oracle import (
     FOREVER_NS,
     IN_DOUBT,
@@ -141,7 +142,7 @@ class Cell:
         if not self.virtual:
             self.oracle.outages = self.daemon.outages
         self.operator = Operator(self)
-        self.jobs = JobOracle()
+        self.jobs = JobOracle(self.options)
         self.consumers: list[SimulatedConsumer | None] = [None] * CONSUMERS
         self.manager: SimulatedClient | None = None
         """Client that manages consumer groups and schedules; None: the world has neither."""
@@ -259,10 +260,15 @@ class Cell:
             resume=self._resume_of(number), hasty=setting.hasty[number] and not self.finishing,
             queue_limit=SHORT_QUEUE if setting.short_queue else QUEUE_LIMIT,
         )  # fmt: skip
+        client.options = self.options
         client.begun = self.oracle.moment()
         client.on_expired(partial(self._session_lost, number, client.begun))
         self.daemon.pids.add(client.host.pid)
         return client
+
+    def options(self, key: str) -> Options:
+        """Return the options of the timers of a key."""
+        return options_of(key, ranks=self.world.script.setting.ranks)
 
     def _session_lost(self, number: int, began: int) -> None:
         """Check that an event of the world explains why a client's process has lost its session."""

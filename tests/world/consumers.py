@@ -197,7 +197,7 @@ class SimulatedConsumer(SimulatedClient):
         length_ns = min(self.lease_ns, self.group.settings.max_lease_ns)
         one = Delivered(
             raw.ticket, str(raw.key), payload, raw.deadline_ns + begun_ns, raw.row, raw.lease,
-            raw.attempt, ends_ns - length_ns, ends_ns, raw.now_ns + begun_ns,
+            raw.attempt, ends_ns - length_ns, ends_ns, raw.now_ns + begun_ns, raw.priority,
         )  # fmt: skip
         cell.world.note("job", raw.ticket, raw.lease, raw.attempt)
         subject = subject_of(raw.key, payload)

@@ -97,6 +97,8 @@ class Setting:
     """True if consumer groups handle the notices."""
     schedules: bool
     """True if schedules arm timers."""
+    ranks: bool
+    """True if timers have priorities and order keys, which decide the order of jobs."""
     only_rings: bool
     """True if all clients on the daemon's host have rings; otherwise every second connection."""
 
@@ -336,6 +338,10 @@ def _new_schedule(rng: random.Random) -> Arguments:
     }
 
 
+def _topic(rng: random.Random) -> Arguments:
+    return {"topic": rng.choice(TOPICS), "priority": rng.choice([0, 0, 3, 9])}
+
+
 def _stale(rng: random.Random) -> Arguments:
     return {
         **_consumer(rng),
@@ -519,6 +525,27 @@ SCHEDULES_SHARE = 0.15
 """Number of steps of schedules for each other step."""
 
 
+TOPIC_STEPS: dict[str, tuple[int, Draw]] = {"set_topic": (1, _topic)}
+"""Steps of worlds in which timers have options."""
+TOPIC_SHARE = 0.02
+"""Number of steps of topics for each other step."""
+
+
+def _with_topics(seed: int, setting: Setting, steps: list[Step]) -> list[Step]:
+    """Insert steps of topics. Their random numbers leave the other steps as they are."""
+    rng = random.Random(f"topic steps {seed}")
+    found = [
+        Step(MS, "set_topic", cell, _topic(rng) | {"topic": topic})
+        for cell in range(setting.shards)
+        for topic in TOPICS
+    ]
+    for step in steps:
+        if rng.random() < TOPIC_SHARE:
+            found.append(_step(rng, setting, TOPIC_STEPS, {}, 0.0))
+        found.append(step)
+    return found
+
+
 def _with_schedules(seed: int, setting: Setting, steps: list[Step]) -> list[Step]:
     """Insert steps of schedules. Their random numbers leave the other steps as they are."""
     rng = random.Random(f"schedule steps {seed}")
@@ -585,6 +612,8 @@ def script(seed: int, steps: int = 400) -> Script:
     chosen = [_step(rng, setting, work, faults, share) for _ in range(steps)]
     if setting.groups:
         chosen = _with_groups(seed, setting, chosen)
+    if setting.ranks:
+        chosen = _with_topics(seed, setting, chosen)
     return Script(setting, _with_schedules(seed, setting, chosen) if setting.schedules else chosen)
 
 
@@ -618,6 +647,7 @@ def _setting(rng: random.Random, seed: int) -> Setting:
         local_subscribers=random.Random(f"local {seed}").choice([0, 1, SUBSCRIBERS]),
         groups=groups,
         schedules=not virtual and shards == 1 and random.Random(f"s {seed}").random() < 0.3,
+        ranks=groups and random.Random(f"ranks {seed}").random() < 0.5,
         only_rings=random.Random(f"rings {seed}").random() < 0.3,
     )
     return replace(setting, sessions=16, parks=False) if groups else setting

@@ -641,6 +641,24 @@ def quota(cell: Cell, timers: int, ops: int, owner: int) -> None:
     cell.operator.ask(lambda n: wire.encode_namespace_set(n, NAMESPACE.encode(), changes))
 
 
+def set_topic(cell: Cell, topic: str, priority: int) -> None:
+    """Set the priority of a topic."""
+    possible = cell.jobs.priorities[topic]
+    possible.changing(priority)
+
+    def report(reply: wire.Reply) -> None:
+        cell.world.note("topic", topic, reply.error)
+        if reply.error == WireError.NONE:
+            ((word, _),) = wire.decode_results(reply.body[: wire.RESULT.size])
+            if word & 0xFF == Status.DONE:
+                possible.changed(priority, cell.world.schedule.now_ns)
+
+    changes = wire.TopicChanges(priority=priority)
+    cell.operator.ask(
+        lambda n: wire.encode_topic_set(n, NAMESPACE.encode(), topic.encode(), changes), report
+    )
+
+
 def move_clock(cell: Cell, by_ns: int) -> None:
     """Move the virtual clock."""
     to_ns = cell.now_ns() + by_ns
@@ -653,7 +671,7 @@ STEPS: dict[str, Callable[..., None]] = {
         add, add_at, rush, cancel, get, add_many, burst, cancel_many, flush, watch, watch_many,
         advance, advance_many, bump, fail, clear, forget, cancel_for_key, let_hold, end_operation,
         extend_operation, bulk_load, manage_bulk_load, publish, settle, ping, list_sessions,
-        stranger, quota, move_clock, add_far, look, wade, cancel_crowd, overfill, late_check,
-        succeed,
+        stranger, quota, set_topic, move_clock, add_far, look, wade, cancel_crowd, overfill,
+        late_check, succeed,
     )
 }  # fmt: skip
