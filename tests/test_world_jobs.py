@@ -13,7 +13,7 @@ from world.jobs import AGING_NS, Delivered, Group, Holder, JobOracle, Lease, Set
 from world.options import NONE, Options, Possible, options_of
 from world.oracle import Violation
 from world.runs import run
-from world.script import CONSUMERS, DELIVERY, GROUPS, MS, TOPIC_STEPS, script
+from world.script import CONSUMERS, DELIVERY, GROUPS, MS, script
 
 from purgatoryd.shm_layout.layout import JobReason, Op
 
@@ -95,6 +95,30 @@ def test_a_lease_ends_with_a_later_connection_of_its_holder() -> None:
     lease(judge, 1, 10)
     judge.connection_ended(ME.process, ME.connection + 1)
     lease(judge, 2, 20, holder=OTHER)
+
+
+def test_a_lease_of_a_closing_member_may_end_before_its_message_arrives() -> None:
+    for closed in (False, True):
+        judge, _ = judge_of()
+        lease(judge, 2, 20, attempt=1, holder=OTHER)
+        begins_ns = 10 * MS
+        late = Delivered(
+            1, "k", b"1", MS, 3, 1, 1, begins_ns, begins_ns + LENGTH_NS, begins_ns, 0
+        )  # fmt: skip
+        if closed:
+            assert judge.received("g", b"1", ME, late, closed=True).closed
+        else:
+            with pytest.raises(Violation, match="began during lease 1"):
+                judge.received("g", b"1", ME, late)
+
+
+def test_an_occurrence_that_fires_twice_is_not_judged() -> None:
+    judge, _ = judge_of()
+    born(judge, 1, "s0@1")
+    taken(judge, lease(judge, 1, 10, key="s0@1"), Op.JOB_ACK, 20)
+    judge.published((7, "a", 2), b"1", "s0@1", 30 * MS, 30 * MS)
+    lease(judge, 1, 40, key="s0@1")
+    judge.dead("g", b"1", 1, 20, JobReason.MAX_ATTEMPTS, "no")
 
 
 def test_an_extension_that_the_daemon_took_keeps_the_lease() -> None:
@@ -384,7 +408,7 @@ def test_steps_of_groups_leave_the_other_steps_as_they_are() -> None:
     seed = next(seed for seed in range(1, 60) if script(seed).setting.groups)
     whole = script(seed)
     assert {step.kind for step in whole.steps} > set(DELIVERY) - {"delete_group"}
-    others = [step for step in whole.steps if step.kind not in TOPIC_STEPS]
+    others = [step for step in whole.steps if not step.kind.startswith("set_")]
     first = others[: GROUPS + CONSUMERS]
     assert {step.kind for step in first} == {"create_group", "consume"}
     assert not replace(whole.setting).virtual

@@ -37,6 +37,7 @@ from world.daemons import EVERY_UID, SimulatedDaemon
 from world.deliveries import Deliveries
 from world.disk import File
 from world.jobs import Group, JobOracle
+from world.lateness import Counts, Fired, LateOracle
 from world.network import ADMIN, End, SimulatedChannel
 from world.occurrences import Occurrence, ScheduleOracle
 from world.options import Options, options_of
@@ -143,6 +144,8 @@ class Cell:
             self.oracle.outages = self.daemon.outages
         self.operator = Operator(self)
         self.jobs = JobOracle(self.options)
+        self.late = LateOracle(self.oracle, self.options)
+        self.oracle.may_end = self.late.may_end
         self.consumers: list[SimulatedConsumer | None] = [None] * CONSUMERS
         self.manager: SimulatedClient | None = None
         """Client that manages consumer groups and schedules; None: the world has neither."""
@@ -268,7 +271,8 @@ class Cell:
 
     def options(self, key: str) -> Options:
         """Return the options of the timers of a key."""
-        return options_of(key, ranks=self.world.script.setting.ranks)
+        setting = self.world.script.setting
+        return options_of(key, ranks=setting.ranks, late=setting.late)
 
     def _session_lost(self, number: int, began: int) -> None:
         """Check that an event of the world explains why a client's process has lost its session."""
@@ -532,6 +536,7 @@ class Cell:
             if self.rotten:  # damage at the end of the WAL looks like a torn write
                 self._forced()
         self._arena_lost = self.may_lose_arena = False
+        self.late.started(stream_id, self._late_counts(), self.world.schedule.now_ns)
         self.check()
         if self._shards > 1:
             self._place(self.daemon.starts)
@@ -631,6 +636,7 @@ class Cell:
         """Expect that changes are missing that a damaged WAL lacks."""
         self.oracle.forced()
         self.jobs.forced()
+        self.late.lost()
         self.schedules.forced()
 
     def _force(self) -> None:
@@ -654,6 +660,7 @@ class Cell:
         self.daemon.lose_memory()
         self.oracle.arena_lost(wal=True)
         self.jobs.arena_lost(self.world.schedule.now_ns, wal=True)
+        self.late.lost()
         self.schedules.arena_lost(wal=True)
         self.inherited.clear()
 
@@ -666,6 +673,7 @@ class Cell:
         carried = self.world.script.setting.wal or self.daemon.import_path is not None
         self.oracle.arena_lost(carried)
         self.jobs.arena_lost(self.world.schedule.now_ns, wal=carried)
+        self.late.lost()
         self.schedules.arena_lost(wal=carried)
         self.inherited.clear()
 
@@ -698,6 +706,13 @@ class Cell:
         """Observe notices that readers of the arena may take, and that are in no message."""
         self.world.seam.run(None, self._observe)
 
+    def _late_counts(self) -> Counts:
+        """Return the daemon's counts of late timers."""
+        arena = self._arena
+        metrics, rows = arena.metrics, arena.rows(lib.PG_R_TOPICS, "pg_topic")
+        pending = sum(int(rows[row].missed) for row in range(arena.topic_rows))
+        return Counts(int(metrics.skipped), int(metrics.coalesced), pending)
+
     def _observe(self) -> None:
         arena, stream_id = self._arena, self.oracle.stream_id
         for topic, (_, newest) in Reader.newest_sequences(arena, NAMESPACE).items():
@@ -705,6 +720,15 @@ class Cell:
             if before < newest:
                 for body in Reader.replay(arena, NAMESPACE, topic, before + 1, newest)[1]:
                     self._published(topic, body)
+        if self.world.script.setting.late:
+            self.late.counted(self._late_counts(), self.world.schedule.now_ns, self._tickets)
+
+    def _tickets(self) -> set[int]:
+        """Return the tickets of all armed timers."""
+        count = int(self._arena.header.regions[lib.PG_R_HOT].count)
+        rows = self._arena.rows(lib.PG_R_HOT, "pg_hot")
+        words = (int(rows[row].ctl) for row in range(count))
+        return {word >> 8 for word in words if word & 0xFF == lib.PG_S_ARMED}
 
     def _sent_sequences(self) -> dict[str, int]:
         """Return the newest sequence of each topic that was sent before the daemon started."""
@@ -723,7 +747,7 @@ class Cell:
         head = wire.decode_notice_head(body)
         wall_ns = self.world.machine.wall_ns(self.world.schedule.now_ns)
         for index, raw in enumerate(wire.decode_notices(body, head.records)):
-            ticket, deadline_ns, fired_ns, cause, _, key, payload, _ = raw
+            ticket, deadline_ns, fired_ns, cause, _, key, payload, missed = raw
             if str(key).startswith("o"):
                 _, payload = wire.decode_verdict(payload)
             elif not self.virtual:
@@ -738,6 +762,9 @@ class Cell:
                 place, subject_of(key, sent.payload), str(key), deadline_ns + self.begun_ns,
                 fired_ns + self.begun_ns,
             )  # fmt: skip
+            self.late.fired(self.oracle.timers.get(sent.payload), Fired(
+                place, deadline_ns + self.begun_ns, fired_ns + self.begun_ns, missed,
+            ))  # fmt: skip
 
     def _occurrence(self, stream: int, topic: str, sent: Sent) -> Occurrence:
         return Occurrence(
@@ -957,7 +984,10 @@ class Cell:
         """End all sessions. Raises Violation if a session, timer or operation remains."""
         until = self.world.until
         until(self._all_ended, "all operations have an outcome")
-        self.oracle.finish()
+        now_ns = self.world.schedule.now_ns
+        self.oracle.finish(now_ns)
+        if self.world.script.setting.late:
+            self.late.finish(self._late_counts(), now_ns)
         self.schedules.finish()
         self.check()
         self._check_sessions()

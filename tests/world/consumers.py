@@ -201,9 +201,10 @@ class SimulatedConsumer(SimulatedClient):
         )  # fmt: skip
         cell.world.note("job", raw.ticket, raw.lease, raw.attempt)
         subject = subject_of(raw.key, payload)
-        lease = cell.jobs.received(self.group.name, subject, self.holder, one)
-        if self.session_id in self._deserted or self.leaving:
-            lease.ended = lease.closed = True
+        closed = self.session_id in self._deserted or self.leaving
+        lease = cell.jobs.received(self.group.name, subject, self.holder, one, closed=closed)
+        lease.ended |= closed
+        lease.closed |= closed
         self.seen.append((raw.lease_id, lease))
 
     def handle(self, lease: Lease) -> None:

@@ -141,9 +141,17 @@ class Job:
     """True if it may have been requeued, which resets its attempts."""
     listed: bool = False
     """True if it was found among the dead letters at the end."""
+    repeated: bool = False
+    """True if it is an occurrence that has fired twice, because it was triggered twice, or because
+    of a power cut. It may be two jobs, so it is not judged."""
 
     def __str__(self) -> str:
         return f"{self.subject!r} of {self.group.name}"
+
+    def repeat(self) -> None:
+        """Record that its subject has become another job as well."""
+        self.repeated, self.required = True, False
+        self.leases.clear()
 
     @property
     def may_have_ended(self) -> bool:
@@ -228,6 +236,8 @@ class JobOracle:
         self.granted = self.judged = 0
         """Number of leases, and of answers."""
         self._noted: set[tuple[int, str, int]] = set()
+        self._subjects: set[bytes] = set()
+        """Subjects of notices."""
         self._options = options
 
     # ---- groups --------------------------------------------------------------------------------
@@ -286,12 +296,16 @@ class JobOracle:
         if place in self._noted:
             return
         self._noted.add(place)
+        repeated = key.startswith("s") and subject in self._subjects
+        self._subjects.add(subject)
         for group in self.groups.values():
             if place[1] in group.settings.topics and group.since_ns < fired_ns:
                 job = self.job(group, subject)
                 job.key, job.deadline_ns, job.born_ns = key, deadline_ns, fired_ns
                 job.priorities = self.priorities[place[1]].since(fired_ns)
                 job.required = True
+            if repeated:
+                self.job(group, subject).repeat()
 
     def order(self, job: Job) -> Hashable:
         """Return the order key of a job; None: unknown. A job of a notice from before its group has
@@ -311,16 +325,20 @@ class JobOracle:
 
     # ---- leases --------------------------------------------------------------------------------
 
-    def received(self, name: str, subject: bytes, holder: Holder, one: Delivered) -> Lease:
-        """Judge a job that a member received. Return its lease."""
+    def received(
+        self, name: str, subject: bytes, holder: Holder, one: Delivered, *, closed: bool = False
+    ) -> Lease:
+        """Judge a job that a member received. Return its lease. `closed`: the member may have given
+        it back before."""
         job = self.job(self.groups[name], subject)
-        if one.sent_ns <= self.cut_ns:  # the message is older than the arena
+        if job.repeated or one.sent_ns <= self.cut_ns:  # the message is older than the arena
             return self._new(job, holder, one, cuts=-1)
         known = job.leases.get(one.lease)
         if known is not None:
             self._repeated(known, holder, one)
             return known
         lease = self._new(job, holder, one, cuts=job.group.cuts)
+        lease.ended = lease.closed = closed
         self.granted += 1
         job.key, job.deadline_ns = one.key, one.deadline_ns
         self._judge_new(lease, one)
@@ -565,6 +583,8 @@ class JobOracle:
         job, settings = self.job(group, subject), group.settings
         letter = f"dead letter {job} ({reason.name}, {attempts} attempts, {error!r})"
         job.listed = True
+        if job.repeated:
+            return
         if job.done:
             raise Violation(f"{letter}: the job was acknowledged")
         if reason == JobReason.MAX_ATTEMPTS and attempts < settings.max_attempts:

@@ -9,11 +9,29 @@ from __future__ import annotations
 import zlib
 from collections.abc import Hashable
 from dataclasses import dataclass, field
-from typing import Generic, NamedTuple, TypeVar
+from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
 from world.oracle import FOREVER_NS
+from world.script import GRACES_NS
 
+LateKind = Literal["fire", "skip", "coalesce"]
+LATE_KINDS: tuple[LateKind, ...] = ("skip", "coalesce")
 Value = TypeVar("Value", bound=Hashable)
+
+
+class Policy(NamedTuple):
+    """A late policy."""
+
+    kind: LateKind
+    grace_ns: int
+
+    @property
+    def argument(self) -> Literal["fire"] | tuple[Literal["skip", "coalesce"], float]:
+        """The policy as an argument of an add."""
+        return "fire" if self.kind == "fire" else (self.kind, self.grace_ns / 1e9)
+
+
+FIRE = Policy("fire", 0)
 
 
 class Options(NamedTuple):
@@ -21,25 +39,32 @@ class Options(NamedTuple):
 
     priority: int | None = None
     order_key: str | None = None
+    late: Policy | None = None
 
     @property
-    def arguments(self) -> dict[str, object]:
+    def arguments(self) -> dict[str, Any]:
         """The options that are given, as arguments of an add."""
-        return {name: value for name, value in self._asdict().items() if value is not None}
+        given = {
+            "priority": self.priority, "order_key": self.order_key,
+            "late": None if self.late is None else self.late.argument,
+        }  # fmt: skip
+        return {name: value for name, value in given.items() if value is not None}
 
 
 NONE = Options()
 
 
-def options_of(key: str, *, ranks: bool) -> Options:
+def options_of(key: str, *, ranks: bool = False, late: bool = False) -> Options:
     """Return the options of the timers of a key. `ranks`: timers have priorities and order keys.
-    Only keys of clients have options."""
-    number = zlib.crc32(f"options of {key}".encode())
-    if not (ranks and key.startswith("k")):
+    `late`: they have late policies. Only keys of clients have options."""
+    if not key.startswith("k"):
         return NONE
+    number = zlib.crc32(f"options of {key}".encode())
     priority = None if number % 3 == 0 else number // 3 % 10
     order_key = None if number // 30 % 3 == 0 else f"order {number // 90 % 3}"
-    return Options(priority, order_key)
+    policies = (None, FIRE, *(Policy(kind, ns) for kind in LATE_KINDS for ns in GRACES_NS))
+    policy = policies[number // 270 % len(policies)]
+    return Options(*((priority, order_key) if ranks else (None, None)), policy if late else None)
 
 
 @dataclass

@@ -17,6 +17,8 @@ CLIENTS, SUBSCRIBERS, KEYS, WATCH_KEYS, BULK_LOADS = 3, 2, 12, 6, 2
 GROUPS, CONSUMERS, SLOTS = 3, 3, 3
 TOPICS = ("a", "b")
 RESUMER = 0
+GRACES_NS = (MS, 20 * MS, 150 * MS, S)
+"""Graces of late policies."""
 ACTIONS = ("open", "close", "status", "forget")
 """Actions on a bulk load."""
 STRANGE = (
@@ -99,6 +101,8 @@ class Setting:
     """True if schedules arm timers."""
     ranks: bool
     """True if timers have priorities and order keys, which decide the order of jobs."""
+    late: bool
+    """True if timers, and a topic, have late policies."""
     only_rings: bool
     """True if all clients on the daemon's host have rings; otherwise every second connection."""
 
@@ -342,6 +346,19 @@ def _topic(rng: random.Random) -> Arguments:
     return {"topic": rng.choice(TOPICS), "priority": rng.choice([0, 0, 3, 9])}
 
 
+def _outage(rng: random.Random) -> Arguments:
+    return {
+        "span_ns": rng.choice([50, 300, 2000]) * rng.randrange(MS),
+        "read_in_ns": 0,
+        "late": False,
+    }
+
+
+def _late(rng: random.Random) -> Arguments:
+    kind = rng.choice(["fire", "skip", "coalesce", "coalesce"])
+    return {"kind": kind, "grace_ns": 0 if kind == "fire" else rng.choice(GRACES_NS)}
+
+
 def _stale(rng: random.Random) -> Arguments:
     return {
         **_consumer(rng),
@@ -526,22 +543,32 @@ SCHEDULES_SHARE = 0.15
 
 
 TOPIC_STEPS: dict[str, tuple[int, Draw]] = {"set_topic": (1, _topic)}
-"""Steps of worlds in which timers have options."""
-TOPIC_SHARE = 0.02
-"""Number of steps of topics for each other step."""
+"""Steps of worlds in which timers have priorities."""
+LATE_STEPS: dict[str, tuple[int, Draw]] = {
+    "set_late": (2, _late),
+    "set_pace": (1, lambda rng: {"late_per_s": rng.choice([50, 500, 100_000])}),
+    "add_many": (12, lambda rng: {**_many(rng), "delay_ns": rng.randrange(400 * MS)}),
+    "freeze_daemon": (8, _outage),
+}
+"""Steps of worlds in which timers have late policies."""
+TOPIC_SHARE, LATE_SHARE = 0.02, 0.15
+"""Number of steps of topics, or of late timers, for each other step."""
 
 
 def _with_topics(seed: int, setting: Setting, steps: list[Step]) -> list[Step]:
     """Insert steps of topics. Their random numbers leave the other steps as they are."""
     rng = random.Random(f"topic steps {seed}")
+    kinds = (TOPIC_STEPS if setting.ranks else {}) | (LATE_STEPS if setting.late else {})
     found = [
-        Step(MS, "set_topic", cell, _topic(rng) | {"topic": topic})
+        Step(MS, kind, cell, kinds[kind][1](rng))
         for cell in range(setting.shards)
-        for topic in TOPICS
+        for kind in kinds
+        if kind.startswith("set_")
     ]
+    share = LATE_SHARE if setting.late else TOPIC_SHARE
     for step in steps:
-        if rng.random() < TOPIC_SHARE:
-            found.append(_step(rng, setting, TOPIC_STEPS, {}, 0.0))
+        if rng.random() < share:
+            found.append(_step(rng, setting, kinds, {}, 0.0))
         found.append(step)
     return found
 
@@ -612,7 +639,7 @@ def script(seed: int, steps: int = 400) -> Script:
     chosen = [_step(rng, setting, work, faults, share) for _ in range(steps)]
     if setting.groups:
         chosen = _with_groups(seed, setting, chosen)
-    if setting.ranks:
+    if setting.ranks or setting.late:
         chosen = _with_topics(seed, setting, chosen)
     return Script(setting, _with_schedules(seed, setting, chosen) if setting.schedules else chosen)
 
@@ -622,6 +649,8 @@ def _setting(rng: random.Random, seed: int) -> Setting:
     shards = 2 if rng.random() < 0.1 else 1
     virtual = rng.random() < 0.1
     groups = not virtual and random.Random(f"groups {seed}").random() < 0.3
+    schedules = not virtual and shards == 1 and random.Random(f"s {seed}").random() < 0.3
+    late = not (virtual or schedules) and random.Random(f"late {seed}").random() < 0.4
     setting = Setting(
         seed=seed,
         wal=wal,
@@ -646,11 +675,13 @@ def _setting(rng: random.Random, seed: int) -> Setting:
         small_limits=tuple(group for group in SMALL_LIMITS if rng.random() < 0.15),
         local_subscribers=random.Random(f"local {seed}").choice([0, 1, SUBSCRIBERS]),
         groups=groups,
-        schedules=not virtual and shards == 1 and random.Random(f"s {seed}").random() < 0.3,
+        schedules=schedules,
         ranks=groups and random.Random(f"ranks {seed}").random() < 0.5,
+        late=late,
         only_rings=random.Random(f"rings {seed}").random() < 0.3,
     )
-    return replace(setting, sessions=16, parks=False) if groups else setting
+    setting = replace(setting, sessions=16, parks=False) if groups else setting
+    return replace(setting, parks=False) if late else setting
 
 
 def _step(
