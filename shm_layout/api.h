@@ -696,9 +696,9 @@ int pg_redo(struct pg_arena *a, struct pg_redo *r, const void *frames, uint64_t 
 int pg_redo_file(struct pg_arena *a, struct pg_redo *r, struct pg_walk *walk,
                  struct pg_fault *why);
 /* Finish after the last frame: add shift_ns to all times on the arena's clock, and skip tickets
- * that a power cut may have lost. A rebuild must follow. If the boot id differs, shift_ns = wall
- * offset in the earlier boot - wall offset in this boot; else 0. */
-int pg_redo_end(struct pg_arena *a, const struct pg_redo *r, int64_t real_boot_ns,
+ * that a power cut may have lost. A rebuild at now_ns must follow. If the boot id differs, shift_ns =
+ * wall offset in the earlier boot - wall offset in this boot; else 0. */
+int pg_redo_end(struct pg_arena *a, const struct pg_redo *r, int64_t now_ns, int64_t real_boot_ns,
                 int64_t shift_ns, int64_t wall_offset_ns, struct pg_fault *why);
 
 /* ---- group commit (group_commit.c): from the WAL buffer to disk ---------------------------- */

@@ -737,7 +737,9 @@ class Arena(_Owned):
     ) -> None:
         """Finish a redo: add `shift_ns` to all times and rebuild derived state. Raises
         ArenaBroken."""
-        if not lib.pg_redo_end(self._a, redo, real_boot_ns, shift_ns, wall_offset_ns, self._fault):
+        if not lib.pg_redo_end(
+            self._a, redo, now_ns, real_boot_ns, shift_ns, wall_offset_ns, self._fault
+        ):
             raise broken(self._fault)
         self.rebuild(now_ns)
 

@@ -399,6 +399,23 @@ def test_a_lease_that_a_reboot_cuts_is_the_last_attempt() -> None:
     assert (job.state, job.failures, job.error) == (lib.PG_JOB_DEAD, 1, b"the host restarted")
 
 
+def test_a_job_whose_lease_a_reboot_cuts_waits_since_the_reboot() -> None:
+    core, wal = started()
+    core.create_group()
+    snapshot = Snapshot(core).finish()
+    session = Session(core)
+    session.join()
+    step(core, 1000 * MS)
+    fire(core, "a")
+    wal.take()
+    now_ns = core.header.now_ns
+    again = redone(snapshot.data, wal.data, snapshot.cursor.start_lsn, now_ns)
+    jobs = again.rows(lib.PG_R_JOBS, "pg_job")
+    (job,) = (jobs[n] for n in range(again.header.regions[lib.PG_R_JOBS].count) if jobs[n].ticket)
+    assert job.control & 0xFF == lib.PG_JOB_WAITING
+    assert [job.due_ns, job.first_failed_ns, job.last_failed_ns] == [now_ns + SHIFT_NS] * 3
+
+
 def test_jobs_of_one_key_stay_in_order_after_a_reboot_with_another_secret() -> None:
     core, wal = started()
     core.create_group(flags=lib.PG_G_ORDERED, backoff_base_ns=0)

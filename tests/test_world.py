@@ -27,11 +27,13 @@ from world.script import (
     FAULTS,
     HEAVY,
     KEYS,
+    LATE_STEPS,
     MORE_SCHEDULES,
     MS,
     READING,
     SCHEDULES,
     SUBSCRIBERS,
+    TOPIC_STEPS,
     WORK,
     S,
     Script,
@@ -98,7 +100,7 @@ def test_a_seed_leads_to_the_same_bytes_everywhere(seed: int, tmp_path: Path) ->
 
 def test_every_fault_and_every_call_occurs() -> None:
     steps = {step.kind for seed in range(1, 60) for step in script(seed).steps}
-    more = {"add_at", "move_clock", "succeed"}
+    more = {"add_at", "move_clock", "succeed", *TOPIC_STEPS, *LATE_STEPS}
     kinds = {*FAULTS, *WORK, *HEAVY, *DELIVERY, *SCHEDULES, *MORE_SCHEDULES, *READING, *more}
     assert kinds == steps
 

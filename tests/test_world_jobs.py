@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from product_imports import product_imports
 from world import jobs
-from world.jobs import Delivered, Group, Holder, JobOracle, Lease, Settings
+from world.jobs import AGING_NS, Delivered, Group, Holder, JobOracle, Lease, Settings
+from world.options import NONE, Options, Possible, options_of
 from world.oracle import Violation
 from world.runs import run
 from world.script import CONSUMERS, DELIVERY, GROUPS, MS, script
@@ -23,9 +24,15 @@ ME, OTHER = Holder(1, 11, 111), Holder(2, 22, 222)
 LENGTH_NS = 100 * MS
 
 
+OPTIONS = {
+    "low": Options(1), "high": Options(5), "x": Options(None, "same"), "y": Options(None, "same"),
+}  # fmt: skip
+"""Options of the timers of some keys."""
+
+
 def judge_of(**settings: Any) -> tuple[JobOracle, Group]:
     """Return a judge with a group that exists since time 0."""
-    judge = JobOracle()
+    judge = JobOracle(lambda key: OPTIONS.get(key, NONE))
     group = judge.creating("g", SETTINGS._replace(**settings))
     judge.created(group, 0, 0)
     return judge, group
@@ -39,13 +46,13 @@ def born(judge: JobOracle, number: int, key: str = "k") -> None:
 
 def lease(
     judge: JobOracle, number: int, at_ms: int, *, job: int = 1, attempt: int | None = None,
-    holder: Holder = ME, key: str = "k",
+    holder: Holder = ME, key: str = "k", priority: int = 0,
 ) -> Lease:  # fmt: skip
     """Let a member receive a lease of a job that begins at `at_ms`."""
     begins_ns = at_ms * MS
     return judge.received("g", b"%d" % job, holder, Delivered(
         job, key, b"%d" % job, job * MS, 3, number, attempt or number, begins_ns,
-        begins_ns + LENGTH_NS, begins_ns,
+        begins_ns + LENGTH_NS, begins_ns, priority,
     ))  # fmt: skip
 
 
@@ -88,6 +95,30 @@ def test_a_lease_ends_with_a_later_connection_of_its_holder() -> None:
     lease(judge, 1, 10)
     judge.connection_ended(ME.process, ME.connection + 1)
     lease(judge, 2, 20, holder=OTHER)
+
+
+def test_a_lease_of_a_closing_member_may_end_before_its_message_arrives() -> None:
+    for closed in (False, True):
+        judge, _ = judge_of()
+        lease(judge, 2, 20, attempt=1, holder=OTHER)
+        begins_ns = 10 * MS
+        late = Delivered(
+            1, "k", b"1", MS, 3, 1, 1, begins_ns, begins_ns + LENGTH_NS, begins_ns, 0
+        )  # fmt: skip
+        if closed:
+            assert judge.received("g", b"1", ME, late, closed=True).closed
+        else:
+            with pytest.raises(Violation, match="began during lease 1"):
+                judge.received("g", b"1", ME, late)
+
+
+def test_an_occurrence_that_fires_twice_is_not_judged() -> None:
+    judge, _ = judge_of()
+    born(judge, 1, "s0@1")
+    taken(judge, lease(judge, 1, 10, key="s0@1"), Op.JOB_ACK, 20)
+    judge.published((7, "a", 2), b"1", "s0@1", 30 * MS, 30 * MS)
+    lease(judge, 1, 40, key="s0@1")
+    judge.dead("g", b"1", 1, 20, JobReason.MAX_ATTEMPTS, "no")
 
 
 def test_an_extension_that_the_daemon_took_keeps_the_lease() -> None:
@@ -188,6 +219,110 @@ def test_an_ordered_group_leases_one_job_of_a_key_in_order() -> None:
         lease(judge, 1, 20, job=2)
 
 
+def test_timers_with_an_order_key_of_their_own_wait_for_each_other() -> None:
+    judge, _ = judge_of(ordered=True)
+    born(judge, 1, "x")
+    born(judge, 2, "y")
+    with pytest.raises(Violation, match="which is due earlier"):
+        lease(judge, 1, 20, job=2, key="y")
+    judge, _ = judge_of(ordered=True)
+    born(judge, 1, "x")
+    born(judge, 2, "k")
+    lease(judge, 1, 20, job=2, key="k")
+
+
+def test_a_dead_letter_blocks_its_order_key_only_if_the_group_says_so() -> None:
+    for blocks in (True, False):
+        judge, _ = judge_of(ordered=True, blocks=blocks)
+        born(judge, 1)
+        born(judge, 2)
+        taken(judge, lease(judge, 1, 10), Op.JOB_REJECT, 20)
+        if blocks:
+            with pytest.raises(Violation, match="which is due earlier"):
+                lease(judge, 1, 30, job=2)
+        else:
+            lease(judge, 1, 30, job=2)
+
+
+def test_a_dropped_dead_letter_blocks_nothing() -> None:
+    judge, group = judge_of(ordered=True, blocks=True)
+    born(judge, 1)
+    born(judge, 2)
+    taken(judge, lease(judge, 1, 10), Op.JOB_REJECT, 20)
+    judge.changing_dead(group, requeue=False)
+    lease(judge, 1, 30, job=2)
+
+
+@pytest.mark.parametrize("late_message", [False, True])
+def test_a_job_with_a_lower_priority_does_not_pass_a_waiting_one(late_message: bool) -> None:
+    judge, _ = judge_of()
+    born(judge, 1, "low")
+    born(judge, 2, "high")
+    numbers = [(2, 20, "high", 5), (1, 10, "low", 1)]
+    first, second = numbers if late_message else reversed(numbers)
+    lease(judge, 1, first[1], job=first[0], key=first[2], priority=first[3])
+    with pytest.raises(Violation, match="with priority 1 passed"):
+        lease(judge, 1, second[1], job=second[0], key=second[2], priority=second[3])
+
+
+def test_a_job_may_pass_one_that_was_born_later_or_waited_less() -> None:
+    judge, _ = judge_of()
+    born(judge, 1, "low")
+    born(judge, 20, "high")
+    lease(judge, 1, 10, key="low", priority=1)
+    lease(judge, 1, 30, job=20, key="high", priority=5)
+    judge, _ = judge_of()
+    later = 4 * AGING_NS // MS + 2
+    born(judge, 1, "low")
+    born(judge, later, "high")
+    lease(judge, 1, later + 1, key="low", priority=1)
+    lease(judge, 1, later + 2, job=later, key="high", priority=5)
+
+
+def test_a_job_with_a_lower_priority_may_pass_one_behind_its_order_key() -> None:
+    judge, _ = judge_of(ordered=True)
+    born(judge, 1, "high")
+    born(judge, 2, "low")
+    born(judge, 3, "high")
+    first = lease(judge, 1, 10, job=1, key="high", priority=5)
+    lease(judge, 1, 20, job=2, key="low", priority=1)
+    taken(judge, first, Op.JOB_ACK, 30)
+    lease(judge, 1, 40, job=3, key="high", priority=5)
+
+
+def test_a_job_has_the_priority_of_its_timer_or_its_topic() -> None:
+    judge, _ = judge_of()
+    born(judge, 1, "high")
+    born(judge, 2)
+    with pytest.raises(Violation, match="has priority 4"):
+        lease(judge, 1, 10, key="high", priority=4)
+    with pytest.raises(Violation, match="has priority 4"):
+        lease(judge, 1, 10, job=2, priority=4)
+    judge.priorities["a"].changing(4)
+    born(judge, 3)
+    lease(judge, 1, 10, job=3, priority=4)
+
+
+def test_a_confirmed_setting_of_a_topic_replaces_the_others_unless_an_arena_was_lost() -> None:
+    setting = Possible(0)
+    setting.changing(3)
+    assert setting.since(0) == {0, 3}
+    setting.changed(3, 100)
+    assert setting.since(100) == {0, 3}
+    assert setting.since(101) == {3}
+    setting.lost()
+    assert setting.since(101) == {0, 3}
+
+
+def test_options_belong_to_keys_of_clients_in_worlds_with_ranks() -> None:
+    keys = [f"k0.{number}" for number in range(60)]
+    found = [options_of(key, ranks=True) for key in keys]
+    assert {one.priority for one in found} == {None, *range(10)}
+    assert {one.order_key for one in found} == {None, "order 0", "order 1", "order 2"}
+    assert {options_of(key, ranks=False) for key in keys} == {NONE}
+    assert {options_of(key, ranks=True) for key in ("o0.1", "r0.1", "s0.1")} == {NONE}
+
+
 def test_a_paused_group_leases_nothing() -> None:
     judge, group = judge_of()
     judge.paused(group, judge.pausing(group), 50 * MS)
@@ -270,17 +405,20 @@ def test_the_judge_imports_only_constants() -> None:
 
 
 def test_steps_of_groups_leave_the_other_steps_as_they_are() -> None:
-    seed = next(seed for seed in range(1, 60) if script(seed).setting.groups)
+    settings = [script(seed).setting for seed in range(1, 60)]
+    seed = next(one.seed for one in settings if one.groups and not one.late)
     whole = script(seed)
     assert {step.kind for step in whole.steps} > set(DELIVERY) - {"delete_group"}
-    first = whole.steps[: GROUPS + CONSUMERS]
+    others = [step for step in whole.steps if not step.kind.startswith("set_")]
+    first = others[: GROUPS + CONSUMERS]
     assert {step.kind for step in first} == {"create_group", "consume"}
     assert not replace(whole.setting).virtual
 
 
 @pytest.mark.tier("test")
-@pytest.mark.parametrize("seed", [8, 61])  # each of these worlds has consumer groups
+@pytest.mark.parametrize("seed", [8, 61, 99])  # each of these worlds has consumer groups
 def test_no_job_is_lost_or_held_twice_in_a_world(seed: int) -> None:
     chosen = script(seed)
     assert chosen.setting.groups
+    assert chosen.setting.ranks == (seed != 61)
     assert run(chosen).failure is None

@@ -796,7 +796,7 @@ static int redone(struct world *to, const struct world *from, const uint8_t *sna
     arena_open(to);
     return pg_redo(to->a, &state, snapshot, snapshot_bytes, why) &&
            pg_redo(to->a, &state, from->wal, from->used, why) &&
-           pg_redo_end(to->a, &state, from->now_ns, 0, 0, why) &&
+           pg_redo_end(to->a, &state, from->now_ns, from->now_ns, 0, 0, why) &&
            pg_rebuild(to->a, from->now_ns, why);
 }
 

@@ -48,7 +48,8 @@ bool frames_redo(const struct frames *snapshot, const struct frames *appended,
     fixture_blank(to);
     return pg_redo(to->a, &redo, snapshot->words, snapshot->bytes, why) &&
            pg_redo(to->a, &redo, appended->words, appended->bytes, why) &&
-           pg_redo_end(to->a, &redo, from->real_ns, 0, from->a->header->wall_offset_ns, why) &&
+           pg_redo_end(to->a, &redo, from->a->state.now_ns, from->real_ns, 0,
+                       from->a->header->wall_offset_ns, why) &&
            pg_rebuild(to->a, from->a->state.now_ns, why);
 }
 

@@ -141,7 +141,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     frames_add(&segment, &in, flags | F_LAST);
     file_end(&segment);
     if (arena_make(&config, &arena, &secret) && redone(&snapshot, &redo) &&
-        redone(&segment, &redo) && pg_redo_end(handle, &redo, 1, 0, 0, &why) &&
+        redone(&segment, &redo) && pg_redo_end(handle, &redo, 1000000000, 1, 0, 0, &why) &&
         pg_rebuild(handle, 1000000000, &why))
         pg_check(handle, &why);
     free(arena);

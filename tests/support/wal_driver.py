@@ -157,7 +157,7 @@ class Redo:
         self, now_ns: int, *, real_boot_ns: int = 0, shift_ns: int = 0, wall_offset_ns: int = 0
     ) -> Purgatory:
         if not lib.pg_redo_end(
-            self.core.a, self.state, real_boot_ns, shift_ns, wall_offset_ns, self._fault
+            self.core.a, self.state, now_ns, real_boot_ns, shift_ns, wall_offset_ns, self._fault
         ):
             raise Fault(self._fault)
         self.core.rebuild(now_ns)

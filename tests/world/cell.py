@@ -37,8 +37,10 @@ from world.daemons import EVERY_UID, SimulatedDaemon
 from world.deliveries import Deliveries
 from world.disk import File
 from world.jobs import Group, JobOracle
+from world.lateness import Counts, Fired, LateOracle
 from world.network import ADMIN, End, SimulatedChannel
 from world.occurrences import Occurrence, ScheduleOracle
+from world.options import Options, options_of
 from world.oracle import (
     FOREVER_NS,
     IN_DOUBT,
@@ -144,7 +146,9 @@ class Cell:
         if not self.virtual:
             self.oracle.outages = self.daemon.outages
         self.operator = Operator(self)
-        self.jobs = JobOracle()
+        self.jobs = JobOracle(self.options)
+        self.late = LateOracle(self.oracle, self.options)
+        self.oracle.may_end = self.late.may_end
         self.consumers: list[SimulatedConsumer | None] = [None] * CONSUMERS
         self.manager: SimulatedClient | None = None
         """Client that manages consumer groups and schedules; None: the world has neither."""
@@ -274,10 +278,16 @@ class Cell:
             resume=self._resume_of(number), hasty=setting.hasty[number] and not self.finishing,
             queue_limit=SHORT_QUEUE if setting.short_queue else QUEUE_LIMIT,
         )  # fmt: skip
+        client.options = self.options
         client.begun = self.oracle.moment()
         client.on_expired(partial(self._session_lost, number, client.begun))
         self.daemon.pids.add(client.host.pid)
         return client
+
+    def options(self, key: str) -> Options:
+        """Return the options of the timers of a key."""
+        setting = self.world.script.setting
+        return options_of(key, ranks=setting.ranks, late=setting.late)
 
     def _session_lost(self, number: int, began: int) -> None:
         """Check that an event of the world explains why a client's process has lost its session."""
@@ -544,6 +554,7 @@ class Cell:
             if self.rotten:  # damage at the end of the WAL looks like a torn write
                 self._forced()
         self._arena_lost = self.may_lose_arena = False
+        self.late.started(stream_id, self._late_counts(), self.world.schedule.now_ns)
         self.check()
         if self._shards > 1:
             self._place(self.daemon.starts)
@@ -645,6 +656,7 @@ class Cell:
         """Expect that changes are missing that a damaged WAL lacks."""
         self.oracle.forced()
         self.jobs.forced()
+        self.late.lost()
         self.schedules.forced()
         self.readers.judge.forced()
 
@@ -669,6 +681,7 @@ class Cell:
         self.daemon.lose_memory()
         self.oracle.arena_lost(wal=True)
         self.jobs.arena_lost(self.world.schedule.now_ns, wal=True)
+        self.late.lost()
         self.schedules.arena_lost(wal=True)
         self.readers.judge.arena_lost(wal=True)
         self.inherited.clear()
@@ -682,6 +695,7 @@ class Cell:
         carried = self.world.script.setting.wal or self.daemon.import_path is not None
         self.oracle.arena_lost(carried)
         self.jobs.arena_lost(self.world.schedule.now_ns, wal=carried)
+        self.late.lost()
         self.schedules.arena_lost(wal=carried)
         self.readers.judge.arena_lost(wal=carried)
         self.inherited.clear()
@@ -715,6 +729,13 @@ class Cell:
         """Observe notices that readers of the arena may take, and that are in no message."""
         self.world.seam.run(None, self._observe)
 
+    def _late_counts(self) -> Counts:
+        """Return the daemon's counts of late timers."""
+        arena = self._arena
+        metrics, rows = arena.metrics, arena.rows(lib.PG_R_TOPICS, "pg_topic")
+        pending = sum(int(rows[row].missed) for row in range(arena.topic_rows))
+        return Counts(int(metrics.skipped), int(metrics.coalesced), pending)
+
     def _observe(self) -> None:
         arena, stream_id = self._arena, self.oracle.stream_id
         for topic, (_, newest) in Reader.newest_sequences(arena, NAMESPACE).items():
@@ -722,6 +743,15 @@ class Cell:
             if before < newest:
                 for body in Reader.replay(arena, NAMESPACE, topic, before + 1, newest)[1]:
                     self._published(topic, body)
+        if self.world.script.setting.late:
+            self.late.counted(self._late_counts(), self.world.schedule.now_ns, self._tickets)
+
+    def _tickets(self) -> set[int]:
+        """Return the tickets of all armed timers."""
+        count = int(self._arena.header.regions[lib.PG_R_HOT].count)
+        rows = self._arena.rows(lib.PG_R_HOT, "pg_hot")
+        words = (int(rows[row].ctl) for row in range(count))
+        return {word >> 8 for word in words if word & 0xFF == lib.PG_S_ARMED}
 
     def _sent_sequences(self) -> dict[str, int]:
         """Return the newest sequence of each topic that was sent before the daemon started."""
@@ -740,7 +770,7 @@ class Cell:
         head = wire.decode_notice_head(body)
         wall_ns = self.wall_ns()
         for index, raw in enumerate(wire.decode_notices(body, head.records)):
-            ticket, deadline_ns, fired_ns, cause, _, key, payload, _ = raw
+            ticket, deadline_ns, fired_ns, cause, _, key, payload, missed = raw
             if str(key).startswith("o"):
                 _, payload = wire.decode_verdict(payload)
             elif not self.virtual:
@@ -758,6 +788,9 @@ class Cell:
                 place, subject_of(key, sent.payload), str(key), deadline_ns + self.begun_ns,
                 fired_ns + self.begun_ns,
             )  # fmt: skip
+            self.late.fired(self.oracle.timers.get(sent.payload), Fired(
+                place, deadline_ns + self.begun_ns, fired_ns + self.begun_ns, missed,
+            ))  # fmt: skip
 
     def _judge_held(self, one: Occurrence) -> None:
         """Judge an occurrence that fires only once the jobs of earlier ones have ended."""
@@ -996,7 +1029,10 @@ class Cell:
         """End all sessions. Raises Violation if a session, timer or operation remains."""
         until = self.world.until
         until(self._all_ended, "all operations have an outcome")
-        self.oracle.finish()
+        now_ns = self.world.schedule.now_ns
+        self.oracle.finish(now_ns)
+        if self.world.script.setting.late:
+            self.late.finish(self._late_counts(), now_ns)
         self.schedules.finish()
         self.check()
         self._check_sessions()

@@ -46,6 +46,7 @@ from purgatoryd.shm_layout.errors import CallTimeout, PurgatorydError
 from purgatoryd.shm_layout.layout import BulkLoadAction, Op
 from world.hosts import Machine, SimulatedHost
 from world.network import COMMANDS, End, Network, SimulatedChannel
+from world.options import NONE, Options
 
 if TYPE_CHECKING:
     from world.schedule import Schedule
@@ -57,6 +58,8 @@ HASTY_S = 0.05
 """Time limit in seconds for each call of an impatient client."""
 QUEUE_LIMIT = 4096
 SHORT_QUEUE = 8
+ROW = ("key", "delay", "topic", "payload")
+"""Names of the fields of a row."""
 KIND_OF: dict[Op, type[PendingTrigger[Any]]] = {
     Op.CLEAR: PendingFound,
     Op.FORGET: PendingFound,
@@ -146,6 +149,8 @@ class SimulatedClient:
         self.begun = 0
         """Moment (of the oracle) at which the process began."""
         self.errors = 0
+        self.options: Callable[[str], Options] = lambda _: NONE
+        """Function that returns the options of the timers of a key."""
         self._network = network
         self._uid, self._hidden = uid, hidden
         self._resumes = resume is not None
@@ -265,9 +270,12 @@ class SimulatedClient:
         mode: str, wait: bool, delay_ns: int | None = None, deadline: datetime | None = None,
     ) -> None:  # fmt: skip
         """Add a timer. `report` receives the call as soon as its result is known."""
+        options = self.options(key)
+        late = options.late
         entry = self.core.put(
             key, None, delay_ns, deadline, None, topic, payload, mode, slack_s(key), tag(key),
-            None, None, None, None, collect=not wait,
+            options.priority, options.order_key, None if late is None else late.argument, None,
+            collect=not wait,
         )  # fmt: skip
         if wait:
             self._single(entry, report)
@@ -348,6 +356,11 @@ class SimulatedClient:
         report: Callable[[BulkResult], None], *, wait: bool = True,
     ) -> None:  # fmt: skip
         """Add many timers. Without `wait`, the call ends before the answers have arrived."""
+        if any(self.options(key) != NONE for key, *_ in rows):
+            rows = [
+                {**dict(zip(ROW, row, strict=True)), **self.options(row[0]).arguments}
+                for row in rows
+            ]
         self._bulk(partitions.puts(self.core, rows, topic, mode, bulk_load), report, wait=wait)
 
     def cancel_many(self, keys: list[str], report: Callable[[BulkResult], None]) -> None:

@@ -197,13 +197,14 @@ class SimulatedConsumer(SimulatedClient):
         length_ns = min(self.lease_ns, self.group.settings.max_lease_ns)
         one = Delivered(
             raw.ticket, str(raw.key), payload, raw.deadline_ns + begun_ns, raw.row, raw.lease,
-            raw.attempt, ends_ns - length_ns, ends_ns, raw.now_ns + begun_ns,
+            raw.attempt, ends_ns - length_ns, ends_ns, raw.now_ns + begun_ns, raw.priority,
         )  # fmt: skip
         cell.world.note("job", raw.ticket, raw.lease, raw.attempt)
         subject = subject_of(raw.key, payload)
-        lease = cell.jobs.received(self.group.name, subject, self.holder, one)
-        if self.session_id in self._deserted or self.leaving:
-            lease.ended = lease.closed = True
+        closed = self.session_id in self._deserted or self.leaving
+        lease = cell.jobs.received(self.group.name, subject, self.holder, one, closed=closed)
+        lease.ended |= closed
+        lease.closed |= closed
         self.seen.append((raw.lease_id, lease))
 
     def handle(self, lease: Lease) -> None:

@@ -295,29 +295,36 @@ def finish(cell: Cell) -> None:
     found = living(cell)
     _employ(cell, found)
     for group in found:
-        _until_drained(cell, group)
+        drained = _drain(cell, group)
         for letter in _letters(cell, group):
             cell.judge_letter(group, letter)
-        info = described(cell, group)
-        cell.jobs.finish(group.name, info.dropped)
+        if drained:
+            cell.jobs.finish(group.name, described(cell, group).dropped)
         cell.jobs.changing_dead(group, requeue=True)
         _until_asked(cell, groups.dead_job(DeadAction.REQUEUE, group.name, None), "requeued")
-        _until_drained(cell, group)
+        if not _drain(cell, group):
+            raise Violation(f"no dead letter of {group} blocks its jobs, but they still wait")
+        if not drained:
+            cell.jobs.finish(group.name, described(cell, group).dropped)
         _until_asked(cell, groups.action_job(GroupAction.DELETE, group.name), "deleted")
         cell.jobs.retiring(group)
     cell.close_consumers()
 
 
-def _until_drained(cell: Cell, group: Group) -> None:
-    """Wait until consumers have handled all jobs of a group."""
+def _drain(cell: Cell, group: Group) -> bool:
+    """Wait until consumers have handled all jobs of a group. Return False if jobs still wait, which
+    dead letters may block."""
     for _ in range(DRAIN_S):
         confirmed = group.acked
         info = described(cell, group)
         _judge_counts(cell, group, info, confirmed)
         if not (info.pending or info.waiting or info.leased or info.delayed):
-            return
+            return True
         cell.world.pass_time(S)
-    raise Violation(f"not all jobs of {group} were handled: {info}")
+    blocks = group.settings.ordered and group.settings.blocks and info.dead
+    if not blocks or info.pending or info.leased or info.delayed:
+        raise Violation(f"not all jobs of {group} were handled: {info}")
+    return False
 
 
 def _letters(cell: Cell, group: Group) -> list[Any]:

@@ -11,17 +11,21 @@ judge sees what the processes of a world see: notices, JOBS messages, and answer
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from purgatoryd.shm_layout.layout import JobReason, Op
+from world.options import NONE, Options, Possible
 from world.oracle import FOREVER_NS, Violation
+from world.script import TOPICS, S
 
 ENDS = {Op.JOB_ACK, Op.JOB_NACK, Op.JOB_RELEASE, Op.JOB_REJECT}
 """Answers that end a lease."""
 MANY_ATTEMPTS = 20
 """Number of attempts from which on no job fails for good without a member that received it."""
+AGING_NS = 10 * S
+"""Time in which a waiting job gains one priority."""
 MANY_DEAD = 1000
 """Number of dead letters from which on no group drops any by itself."""
 
@@ -48,6 +52,7 @@ class Delivered(NamedTuple):
     ends_ns: int
     sent_ns: int
     """Time at which the daemon sent it."""
+    priority: int = 0
 
 
 @dataclass(eq=False)
@@ -81,6 +86,7 @@ class Lease:
     """True if its holder, its session or its connection may have ended."""
     closed: bool = False
     """True if its holder may have given it back without a failed attempt."""
+    priority: int = 0
 
     @property
     def live(self) -> bool:
@@ -118,6 +124,8 @@ class Job:
     """True if the daemon must have it, or must have ended it."""
     durable: bool = False
     """True if a power cut cannot undo its birth."""
+    priorities: set[int] = field(default_factory=set)
+    """Priorities that its topic may have had when its timer fired."""
     leases: dict[int, Lease] = field(default_factory=dict)
     """Leases of the job in the present arena, by number."""
     done: bool = False
@@ -133,9 +141,17 @@ class Job:
     """True if it may have been requeued, which resets its attempts."""
     listed: bool = False
     """True if it was found among the dead letters at the end."""
+    repeated: bool = False
+    """True if it is an occurrence that has fired twice, because it was triggered twice, or because
+    of a power cut. It may be two jobs, so it is not judged."""
 
     def __str__(self) -> str:
         return f"{self.subject!r} of {self.group.name}"
+
+    def repeat(self) -> None:
+        """Record that its subject has become another job as well."""
+        self.repeated, self.required = True, False
+        self.leases.clear()
 
     @property
     def may_have_ended(self) -> bool:
@@ -143,6 +159,15 @@ class Job:
         settings = self.group.settings
         fails = settings.max_attempts < MANY_ATTEMPTS or settings.retention_ns > 0
         return bool(self.acks or self.rejects) or fails or settings.drops
+
+    @property
+    def may_pass(self) -> bool:
+        """True if it may not hold back later jobs of its order key."""
+        settings = self.group.settings
+        if not settings.blocks:
+            return self.may_have_ended
+        drops = self.group.drops > 0 or settings.max_dead < MANY_DEAD
+        return self.acks > 0 or settings.drops or drops
 
     @property
     def newest(self) -> Lease | None:
@@ -199,8 +224,11 @@ class Group:
 class JobOracle:
     """The judge of the consumer groups of one daemon."""
 
-    def __init__(self) -> None:
+    def __init__(self, options: Callable[[str], Options] = lambda _: NONE) -> None:
+        """`options`: function that returns the options of the timers of a key."""
         self.groups: dict[str, Group] = {}
+        self.priorities = {topic: Possible(0) for topic in TOPICS}
+        """Priorities of topics."""
         self.starts_ns: list[int] = []
         """Times at which the daemon started."""
         self.cut_ns = 0
@@ -208,6 +236,9 @@ class JobOracle:
         self.granted = self.judged = 0
         """Number of leases, and of answers."""
         self._noted: set[tuple[int, str, int]] = set()
+        self._subjects: set[bytes] = set()
+        """Subjects of notices."""
+        self._options = options
 
     # ---- groups --------------------------------------------------------------------------------
 
@@ -265,11 +296,24 @@ class JobOracle:
         if place in self._noted:
             return
         self._noted.add(place)
+        repeated = key.startswith("s") and subject in self._subjects
+        self._subjects.add(subject)
         for group in self.groups.values():
             if place[1] in group.settings.topics and group.since_ns < fired_ns:
                 job = self.job(group, subject)
                 job.key, job.deadline_ns, job.born_ns = key, deadline_ns, fired_ns
+                job.priorities = self.priorities[place[1]].since(fired_ns)
                 job.required = True
+            if repeated:
+                self.job(group, subject).repeat()
+
+    def order(self, job: Job) -> Hashable:
+        """Return the order key of a job; None: unknown. A job of a notice from before its group has
+        the order of its key, but it is not known which jobs these are."""
+        own = self._options(job.key).order_key
+        if own is None:
+            return ("key", job.key) if job.key else None
+        return own if job.required else None
 
     def job(self, group: Group, subject: bytes) -> Job:
         """Return a job."""
@@ -281,16 +325,20 @@ class JobOracle:
 
     # ---- leases --------------------------------------------------------------------------------
 
-    def received(self, name: str, subject: bytes, holder: Holder, one: Delivered) -> Lease:
-        """Judge a job that a member received. Return its lease."""
+    def received(
+        self, name: str, subject: bytes, holder: Holder, one: Delivered, *, closed: bool = False
+    ) -> Lease:
+        """Judge a job that a member received. Return its lease. `closed`: the member may have given
+        it back before."""
         job = self.job(self.groups[name], subject)
-        if one.sent_ns <= self.cut_ns:  # the message is older than the arena
+        if job.repeated or one.sent_ns <= self.cut_ns:  # the message is older than the arena
             return self._new(job, holder, one, cuts=-1)
         known = job.leases.get(one.lease)
         if known is not None:
             self._repeated(known, holder, one)
             return known
         lease = self._new(job, holder, one, cuts=job.group.cuts)
+        lease.ended = lease.closed = closed
         self.granted += 1
         job.key, job.deadline_ns = one.key, one.deadline_ns
         self._judge_new(lease, one)
@@ -300,7 +348,7 @@ class JobOracle:
     def _new(self, job: Job, holder: Holder, one: Delivered, *, cuts: int) -> Lease:
         return Lease(
             job, one.lease, one.attempt, holder, (one.ticket, one.row), one.starts_ns, one.ends_ns,
-            cuts,
+            cuts, priority=one.priority,
         )  # fmt: skip
 
     def _repeated(self, known: Lease, holder: Holder, one: Delivered) -> None:
@@ -330,6 +378,7 @@ class JobOracle:
                 self._judge_pair(other, lease)
         if settings.ordered:
             self._judge_order(lease)
+        self._judge_priority(lease)
 
     def _judge_pair(self, one: Lease, other: Lease) -> None:
         """Judge two leases of one job, the older one first."""
@@ -350,9 +399,9 @@ class JobOracle:
     def _judge_order(self, lease: Lease) -> None:
         """Judge a lease of an ordered group: at most one job of a key is leased, in the order of
         deadlines."""
-        first = lease.number == 1
+        first, order = lease.number == 1, self.order(lease.job)
         for job in lease.job.group.jobs.values():
-            if job is lease.job or job.key != lease.job.key or not job.key:
+            if job is lease.job or order is None or self.order(job) != order:
                 continue
             other = job.newest
             if other is not None and other.live and other.starts_ns <= lease.starts_ns:
@@ -360,8 +409,51 @@ class JobOracle:
                 self._require(over, lease, "began during {} of the same key", other)
             if first and job.required and job.deadline_ns < lease.job.deadline_ns:
                 born = self.cut_ns < job.born_ns < lease.starts_ns
-                waits = born and not job.may_have_ended
+                waits = born and not job.may_pass
                 self._require(not waits, lease, "began before {}, which is due earlier", job)
+
+    def _judge_priority(self, lease: Lease) -> None:
+        """Judge the priority of a job, and the jobs that were leased while another job waited."""
+        job = lease.job
+        if job.required:
+            own = self._options(job.key).priority
+            known = job.priorities if own is None else {own}
+            self._require(lease.priority in known, lease, "has priority {}", lease.priority)
+        for other in job.group.jobs.values():
+            first = other.leases.get(1)
+            if other is job:
+                continue
+            if first is not None:
+                self._judge_rank(lease, first)
+            for one in other.leases.values() if lease.number == 1 else ():
+                self._judge_rank(one, lease)
+
+    def _judge_rank(self, lease: Lease, first: Lease) -> None:
+        """Judge a lease that began while another job waited for its first lease, `first`. Both
+        jobs rank by priority, and by the time for which they have waited."""
+        waiting, job = first.job, lease.job
+        waited = self._waits_from(waiting) < lease.starts_ns < first.starts_ns
+        if waited and self.cut_ns < job.born_ns < FOREVER_NS and self._is_free(waiting):
+            # a job that was given back ranks behind its birth
+            rank_ns = job.born_ns - lease.priority * AGING_NS
+            other_ns = waiting.born_ns - first.priority * AGING_NS
+            self._require(
+                rank_ns <= other_ns, lease, "with priority {} passed {} with priority {}",
+                lease.priority, waiting, first.priority,
+            )  # fmt: skip
+
+    def _waits_from(self, job: Job) -> int:
+        """Return the time from which a job has surely waited for its first lease."""
+        unknown = job.requeued or job.group.settings.retention_ns or job.born_ns <= self.cut_ns
+        return job.born_ns if job.required and not unknown else FOREVER_NS
+
+    def _is_free(self, job: Job) -> bool:
+        """Return whether no other job can hold back a job."""
+        order = self.order(job)
+        return not job.group.settings.ordered or not any(
+            other is not job and self.order(other) in (order, None)
+            for other in job.group.jobs.values()
+        )
 
     def _require(self, fact: object, lease: Lease, text: str, *values: object) -> None:
         if not fact:
@@ -454,6 +546,7 @@ class JobOracle:
     def arena_lost(self, now_ns: int, *, wal: bool) -> None:
         """Record the loss of the arena. All leases have ended; without a WAL, all jobs are gone."""
         self.cut_ns = now_ns
+        self._forget_priorities()
         for group in self.groups.values():
             group.cuts += 1
             group.acked, group.paused_ns = 0, FOREVER_NS
@@ -467,6 +560,7 @@ class JobOracle:
 
     def forced(self) -> None:
         """Record that a damaged WAL was accepted. Groups and jobs may be missing or older."""
+        self._forget_priorities()
         for group in self.groups.values():
             group.cuts += 1
             group.since_ns, group.durable, group.paused_ns = FOREVER_NS, False, FOREVER_NS
@@ -474,6 +568,10 @@ class JobOracle:
             for job in group.jobs.values():
                 job.required = job.durable = job.done = job.done_durably = False
                 job.leases.clear()
+
+    def _forget_priorities(self) -> None:
+        for possible in self.priorities.values():
+            possible.lost()
 
     # ---- the end -------------------------------------------------------------------------------
 
@@ -485,6 +583,8 @@ class JobOracle:
         job, settings = self.job(group, subject), group.settings
         letter = f"dead letter {job} ({reason.name}, {attempts} attempts, {error!r})"
         job.listed = True
+        if job.repeated:
+            return
         if job.done:
             raise Violation(f"{letter}: the job was acknowledged")
         if reason == JobReason.MAX_ATTEMPTS and attempts < settings.max_attempts:

@@ -85,6 +85,16 @@ class Timer:
     """True if the timer is parked. It fires only after it has been unparked."""
     awaits_notice: bool = False
     """True if an answer implies that the timer has fired, so that its notice has to arrive."""
+    refused: bool = False
+    """True if it was surely never armed."""
+    cancelled_ns: int = 0
+    """Time until which a call may have cancelled or replaced it; 0: none has."""
+    issued: int = 0
+    """Moment at which it was added."""
+    present: bool = True
+    """False if a loss of the arena has surely undone it, or found it ended."""
+    silent: bool = False
+    """True if it has ended, but perhaps without a notice, by a late policy."""
     fired: set[int] = field(default_factory=set)
     """Streams in which the timer has fired."""
 
@@ -349,6 +359,8 @@ class Oracle:
         """Refusals that earlier events may have caused."""
         self.wall_moved = False
         """True once the wall clock has been set or has drifted."""
+        self.may_end: Callable[[Timer, int], bool] = lambda *_: False
+        """Function that returns whether a timer may have ended without a notice by this time."""
 
     def moment(self) -> int:
         """Return the next moment: a number that is higher than all numbers returned before."""
@@ -373,6 +385,7 @@ class Oracle:
         call.before, call.issued = [*key.armed, *added], self.moment()
         key.calls.append(call)
         if call.timer is not None:
+            call.timer.issued = call.issued
             self.timers[call.timer.payload] = call.timer
             self.arming(call.key, call.timer.payload)
         return call
@@ -401,6 +414,13 @@ class Oracle:
             self._require(too_far, call, "refused as too far, at {}", now_ns)
         elif status != IN_DOUBT:
             self.judge_status(call.kind, status, call)
+        if call.timer is not None:
+            call.timer.refused = status not in (IN_DOUBT, *NEW)
+        if call.kind in ("cancel", "replace"):
+            for timer in (*key.armed, *call.before):
+                if timer is not call.timer:
+                    until_ns = FOREVER_NS if status == IN_DOUBT else now_ns
+                    timer.cancelled_ns = max(timer.cancelled_ns, until_ns)
         if call.issued < self.cut and not call.durable:
             status = IN_DOUBT  # the arena that gave the answer is lost
         if status == IN_DOUBT:
@@ -510,7 +530,7 @@ class Oracle:
         elif status == Status.ADDED:
             free = None in key.states or any(state.due(now_ns) for state in armed)
             self._require(free, call, "added, but a timer is armed: {}", armed)
-            self._await(key)
+            self._await(key, now_ns)
         if status in (Status.KEPT, Status.EXTENDED):
             extended = status == Status.EXTENDED
             for one in self._same(call, key, ticket, deadline_ns, extended=extended):
@@ -573,7 +593,7 @@ class Oracle:
         """Judge the answer FIRED, LEASED or UNKNOWN. It means that no timer is armed, or that the
         armed timer is not the timer that the call names."""
         if call.ticket in (0, *(timer.ticket for timer in key.armed)):
-            self._await(key)
+            self._await(key, now_ns)
         left: list[State] = []
         for state in key.states:
             meant = state is None or call.ticket in (0, state.ticket)
@@ -586,11 +606,17 @@ class Oracle:
         )
         key.become(left)
 
-    def _await(self, key: Key) -> None:
-        """Record that a notice must arrive, because an answer implies that a key's timer has fired.
-        Do nothing unless it is certain which timer that is."""
-        if len(key.states) == 1 and key.armed:
-            key.armed[0].awaits_notice = True
+    def _await(self, key: Key, now_ns: int) -> None:
+        """Record that a notice must arrive, because an answer implies that a key's timer has ended.
+        If it may be late, it may have no notice. Do nothing unless it is certain which timer that
+        is."""
+        if len(key.states) != 1 or not key.armed:
+            return
+        [timer] = key.armed
+        if self.may_end(timer, now_ns):
+            timer.silent = True
+        else:
+            timer.awaits_notice = True
 
     # ---- notices -------------------------------------------------------------------------------
 
@@ -880,14 +906,24 @@ class Oracle:
         for timer in self.timers.values():
             timer.shaky |= not timer.durable
             timer.awaits_notice &= timer.durable and wal
+            timer.silent = False
             timer.deadline_ns = min(timer.deadline_ns, timer.durable_ns)
             timer.ended = timer.ended if timer.ended_durably else ""
+        self._find_present()
         for one in self.watched.values():
             one.sure = one.durable = one.durable if wal else 0
             one.history = [found for found in one.history if found[-1] <= one.sure]
         for operation in self.operations.values():
             operation.cause = operation.cause if operation.durable else None
             operation.awaits_notice &= operation.durable
+
+    def _find_present(self) -> None:
+        """Find the timers that may be armed after a loss of the arena."""
+        found: set[State] = set()
+        for key in self.keys.values():
+            found.update(key.armed, (call.timer for call in key.calls))
+        for timer in self.timers.values():
+            timer.present = timer in found
 
     def forced(self) -> None:
         """Record that a damaged WAL was accepted. Changes that the WAL lacks may be undone, however
@@ -897,7 +933,9 @@ class Oracle:
             key.states += [state for state in (None,) if state not in key.states]
         for timer in self.timers.values():
             timer.ended, timer.shaky, timer.awaits_notice = "", True, False
+            timer.silent = False
             timer.deadline_ns = min(timer.deadline_ns, timer.earliest_ns)
+        self._find_present()
         for one in self.watched.values():
             one.sure = one.durable = 0
             one.history.clear()
@@ -922,14 +960,16 @@ class Oracle:
 
     # ---- the end -------------------------------------------------------------------------------
 
-    def finish(self) -> None:
+    def finish(self, now_ns: int = FOREVER_NS) -> None:
         """Judge the final state: every deadline has passed, and every daemon serves.
 
         Each acknowledged timer and operation must have ended, and a client must have been notified
-        of its end.
+        of its end, unless a late policy has ended it.
         """
         for name, key in self.keys.items():
-            self._require(None in key.states, name, "never fired: {}", key.armed)
+            self._await(key, now_ns)
+            ended = None in key.states or any(self.may_end(one, now_ns) for one in key.armed)
+            self._require(ended, name, "never fired: {}", key.armed)
         for timer in self.timers.values():
             lost = timer.awaits_notice and not timer.fired
             self._require(not lost, timer, "was lost: it is not armed, and no notice arrived")

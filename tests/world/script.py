@@ -20,6 +20,8 @@ GROUPS, CONSUMERS, SLOTS = 3, 3, 3
 READERS, CURSORS = 3, 2
 TOPICS = ("a", "b")
 RESUMER = 0
+GRACES_NS = (MS, 20 * MS, 150 * MS, S)
+"""Graces of late policies."""
 ACTIONS = ("open", "close", "status", "forget")
 """Actions on a bulk load."""
 STRANGE = (
@@ -106,6 +108,10 @@ class Setting:
     """Wall time at the beginning of the world."""
     readers: bool
     """True if subscribers have cursors."""
+    ranks: bool
+    """True if timers have priorities and order keys, which decide the order of jobs."""
+    late: bool
+    """True if timers, and a topic, have late policies."""
     only_rings: bool
     """True if all clients on the daemon's host have rings; otherwise every second connection."""
 
@@ -378,6 +384,23 @@ def _delayed_schedule(rng: random.Random) -> Arguments:
     }  # fmt: skip
 
 
+def _topic(rng: random.Random) -> Arguments:
+    return {"topic": rng.choice(TOPICS), "priority": rng.choice([0, 0, 3, 9])}
+
+
+def _outage(rng: random.Random) -> Arguments:
+    return {
+        "span_ns": rng.choice([50, 300, 2000]) * rng.randrange(MS),
+        "read_in_ns": 0,
+        "late": False,
+    }
+
+
+def _late(rng: random.Random) -> Arguments:
+    kind = rng.choice(["fire", "skip", "coalesce", "coalesce"])
+    return {"kind": kind, "grace_ns": 0 if kind == "fire" else rng.choice(GRACES_NS)}
+
+
 def _stale(rng: random.Random) -> Arguments:
     return {
         **_consumer(rng),
@@ -596,6 +619,37 @@ def _with_readers(seed: int, setting: Setting, steps: list[Step]) -> list[Step]:
     return found
 
 
+TOPIC_STEPS: dict[str, tuple[int, Draw]] = {"set_topic": (1, _topic)}
+"""Steps of worlds in which timers have priorities."""
+LATE_STEPS: dict[str, tuple[int, Draw]] = {
+    "set_late": (2, _late),
+    "set_pace": (1, lambda rng: {"late_per_s": rng.choice([50, 500, 100_000])}),
+    "add_many": (12, lambda rng: {**_many(rng), "delay_ns": rng.randrange(400 * MS)}),
+    "freeze_daemon": (8, _outage),
+}
+"""Steps of worlds in which timers have late policies."""
+TOPIC_SHARE, LATE_SHARE = 0.02, 0.15
+"""Number of steps of topics, or of late timers, for each other step."""
+
+
+def _with_topics(seed: int, setting: Setting, steps: list[Step]) -> list[Step]:
+    """Insert steps of topics. Their random numbers leave the other steps as they are."""
+    rng = random.Random(f"topic steps {seed}")
+    kinds = (TOPIC_STEPS if setting.ranks else {}) | (LATE_STEPS if setting.late else {})
+    found = [
+        Step(MS, kind, cell, kinds[kind][1](rng))
+        for cell in range(setting.shards)
+        for kind in kinds
+        if kind.startswith("set_")
+    ]
+    share = LATE_SHARE if setting.late else TOPIC_SHARE
+    for step in steps:
+        if rng.random() < share:
+            found.append(_step(rng, setting, kinds, {}, 0.0))
+        found.append(step)
+    return found
+
+
 def _with_schedules(seed: int, setting: Setting, steps: list[Step]) -> list[Step]:
     """Insert steps of schedules. Their random numbers leave the other steps as they are."""
     rng = random.Random(f"schedule steps {seed}")
@@ -683,6 +737,8 @@ def script(seed: int, steps: int = 400) -> Script:
         chosen = _with_groups(seed, setting, chosen)
     if setting.readers:
         chosen = _with_readers(seed, setting, chosen)
+    if setting.ranks or setting.late:
+        chosen = _with_topics(seed, setting, chosen)
     return Script(setting, _with_schedules(seed, setting, chosen) if setting.schedules else chosen)
 
 
@@ -707,6 +763,8 @@ def _setting(rng: random.Random, seed: int) -> Setting:
     shards = 2 if rng.random() < 0.1 else 1
     virtual = rng.random() < 0.1
     groups = not virtual and random.Random(f"groups {seed}").random() < 0.3
+    schedules = random.Random(f"s {seed}").random() < 0.3
+    late = not (virtual or schedules) and random.Random(f"late {seed}").random() < 0.4
     setting = Setting(
         seed=seed,
         wal=wal,
@@ -731,10 +789,12 @@ def _setting(rng: random.Random, seed: int) -> Setting:
         small_limits=tuple(group for group in SMALL_LIMITS if rng.random() < 0.15),
         local_subscribers=random.Random(f"local {seed}").choice([0, 1, SUBSCRIBERS]),
         groups=groups,
-        schedules=random.Random(f"s {seed}").random() < 0.3,
+        schedules=schedules,
         zone="",
         begin_wall_ns=EPOCH_NS,
         readers=random.Random(f"readers {seed}").random() < 0.3,
+        ranks=groups and random.Random(f"ranks {seed}").random() < 0.5,
+        late=late,
         only_rings=random.Random(f"rings {seed}").random() < 0.3,
     )
     setting = _with_zone(seed, setting)
@@ -743,7 +803,8 @@ def _setting(rng: random.Random, seed: int) -> Setting:
     if setting.readers and not (groups or setting.schedules):
         # The WAL has most notices. Triggers look for their notices in the replay buffer.
         setting = replace(setting, replay_capacity=16)
-    return replace(setting, sessions=16, parks=False) if groups else setting
+    setting = replace(setting, sessions=16, parks=False) if groups else setting
+    return replace(setting, parks=False) if late else setting
 
 
 def _step(

@@ -9,6 +9,7 @@ from functools import partial
 from itertools import pairwise
 from typing import Any
 
+from purgatoryd.clients import times
 from purgatoryd.clients.bulk_loads import BulkLoad
 from purgatoryd.clients.conditions import AllOf, AnyOf, Quorum, SumOf, When
 from purgatoryd.clients.purgatory import Watch
@@ -29,6 +30,7 @@ from purgatoryd.shm_layout.layout import (
 )
 from world.cell import ANYBODY, NAMESPACE, Cell
 from world.clients import HASTY_S
+from world.options import LateKind, Policy, Possible
 from world.oracle import ARMED, FOREVER_NS, IN_DOUBT, Call, Operation, Timer, Violation
 from world.script import CLIENTS, KEYS, MS, RESUMER, WATCH_KEYS, S
 from world.strangers import ADMIN_UID, UNKNOWN_UID, Stranger
@@ -41,6 +43,8 @@ OVERFULL, CANCELS = 80, 4
 cancel."""
 FAR = 10**9
 """A watermark that is never reached."""
+LATE_TOPIC = "b"
+"""The topic that has a late policy. It has no rows of bulk loads."""
 PARK_BEYOND_NS = 60 * S
 SETTLE_NS = 5 * S
 """Time after which a subscriber has noticed missing notices."""
@@ -641,6 +645,48 @@ def quota(cell: Cell, timers: int, ops: int, owner: int) -> None:
     cell.operator.ask(lambda n: wire.encode_namespace_set(n, NAMESPACE.encode(), changes))
 
 
+def set_topic(cell: Cell, topic: str, priority: int) -> None:
+    """Set the priority of a topic."""
+    changes = wire.TopicChanges(priority=priority)
+    _set_topic(cell, topic, changes, cell.jobs.priorities[topic], priority)
+
+
+def _set_topic(
+    cell: Cell, topic: str, changes: wire.TopicChanges, possible: Possible[Any], value: object
+) -> None:
+    possible.changing(value)
+
+    def report(reply: wire.Reply) -> None:
+        cell.world.note("topic", topic, reply.error)
+        if reply.error == WireError.NONE:
+            ((word, _),) = wire.decode_results(reply.body[: wire.RESULT.size])
+            if word & 0xFF == Status.DONE:
+                possible.changed(value, cell.world.schedule.now_ns)
+
+    cell.operator.ask(
+        lambda n: wire.encode_topic_set(n, NAMESPACE.encode(), topic.encode(), changes), report
+    )
+
+
+def set_late(cell: Cell, kind: LateKind, grace_ns: int) -> None:
+    """Set the late policy of LATE_TOPIC."""
+    policy = Policy(kind, grace_ns)
+    changes = wire.TopicChanges(late=times.late_policy(policy.argument))
+    _set_topic(cell, LATE_TOPIC, changes, cell.late.policies[LATE_TOPIC], policy)
+
+
+def set_pace(cell: Cell, late_per_s: int) -> None:
+    """Set how many late timers the namespace may fire in a second."""
+    cell.late.pace.changing(late_per_s)
+
+    def report(reply: wire.Reply) -> None:
+        if reply.error == WireError.NONE:
+            cell.late.pace.changed(late_per_s, cell.world.schedule.now_ns)
+
+    changes = {"late_per_s": late_per_s}
+    cell.operator.ask(lambda n: wire.encode_namespace_set(n, NAMESPACE.encode(), changes), report)
+
+
 def move_clock(cell: Cell, by_ns: int) -> None:
     """Move the virtual clock."""
     to_ns = cell.now_ns() + by_ns
@@ -653,7 +699,7 @@ STEPS: dict[str, Callable[..., None]] = {
         add, add_at, rush, cancel, get, add_many, burst, cancel_many, flush, watch, watch_many,
         advance, advance_many, bump, fail, clear, forget, cancel_for_key, let_hold, end_operation,
         extend_operation, bulk_load, manage_bulk_load, publish, settle, ping, list_sessions,
-        stranger, quota, move_clock, add_far, look, wade, cancel_crowd, overfill, late_check,
-        succeed,
+        stranger, quota, set_topic, set_late, set_pace, move_clock, add_far, look, wade,
+        cancel_crowd, overfill, late_check, succeed,
     )
 }  # fmt: skip

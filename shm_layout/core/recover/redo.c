@@ -1239,13 +1239,14 @@ static void topics_finish(struct pg_arena *a)
             topic_at(a, i)->carried = replay_newest_sent(a, i);
 }
 
-int pg_redo_end(struct pg_arena *a, const struct pg_redo *state, int64_t real_boot_ns,
-                int64_t shift_ns, int64_t wall_offset_ns, struct pg_fault *why)
+int pg_redo_end(struct pg_arena *a, const struct pg_redo *state, int64_t now_ns,
+                int64_t real_boot_ns, int64_t shift_ns, int64_t wall_offset_ns,
+                struct pg_fault *why)
 {
     memset(why, 0, sizeof *why);
     if (!is_whole(a, state, why))
         return 0;
-    time_set(a, a->state.now_ns, real_boot_ns);
+    time_set(a, now_ns, real_boot_ns);
     a->header->wall_offset_ns = wall_offset_ns;
     a->header->next_ticket += TICKETS_LOST;
     slots_finish(a, shift_ns);
