@@ -11,7 +11,7 @@ import random
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, suppress
 from functools import partial
 from typing import Any
@@ -498,7 +498,8 @@ def test_a_notice_between_the_look_and_the_sleep_ends_the_sleep(
 ) -> None:
     """`joins`: the notice comes before the words of several arenas are joined to one sleep."""
     start_partitioned(daemon, partitions, "--capacity", "4096", "--payload-memory", "1MiB")
-    join, due = Merged._settle_sleep, []
+    join = Merged._settle_sleep
+    due: list[Callable[[], object]] = []
 
     def settle(self: Merged) -> None:
         while due:

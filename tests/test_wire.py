@@ -208,8 +208,40 @@ def test_infos_round_trip() -> None:
     found = info(5 << 8 | 9, 77, -(2**63), 3, 2, 1, 2, 4) + b"nstopc" + b"kk" + b"pay"
     wall = info(6 << 8 | 9, 78, 1234, 0, 1, 0, 1, 0, operation=(0, 0, 0, 0, 0, 20, 0)) + b"n" + b"k"
     first, second = wire.decode_infos(found + wall, 2)
-    assert first == (5, 9, 77, None, "ns", "topc", b"kk", b"pay", None, 0, None, None, None, None)
-    assert second == (6, 9, 78, 1234, "n", "", "k", b"", None, 1 << 20, None, None, None, None)
+    assert first == (
+        5,
+        9,
+        77,
+        None,
+        "ns",
+        "topc",
+        b"kk",
+        b"pay",
+        None,
+        0,
+        None,
+        None,
+        None,
+        None,
+        None,
+    )
+    assert second == (
+        6,
+        9,
+        78,
+        1234,
+        "n",
+        "",
+        "k",
+        b"",
+        None,
+        1 << 20,
+        None,
+        None,
+        None,
+        None,
+        None,
+    )
 
 
 def test_an_operations_info_has_its_condition() -> None:
