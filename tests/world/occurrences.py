@@ -504,7 +504,7 @@ class ScheduleOracle:
         if put.gap:
             follows_ns = put.next_ns if self._exact and not put.delays else None
         if put.last_ns is None and len(put.schedule.puts) > 1 and not self._exact:
-            follows_ns = None  # it begins after the newest occurrence of an earlier put
+            follows_ns = None  # the put begins after the newest occurrence of an earlier put
         skips = self.skips and put.settings.overlap == "skip"
         if not (put.schedule.doubtful or skips) and follows_ns is not None:
             whole = nominal_ns < follows_ns + TRUNCATED_NS
