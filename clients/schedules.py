@@ -194,6 +194,19 @@ def _asked(connection: Connection, ask: ScheduleAsk, limit_s: float) -> Job[Sche
     return (yield from jobs.asked(connection, queue, "schedule", limit_s))
 
 
+_CLOCKS_NS = 1_000_000
+"""By less than this, a deadline differs from its nominal time because of the clocks alone."""
+
+
+def _deadline(info: ScheduleInfo) -> datetime | None:
+    """Return the deadline of the armed occurrence. The daemon converts a deadline on the boot clock
+    with the current offset of the wall clock, which varies by microseconds."""
+    if info.deadline_ns == NOMINAL_NONE:
+        return None
+    early = 0 < info.next_ns - info.deadline_ns < _CLOCKS_NS
+    return times.wall_time(info.next_ns if early else info.deadline_ns)
+
+
 def _schedule(namespace: str, info: ScheduleInfo) -> Schedule:
     known = info.next_ns not in (NOMINAL_NONE, NOMINAL_UNKNOWN)
     paused = info.state == ScheduleState.PAUSED
@@ -205,7 +218,7 @@ def _schedule(namespace: str, info: ScheduleInfo) -> Schedule:
         timedelta(microseconds=info.jitter_ns / 1000), _RULES[info.overlap], info.revision,
         info.armed, info.open_jobs, paused,
         times.wall_time(info.next_ns) if known and not paused else None,
-        None if info.deadline_ns == NOMINAL_NONE else times.wall_time(info.deadline_ns),
+        _deadline(info),
         times.wall_time(info.last_ns), times.wall_time(info.put_ns), info.uid, info.ticket,
     )  # fmt: skip
 

@@ -7,19 +7,21 @@ import functools
 import itertools
 import json
 import random
+import struct
 import subprocess
 import sys
 import threading
 import time
+import zoneinfo
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from jobs_driver import JobsCore, Session
@@ -54,9 +56,11 @@ from purgatoryd.clients import (
     Subscriber,
     UidShareExceeded,
 )
+from purgatoryd.clients.schedules import _schedule
+from purgatoryd.daemon.schedules import ZONES_EVERY_NS, Schedules
 from purgatoryd.shm_layout import cron, wire
 from purgatoryd.shm_layout._core import ffi, lib
-from purgatoryd.shm_layout.arena import Reader
+from purgatoryd.shm_layout.arena import Arena, Reader
 from purgatoryd.shm_layout.errors import ProtocolError
 from purgatoryd.shm_layout.layout import ScheduleAction, Status
 from purgatoryd.shm_layout.wire import ScheduleAsk
@@ -882,6 +886,86 @@ def test_a_resume_after_a_step_of_the_wall_clock_repeats_no_occurrence() -> None
             scheduled(core, session, ask(ScheduleAction.RESUME))
     keys = [entry.key for entry in core.entries()]
     assert keys == [f"tide@{ORIGIN_NS + n * minute_ns}".encode() for n in (1, 2)]
+
+
+def fixed_zone(hours: int) -> bytes:
+    """Return a file of the tz database: a zone with one offset (RFC 9636, version 1)."""
+    head = b"TZif" + bytes(16) + struct.pack(">6l", 0, 0, 0, 0, 1, 4)
+    return head + struct.pack(">lbb", hours * 3600, 0, 0) + b"ABC\0"
+
+
+@pytest.fixture
+def zone_file(tmp_path: Path) -> Iterator[Path]:
+    """Yield the path of the only time zone that exists, Test/Zone."""
+    before = zoneinfo.TZPATH
+    zoneinfo.reset_tzpath([tmp_path])
+    (tmp_path / "Test").mkdir()
+    yield tmp_path / "Test" / "Zone"
+    zoneinfo.reset_tzpath(before)
+    cron.forget_zones()
+
+
+class ScheduledCore(JobsCore):
+    """A private arena that the daemon's Schedules serve."""
+
+    def __init__(self) -> None:
+        super().__init__(schedules=1)
+        self._a = self.a
+
+    schedule_question = Arena.schedule_question
+    schedule_answer = Arena.schedule_answer
+    schedule_zones = Arena.schedule_zones
+    recheck_schedules = Arena.recheck_schedules
+
+
+@pytest.mark.tier("test")
+def test_an_update_of_the_tz_database_moves_the_next_occurrence(zone_file: Path) -> None:
+    core = ScheduledCore()
+    session, served = Session(core), Schedules(cast(Any, core))
+    core.advance(SECOND_NS, wall_offset_ns=ORIGIN_NS)
+    served.heartbeat(0)
+    ask = partial(ScheduleAsk, namespace=b"n", key=b"tide")
+
+    def asked(put: ScheduleAsk) -> wire.ScheduleInfo:
+        for n in range(2):  # the first message waits for the times
+            with suppress(ProtocolError):
+                message = wire.encode_schedule(n, session.id, put)
+                core.handle(message, uid=session.uid, real_boot_ns=core.header.now_ns)
+            served.serve()
+        reply = wire.decode_reply(core.newest_reply)
+        (info,) = wire.decode_schedule(reply.body, reply.records, put.action).infos
+        return info
+
+    def next_hour() -> int:
+        core.advance(core.header.now_ns + 1, wall_offset_ns=ORIGIN_NS)
+        info = asked(ask(ScheduleAction.GET))
+        assert info.deadline_ns == info.next_ns
+        return (info.next_ns - ORIGIN_NS) // HOUR_NS + ORIGIN.hour
+
+    zone_file.write_bytes(fixed_zone(0))
+    asked(ask(ScheduleAction.PUT, topic=b"t", spec=b"0 12 * * *", zone=b"Test/Zone", until=2**62))
+    served.heartbeat(ZONES_EVERY_NS)
+    assert next_hour() == 12
+    (zone_file.parent / "New").write_bytes(fixed_zone(3))
+    (zone_file.parent / "New").rename(zone_file)
+    served.heartbeat(2 * ZONES_EVERY_NS - 1)
+    served.serve()
+    assert next_hour() == 12
+    served.heartbeat(2 * ZONES_EVERY_NS)
+    served.serve()
+    assert next_hour() == 9
+
+
+def test_a_deadline_is_not_before_its_nominal_time() -> None:
+    at_ns = ORIGIN_NS + 1_500
+    info = wire.ScheduleInfo(
+        1, 0, HOUR_NS, 2**63 - 1, 0, 1, 0, at_ns, at_ns - 600, 0, 1, 0, 0, 1, 0, 0, None, "t", "k",
+        "", "", "", b"",
+    )  # fmt: skip
+    shown = _schedule("n", info)
+    assert shown.deadline == shown.next == ORIGIN + timedelta(microseconds=1)
+    stepped = _schedule("n", info._replace(deadline_ns=at_ns - SECOND_NS))
+    assert stepped.deadline == ORIGIN - timedelta(seconds=1, microseconds=-1)
 
 
 @pytest.mark.tier("test")
