@@ -68,7 +68,7 @@ def test_jobs_are_printed_and_acknowledged(daemon: StartDaemon) -> None:
     }
     add("d", b"text")
     assert "orders attempt 1 d (" in cli(demo, "consume", "mailers", "--count", "1").stdout
-    assert cli(demo, "consume", "mailers", "--idle", "0.05").returncode == Exit.NEGATIVE
+    assert cli(demo, "consume", "mailers", "--idle", "50ms").returncode == Exit.NEGATIVE
     found = answer(demo, "groups", "describe", "mailers")
     assert (found["acked"], found["waiting"], found["leased"]) == (4, 0, 0)
 
@@ -122,8 +122,8 @@ def waiting(demo: Daemon) -> int:
 
 def test_consume_creates_a_missing_consumer_group_only_with_topics(daemon: StartDaemon) -> None:
     demo = daemon("demo")
-    assert cli(demo, "consume", "mailers", "--idle", "0").returncode == Exit.REFUSED
-    arguments = ("consume", "mailers", "--topics", "orders", "--idle", "0", "--max-dead", "7")
+    assert cli(demo, "consume", "mailers", "--idle", "0s").returncode == Exit.REFUSED
+    arguments = ("consume", "mailers", "--topics", "orders", "--idle", "0s", "--max-dead", "7")
     assert cli(demo, *arguments).returncode == Exit.NEGATIVE
     assert answer(demo, "groups", "describe", "mailers")["max_dead"] == 7
 
