@@ -178,8 +178,11 @@ def test_a_used_budget_refuses_timers(daemon: StartDaemon) -> None:
             c.create_group("printers", ["orders"], max_backlog=2)
 
 
+DROPPED = "a consumer group dropped unfinished jobs"
+
+
 def test_a_group_drops_nothing_for_a_timer_that_never_fits(daemon: StartDaemon) -> None:
-    daemon("demo")
+    one = daemon("demo")
     with client() as c:
         c.create_group("mailers", ["orders"], max_backlog=4, max_bytes=1024, full="drop_oldest")
         c.add("far", 3600, topic="orders", payload=b"x" * 400)
@@ -190,8 +193,12 @@ def test_a_group_drops_nothing_for_a_timer_that_never_fits(daemon: StartDaemon) 
             with pytest.raises(FullGroup):
                 c.add("big", 3600, topic="orders", payload=b"x" * size)
         assert (c.group("mailers").waiting, c.group("mailers").dropped) == (3, 0)
+        assert DROPPED not in one.stderr
         c.add("fits", 3600, topic="orders", payload=b"x" * 550)
         assert (c.group("mailers").waiting, c.group("mailers").dropped) == (2, 1)
+    eventually(lambda: DROPPED in one.stderr)
+    (line,) = (line for line in one.stderr.splitlines() if DROPPED in line)
+    assert line.endswith("[name=demo namespace=shop group=mailers jobs=1]")
 
 
 def test_a_large_timer_that_drops_many_jobs_does_not_overflow_the_wal_buffer(
