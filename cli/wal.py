@@ -247,6 +247,9 @@ def cat_command(
     FILES may also be snapshots and exports. The command reads from the disk, bypassing the page
     cache, and omits records that a crash left incomplete. While the daemon runs, records
     after `committed_lsn` of `purgatoryd stats` may be written but not synced.
+
+    A record of a job has the ticket of its timer. Its `job_state` is waiting, leased, delayed, dead
+    or ended; `dead_reason` and `cause` say why.
     """
     from purgatoryd.shm_layout.errors import InvalidSetting
     from purgatoryd.shm_layout.wal import KINDS, segments

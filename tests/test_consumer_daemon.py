@@ -25,6 +25,7 @@ from tiers import wide
 
 from purgatoryd.clients import (
     Admin,
+    AllOf,
     AsyncConsumer,
     CancelResult,
     Client,
@@ -38,7 +39,9 @@ from purgatoryd.clients import (
     JobReason,
     LeaseLost,
     Partitioned,
+    Purgatory,
 )
+from purgatoryd.shm_layout import wire
 
 pytestmark = pytest.mark.tier("test")
 
@@ -176,6 +179,23 @@ def test_a_used_budget_refuses_timers(daemon: StartDaemon) -> None:
         c.add("one", 3600, topic="other")
         with pytest.raises(GroupRefused, match="3 pending timers"):
             c.create_group("printers", ["orders"], max_backlog=2)
+
+
+def test_the_end_of_an_operation_is_a_job_for_groups_and_an_outcome(
+    daemon: StartDaemon,
+) -> None:
+    daemon("demo")
+    with consumer() as jobs, Purgatory("demo", namespace="shop", timeout=PATIENCE_S) as owner:
+        operation = owner.watch("req", AllOf({"a": 1}), 3600, payload=b"p", topic="orders")
+        owner.advance("a", 1)
+        job = taken(jobs)
+        assert (job.key, job.ticket) == ("req", operation.ticket)
+        verdict, payload = wire.decode_verdict(job.payload)
+        assert (verdict.error, verdict.missing, payload) == (0, (), b"p")
+        job.ack()
+        assert operation.result(PATIENCE_S).cause == "satisfied"
+        with client() as c:
+            assert (c.group("mailers").acked, c.group("mailers").waiting) == (1, 0)
 
 
 DROPPED = "a consumer group dropped unfinished jobs"
