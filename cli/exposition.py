@@ -374,7 +374,7 @@ def _no_metrics() -> Metrics:
         dict.fromkeys(GAUGES, 0.0),
         {n.lower(): Histogram(n.lower(), (0,) * BUCKETS, 0, 0) for n in Measured.__members__},
         [Namespace("", 0, 0, 0, settings, ANYBODY)],
-        [ConsumerGroup("", "", 0, 0, 0, 0, 0)],
+        [ConsumerGroup("", "", 0, 0, 0, 0, 0, 0, 0)],
         [CursorLag("", "", 0)],
     )
 

@@ -13,6 +13,7 @@ from purgatoryd.cli import units
 from purgatoryd.cli.arena import print_table
 from purgatoryd.cli.exits import Command, Exit, Group
 from purgatoryd.cli.options import (
+    agreed,
     emit,
     json_option,
     key_record,
@@ -216,15 +217,12 @@ def delete_command(
     with clients.Client(name, namespace=namespace, timeout=timeout) as client:
         info = client.group(group)
         jobs = info.waiting + info.leased + info.delayed + info.dead
-        if not (yes or _agreed(f"Delete consumer group {group!r} with {jobs} jobs?")):
+        question = f"Delete consumer group {group!r} with {jobs} jobs?"
+        if not (yes or agreed("groups delete", question)):
             return Exit.NEGATIVE
         client.delete_group(group)
     emit({"group": group, "result": "DELETED"}, f"deleted {visible(group)}", as_json)
     return Exit.DONE
-
-
-def _agreed(question: str) -> bool:
-    return click.confirm(question, err=True)
 
 
 @groups_command.command("pause", cls=Command)
@@ -345,7 +343,7 @@ def drop_command(
     _check_choice(ticket, everything)
     with clients.Client(name, namespace=namespace, timeout=timeout) as client:
         which = f"{client.group(group).dead} dead letters" if everything else f"letter {ticket}"
-        if not (yes or _agreed(f"Drop {which} of consumer group {group!r}?")):
+        if not (yes or agreed("dead drop", f"Drop {which} of consumer group {group!r}?")):
             return Exit.NEGATIVE
         count = client.drop_dead(group, ticket)
     emit({"group": group, "dropped": count}, f"dropped {count}", as_json)

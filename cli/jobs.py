@@ -87,15 +87,15 @@ def job_text(job: Job) -> str:
 )  # fmt: skip
 @click.option("--count", type=units.Whole(1), help="Stop after this number of jobs.")
 @click.option(
-    "--idle", type=units.Number(min=0),
-    help="Stop after this number of seconds without a job, with exit code 1.",
+    "--idle", type=units.Duration(0),
+    help="Stop after this time without a job, with exit code 1.",
 )  # fmt: skip
 @group_options
 @timeout_option
 @json_option
 def consume_command(
     group: str, name: str, namespace: str, topics: tuple[str, ...], command: str | None,
-    lease: int, concurrency: int, drain: int, count: int | None, idle: float | None,
+    lease: int, concurrency: int, drain: int, count: int | None, idle: int | None,
     timeout: float, as_json: bool, start: Any, **settings: Any,
 ) -> int:  # fmt: skip
     """Print the jobs of a consumer group, or run a command for each.
@@ -119,7 +119,7 @@ def consume_command(
     ) as jobs:  # fmt: skip
         click.echo("consuming", err=True)
         handler = partial(_print, as_json) if command is None else partial(_execute, command)
-        work = _Work(jobs, handler, count, idle)
+        work = _Work(jobs, handler, count, None if idle is None else idle / 1e9)
         with stopped_by_signals(jobs):
             work.run(concurrency)
         jobs.close(drain=drain / 1e9)
@@ -143,13 +143,15 @@ def stopped_by_signals(jobs: Consumer) -> Iterator[None]:
 class _Work:
     """The threads of a `consume` command."""
 
-    def __init__(self, jobs: Consumer, handler: Any, count: int | None, idle: float | None) -> None:
+    def __init__(
+        self, jobs: Consumer, handler: Any, count: int | None, idle_s: float | None
+    ) -> None:
         self.idled = False
-        """True if no job came for `idle` seconds."""
+        """True if no job came for `idle_s` seconds."""
         self._jobs = jobs
         self._handler = handler
         self._left = count
-        self._idle = idle
+        self._idle_s = idle_s
         self._mutex = threading.Lock()
         self._error: BaseException | None = None
 
@@ -167,9 +169,9 @@ class _Work:
     def _work(self) -> None:
         try:
             while self._claim():
-                job = self._jobs.get(self._idle)
+                job = self._jobs.get(self._idle_s)
                 if job is None:
-                    self.idled = self.idled or self._idle is not None
+                    self.idled = self.idled or self._idle_s is not None
                     break
                 with suppress(clients.LeaseLost):
                     self._handler(job)

@@ -114,6 +114,14 @@ def time_text(at: str) -> str:
     return units.format_relative(left_ns) + f", {at}" * is_wide()
 
 
+def agreed(command: str, question: str) -> bool:
+    """Ask a question at the terminal, and return whether the answer is yes. Raises UsageError if
+    there is no terminal. `command`: the command that asks; it has the option --yes."""
+    if not sys.stdin.isatty():
+        raise click.UsageError(f"Without a terminal, `{command}` needs --yes.")
+    return click.confirm(question, err=True)
+
+
 def payload_record(payload: bytes) -> dict[str, str]:
     """Return a payload for JSON: as text if it is UTF-8, otherwise in base64."""
     try:

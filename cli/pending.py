@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import sys
 import time
 from collections.abc import Callable, Iterator
 from datetime import datetime
@@ -18,6 +17,7 @@ from purgatoryd.cli import units
 from purgatoryd.cli.bulk_loads import BulkLoadId
 from purgatoryd.cli.exits import Command, Exit, Group
 from purgatoryd.cli.options import (
+    agreed,
     emit,
     json_option,
     key_text,
@@ -28,7 +28,7 @@ from purgatoryd.cli.options import (
     timeout_option,
     visible,
 )
-from purgatoryd.cli.timers import timer_record
+from purgatoryd.cli.timers import due_record, timer_record
 
 if TYPE_CHECKING:
     from purgatoryd.clients import Client, SweepStatus, TimerInfo
@@ -124,7 +124,8 @@ def ls_command(as_json: bool, limit: int, cursor: str | None, **options: Any) ->
         page = client.list_timers(limit=limit, cursor=cursor, **selection)
         virtual = client.virtual
     for timer in page:
-        emit(timer_record(timer), timer_line(timer, virtual), as_json)
+        record = timer_record(timer) | ({} if virtual else due_record(timer, as_json))
+        emit(record, timer_line(timer, virtual), as_json)
     if page.cursor is not None:
         emit({"cursor": page.cursor}, f"more: --cursor {page.cursor}", as_json)
 
@@ -263,10 +264,8 @@ def purge_command(as_json: bool, yes: bool, dry_run: bool, **options: Any) -> in
         total = client.count_timers()
         if dry_run:
             return show(client.cancel_where(dry_run=True), as_json, dry_run=True)
-        if not yes:
-            if not sys.stdin.isatty():
-                raise click.UsageError("Without a terminal, `timers purge` needs --yes.")
-            click.confirm(f"Cancel all {total} timers of {target}?", abort=True, err=True)
+        if not (yes or agreed("timers purge", f"Cancel all {total} timers of {target}?")):
+            return Exit.NEGATIVE
         status = client.cancel_where()
     return show(status, as_json)
 

@@ -65,7 +65,8 @@ such as `03/04/2026`, `tomorrow` and `tomorrow at 9`. `friday` is the next one; 
 `today` or `next friday`. The setting `wall-origin` needs ISO 8601 with an offset or a zone.
 
 Text output shows times as `in 2h 5m` or `3m ago`. A pipe, and a terminal of at least 120 columns,
-also get the exact time. JSON has exact times in ISO 8601 and durations in nanoseconds.
+also get the exact time. JSON has exact times in ISO 8601 and durations in nanoseconds. A
+field whose name ends in `_boot_ns` has the time of the daemon's own clock, in nanoseconds.
 """
 
 _DIRECTORY = """\

@@ -57,6 +57,8 @@ def schedule_record(schedule: Schedule) -> dict[str, Any]:
         "key": schedule.key,
         "namespace": schedule.namespace,
         "topic": schedule.topic,
+        "tag": schedule.tag,
+        "priority": schedule.priority,
         "every_ns": None if every is None else round(every.total_seconds() * 1e6) * 1000,
         "cron": schedule.cron,
         "tz": schedule.tz,
@@ -126,6 +128,11 @@ def schedules_command() -> None:
     " begin --every when they end.",
 )  # fmt: skip
 @click.option("-t", "--topic", default="default", show_default=True, help="Topic of the notices.")
+@click.option("--tag", help="Tag of the occurrences, for `timers` commands: up to 63 bytes.")
+@click.option(
+    "--priority", type=units.Whole(0, 9),
+    help="Priority of the jobs of the occurrences, 9 first.  [default: that of the topic]",
+)  # fmt: skip
 @click.option("-p", "--payload", default="", help="Payload of the notices, as text.")
 @click.option("--payload-file", type=click.File("rb"), help="File with the payload; - is stdin.")
 @timeout_option
@@ -133,7 +140,8 @@ def schedules_command() -> None:
 def put_command(
     key: str, name: str, namespace: str, every: int | None, cron: str | None, tz: str | None,
     until: datetime | None, count: int | None, jitter: int, overlap: OverlapRule, topic: str,
-    payload: str, payload_file: BinaryIO | None, timeout: float, as_json: bool,
+    tag: str | None, priority: int | None, payload: str, payload_file: BinaryIO | None,
+    timeout: float, as_json: bool,
 ) -> None:  # fmt: skip
     """Add the schedule KEY, or change it if it has other settings.
 
@@ -151,7 +159,7 @@ def put_command(
         schedule = client.put_schedule(
             key, every=None if every is None else every / 1e9, cron=cron, tz=tz, topic=topic,
             payload=content, count=count, until=until, jitter=jitter / 1e9,
-            overlap=overlap,
+            overlap=overlap, tag=tag, priority=priority,
         )  # fmt: skip
     _show(schedule, "put", as_json=as_json)
 

@@ -155,6 +155,7 @@ def add_command(
         raise click.UsageError("Give either --payload or --payload-file.")
     content = payload_file.read() if payload_file else payload.encode()
     with clients.Client(name, namespace=namespace, timeout=timeout) as client:
+        virtual = client.virtual
         timer = client.add(
             read_key(key, key_type),
             delay_ns=delay,
@@ -169,7 +170,7 @@ def add_command(
             unique_for=None if unique_for is None else unique_for / 1e9,
         )
     text = f"{timer.status.name.lower()} {key_text(timer.key)}, ticket {timer.ticket}"
-    emit(timer_record(timer), text, as_json)
+    emit(timer_record(timer) | ({} if virtual else due_record(timer, True)), text, as_json)
 
 
 @click.command("cancel", cls=Command)

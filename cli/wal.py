@@ -181,9 +181,9 @@ def entered(walk: Walk, path: Path) -> Walk:
 
 def frame_record(frame: Frame) -> dict[str, Any]:
     """Return a record for JSON."""
-    from purgatoryd.shm_layout.wal import contents
+    from purgatoryd.shm_layout.wal import contents, explained
 
-    fields = {n: v for n, v in frame.fields.items() if n not in ("key_type",) and "_len" not in n}
+    fields = {n: v for n, v in explained(frame).items() if n != "key_type" and "_len" not in n}
     record: dict[str, Any] = {"lsn": frame.lsn, "kind": frame.kind, **fields, **frame.timestamps}
     if frame.replaced:
         record["replaced_timestamps"] = frame.replaced
@@ -217,13 +217,14 @@ def histogram_records(frame: Frame) -> dict[str, dict[str, int]]:
 
 def frame_text(frame: Frame) -> str:
     """Return a record as a line of text."""
-    from purgatoryd.shm_layout.wal import contents
+    from purgatoryd.shm_layout.wal import contents, explained
 
-    found = contents(frame)
+    found, fields = contents(frame), explained(frame)
     detail = visible(found.name or "") if found.key is None else key_text(found.key)
-    shown = ("ticket", "topic", "position", "watermark", "row", "cause", "upto", "start_lsn",
-             "session", "sequence", "count", "bucket_count")  # fmt: skip
-    rest = " ".join(f"{n}={frame.fields[n]}" for n in shown if n in frame.fields)
+    shown = ("ticket", "topic", "group", "position", "watermark", "row", "job_state", "cause",
+             "dead_reason", "leases", "failures", "upto", "start_lsn", "session", "sequence",
+             "count", "bucket_count")  # fmt: skip
+    rest = " ".join(f"{n}={fields[n]}" for n in shown if n in fields)
     return f"{frame.lsn:>12} {frame.kind:<10} {detail:<36} {rest}".rstrip()
 
 
@@ -246,6 +247,9 @@ def cat_command(
     FILES may also be snapshots and exports. The command reads from the disk, bypassing the page
     cache, and omits records that a crash left incomplete. While the daemon runs, records
     after `committed_lsn` of `purgatoryd stats` may be written but not synced.
+
+    A record of a job has the ticket of its timer. Its `job_state` is waiting, leased, delayed, dead
+    or ended; `dead_reason` and `cause` say why.
     """
     from purgatoryd.shm_layout.errors import InvalidSetting
     from purgatoryd.shm_layout.wal import KINDS, segments

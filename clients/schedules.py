@@ -13,6 +13,7 @@ from purgatoryd.clients import jobs, times
 from purgatoryd.clients.arguments import check_choice, check_type, check_whole
 from purgatoryd.clients.connection import Connection
 from purgatoryd.clients.core import Asked, Core
+from purgatoryd.clients.items import check_priority
 from purgatoryd.clients.jobs import Job
 from purgatoryd.shm_layout import wire
 from purgatoryd.shm_layout.errors import InvalidArgument, InvalidKey, ScheduleRefused
@@ -58,6 +59,10 @@ class Schedule:
     namespace: str
     topic: str
     payload: bytes
+    tag: str | None
+    """Tag of its occurrences; None = they have none."""
+    priority: int | None
+    """Priority of the jobs of its occurrences; None = that of the topic."""
     every: timedelta | None
     """Time between occurrences; None if the schedule has a cron expression."""
     cron: str | None
@@ -189,18 +194,31 @@ def _asked(connection: Connection, ask: ScheduleAsk, limit_s: float) -> Job[Sche
     return (yield from jobs.asked(connection, queue, "schedule", limit_s))
 
 
+_CLOCKS_NS = 1_000_000
+"""By less than this, a deadline differs from its nominal time because of the clocks alone."""
+
+
+def _deadline(info: ScheduleInfo) -> datetime | None:
+    """Return the deadline of the armed occurrence. The daemon converts a deadline on the boot clock
+    with the current offset of the wall clock, which varies by microseconds."""
+    if info.deadline_ns == NOMINAL_NONE:
+        return None
+    early = 0 < info.next_ns - info.deadline_ns < _CLOCKS_NS
+    return times.wall_time(info.next_ns if early else info.deadline_ns)
+
+
 def _schedule(namespace: str, info: ScheduleInfo) -> Schedule:
     known = info.next_ns not in (NOMINAL_NONE, NOMINAL_UNKNOWN)
     paused = info.state == ScheduleState.PAUSED
     return Schedule(
-        info.key, namespace, info.topic, info.payload,
+        info.key, namespace, info.topic, info.payload, info.tag or None, info.priority,
         timedelta(microseconds=info.every_ns / 1000) if info.every_ns else None,
         None if info.every_ns else info.spec, info.zone or "UTC", info.most or None,
         None if info.until_ns == NOMINAL_NONE else times.wall_time(info.until_ns),
         timedelta(microseconds=info.jitter_ns / 1000), _RULES[info.overlap], info.revision,
         info.armed, info.open_jobs, paused,
         times.wall_time(info.next_ns) if known and not paused else None,
-        None if info.deadline_ns == NOMINAL_NONE else times.wall_time(info.deadline_ns),
+        _deadline(info),
         times.wall_time(info.last_ns), times.wall_time(info.put_ns), info.uid, info.ticket,
     )  # fmt: skip
 
@@ -312,7 +330,8 @@ class ScheduleCalls(ABC, Generic[One, Found, Several, Existed, Ticket, Filled, T
         self, key: str, *, every: Span | None = None, cron: str | None = None,
         tz: str | tzinfo | None = None, topic: str = "default", payload: bytes = b"",
         count: int | None = None, until: datetime | None = None, jitter: Span = 0,
-        overlap: OverlapRule = "allow", timeout: float | timedelta | None = None,
+        overlap: OverlapRule = "allow", tag: str | None = None, priority: int | None = None,
+        timeout: float | timedelta | None = None,
     ) -> One:  # fmt: skip
         """Add a schedule, or change it if it exists with other settings; return it as Schedule.
 
@@ -331,10 +350,13 @@ class ScheduleCalls(ABC, Generic[One, Found, Several, Existed, Ticket, Filled, T
         and those after it follow one by one; none is lost. "delay", only with `every`: it is due
         `every` after the last open job ended, or after the last firing without a job.
 
+        `tag`, `priority`: those of the occurrences, as in add().
+
         With the same settings nothing changes, so every start of a program may put its schedules.
         Other settings raise `revision`, take the armed occurrence back and begin to count again. A
         cron schedule fires no nominal time twice, even if the wall clock was set back.
-        Raises InvalidArgument, ScheduleRefused, UidShareExceeded, MessageRefused, DaemonError.
+        Raises InvalidArgument, InvalidName, ScheduleRefused, UidShareExceeded, MessageRefused,
+        DaemonError.
         """
         every_ns, spec, zone = _spec(every, cron, tz)
         ask = {
@@ -343,6 +365,8 @@ class ScheduleCalls(ABC, Generic[One, Found, Several, Existed, Ticket, Filled, T
             "until": _until_ns(until), "jitter_ns": _span_ns("jitter", jitter, 0),
             "most": 0 if count is None else check_whole("count", count, 1, _COUNT_MAX),
             "overlap": _overlap(overlap, every_ns),
+            "tag": b"" if tag is None else wire.tag_bytes(tag),
+            "priority": check_priority(priority),
         }  # fmt: skip
         return self._planned(_single(_key(key), ask, _must_exist), timeout)  # type: ignore[no-any-return]
 

@@ -85,6 +85,8 @@ class Reaper:
         self._reload: Callable[[], None] = lambda: None
         self._unswept = self._sent = 0
         self._sweeps = int(arena.metrics.sweeps)
+        self._jobs_dropped = int(arena.metrics.jobs_dropped)
+        self._dropped_before = self._dropped_by_group()
         self._target_ns: int | None = None
         self._grace = Grace(arena, self._commands)
         self._advancing: deque[Request] = deque()
@@ -101,6 +103,26 @@ class Reaper:
                 change=sweep.change.name.lower(), namespace=sweep.namespace,
             )  # fmt: skip
         self._sweeps = count
+
+    def _dropped_by_group(self) -> dict[tuple[str, str, int], int]:
+        """Return how many jobs each consumer group has dropped, by namespace, name and
+        incarnation."""
+        groups = self.arena.consumer_groups()
+        return {(g.namespace, g.name, g.incarnation): g.dropped for g in groups}
+
+    def _log_drops(self) -> None:
+        """Log the consumer groups that dropped jobs since the last heartbeat."""
+        count = int(self.arena.metrics.jobs_dropped)
+        if count == self._jobs_dropped:
+            return
+        before, self._dropped_before = self._dropped_before, self._dropped_by_group()
+        for group, dropped in self._dropped_before.items():
+            if jobs := dropped - before.get(group, 0):
+                log.warning(
+                    "a consumer group dropped unfinished jobs", namespace=group[0],
+                    group=group[1], jobs=jobs,
+                )  # fmt: skip
+        self._jobs_dropped = count
 
     def begin(self) -> None:
         """Enter state READY: readers may attach and clients connect."""
@@ -260,6 +282,7 @@ class Reaper:
         self._schedules.heartbeat(now_ns)
         self.arena.sweep_bulk_loads(now_ns, self._config.bulk_load_ttl_ns)
         self._log_sweeps()
+        self._log_drops()
         loop = self.loop
         self.arena.heartbeat(now_ns, loop.iterations, loop.wakeups, self._sent, log.dropped)
         self._placement.look(self.arena)

@@ -130,8 +130,9 @@ class Namespace:
 
 @dataclass(frozen=True, slots=True)
 class ConsumerGroup:
-    """The state of a consumer group: its jobs by state, and the age of the oldest one without an
-    ack, dead letters excluded; 0 = none."""
+    """The state of a consumer group: its jobs by state, the age of the oldest one without an ack,
+    dead letters excluded, 0 = none; and the number of jobs and dead letters that were removed
+    unfinished."""
 
     namespace: str
     name: str
@@ -140,6 +141,8 @@ class ConsumerGroup:
     delayed: int
     dead: int
     oldest_ns: int
+    incarnation: int
+    dropped: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -426,7 +429,7 @@ class Handle:
                     names.get(g.namespace_row, ""),
                     bytes(ffi.buffer(g.name, g.name_len)).decode(),
                     g.waiting, g.leased, g.delayed, g.dead,
-                    max(0, now_ns - fired_ns),
+                    max(0, now_ns - fired_ns), g.incarnation, g.dropped,
                 )  # fmt: skip
 
     def accounts(self) -> Iterator[Account]:

@@ -984,7 +984,7 @@ struct pg_schedule_fields {       /* 160 bytes */
     uint64_t first_ticket;        /* jobs with an older ticket are those of an earlier schedule */
     int64_t  before_ns;           /* newest nominal time that fired before the put; 0 = none */
     uint64_t reserved;
-    uint32_t blob;                /* first granule of the blob: key, spec, zone, payload */
+    uint32_t blob;                /* first granule of the blob: key, spec, zone, tag, payload */
     uint32_t payload_len;
     uint32_t topic;               /* row of the topic of the occurrences */
     uint32_t uid;                 /* uid that put the schedule */
@@ -993,7 +993,9 @@ struct pg_schedule_fields {       /* 160 bytes */
     uint8_t  spec_len;
     uint8_t  zone_len;
     uint8_t  overlap;             /* enum pg_overlap */
-    uint8_t  pad[3];
+    uint8_t  tag_len;             /* 0 = the occurrences have no tag */
+    uint8_t  has_priority;        /* 1 = the occurrences have a priority */
+    uint8_t  priority;            /* priority of their jobs, 0..PG_PRIORITY_MAX */
 };
 
 /* A schedule. Authoritative except for the fields marked "derived". A change writes the fields that
@@ -1387,8 +1389,8 @@ enum pg_wal_type {
     PG_WAL_JOB,                   /* pg_wal_job, error text, key and payload if key_len is not 0: a
                                      job was leased, acknowledged or retried, or is dead; in
                                      snapshots any job */
-    PG_WAL_SCHEDULE,              /* pg_wal_schedule, and if has_blob key, spec, zone, payload: a
-                                     schedule was put, changed or deleted, or armed an occurrence */
+    PG_WAL_SCHEDULE,              /* pg_wal_schedule, and if has_blob key, spec, zone, tag, payload:
+                                     a schedule was put, changed or deleted, or armed an occurrence */
     PG_WAL_CURSOR,                /* pg_wal_cursor, name: a cursor was created, changed or deleted,
                                      or it committed a position */
     PG_WAL_FREED,                 /* pg_wal_freed: the key of an ended timer may be used again */
@@ -1661,7 +1663,8 @@ struct pg_wal_bulk_load {
 struct pg_wal_schedule {
     uint64_t version;             /* version of the row after the change */
     uint32_t row;
-    uint32_t has_blob;            /* 1 = key, spec, zone and payload follow; 0 = the row has them */
+    uint32_t has_blob;            /* 1 = key, spec, zone, tag and payload follow; 0 = the row has
+                                     them */
     int64_t  at_ns;
     struct pg_schedule_fields fields;
 };
@@ -2011,7 +2014,7 @@ enum pg_message {
                                      pg_dead_ask, names -> pg_dead_info of each, then topic, key,
                                      payload and error of each */
     PG_M_SCHEDULE = 15,           /* command socket: put, change, run or look up schedules.
-                                     pg_schedule_ask, names, key, spec, zone, payload ->
+                                     pg_schedule_ask, names, key, spec, zone, tag, payload ->
                                      pg_schedule_reply, pg_schedule_info or nominal times */
     PG_M_CURSOR,                  /* command socket: open, commit, close or delete a cursor.
                                      pg_cursor_ask, names, pg_tail and name of topics -> pg_tail and
@@ -2576,11 +2579,11 @@ struct pg_dead_info {             /* 80 bytes */
     uint8_t  pad[11];
 };
 
-/* SCHEDULE request: frame, struct pg_schedule_ask, the bytes of namespace, topic, key, spec, zone
- * and payload. Reply: frame, struct pg_schedule_reply, then `count` of struct pg_schedule_info, each
- * followed by the bytes of topic, key, spec, zone and payload. After NEXT and BACKFILL, `count`
- * nominal times (int64_t) follow instead. A reply with status UNKNOWN has nothing after it. Every
- * action may be sent again. */
+/* SCHEDULE request: frame, struct pg_schedule_ask, the bytes of namespace, topic, key, spec, zone,
+ * tag and payload. Reply: frame, struct pg_schedule_reply, then `count` of struct pg_schedule_info,
+ * each followed by the bytes of topic, key, spec, zone, tag and payload. After NEXT and BACKFILL,
+ * `count` nominal times (int64_t) follow instead. A reply with status UNKNOWN has nothing after it.
+ * Every action may be sent again. */
 enum pg_schedule_action {
     PG_SA_PUT,                    /* add the schedule, or change it if it has other settings */
     PG_SA_GET,                    /* look up the schedule */
@@ -2602,9 +2605,12 @@ struct pg_schedule_ask {          /* 56 bytes */
     uint8_t  spec_len;            /* PUT, NEXT: length of the cron expression; 0 with every_ns */
     uint8_t  zone_len;            /* PUT, NEXT: length of the zone's name; 0 = UTC, or with every_ns */
     uint8_t  overlap;             /* PUT: enum pg_overlap, DELAY only with every_ns; else 0 */
-    uint8_t  pad;
+    uint8_t  tag_len;             /* PUT: length of the tag of the occurrences, 0 = none; else 0 */
     uint32_t payload_len;         /* PUT: length of the payload in bytes, 0..65536; else 0 */
-    uint32_t pad1;
+    uint8_t  has_priority;        /* PUT: 1 = the occurrences have a priority; else 0 */
+    uint8_t  priority;            /* with has_priority: priority of their jobs, 0 to
+                                     PG_PRIORITY_MAX; else 0 */
+    uint8_t  pad[2];
     int64_t  every_ns;            /* PUT, NEXT: time between occurrences, at least 1,000,000 ns; 0 =
                                      the spec is a cron expression */
     int64_t  from;                /* TRIGGER, BACKFILL, NEXT: nominal time; LIST: row */
@@ -2646,9 +2652,11 @@ struct pg_schedule_info {         /* 120 bytes */
     uint8_t  spec_len;            /* length of the cron expression in bytes */
     uint8_t  zone_len;            /* length of the zone's name in bytes; 0 = UTC */
     uint8_t  overlap;             /* enum pg_overlap */
-    uint8_t  pad[2];
+    uint8_t  tag_len;             /* length of the tag of the occurrences in bytes; 0 = none */
+    uint8_t  has_priority;        /* 1 = the occurrences have a priority */
     uint32_t open;                /* jobs of its occurrences that are open */
-    uint32_t pad1;
+    uint8_t  priority;            /* with has_priority: priority of their jobs; else 0 */
+    uint8_t  pad[3];
 };
 
 /* CURSOR request: frame (count = number of topics, at most PG_CURSOR_TOPICS), struct pg_cursor_ask,

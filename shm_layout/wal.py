@@ -250,6 +250,54 @@ KINDS: dict[int, str] = {
 UNKNOWN = "unknown"
 
 
+def _words(enum: str, prefix: str) -> dict[int, str]:
+    elements = ffi.typeof(f"enum {enum}").elements.items()
+    return {value: name.removeprefix(prefix).lower() for value, name in elements}
+
+
+_NOTICE_CAUSES = _words("pg_cause", "PG_CAUSE_")
+_END_CAUSES = _words("pg_end_cause", "PG_END_")
+_CAUSES = {"entry": _NOTICE_CAUSES, "outcome": _NOTICE_CAUSES, "end": _END_CAUSES}
+_JOB_STATES = _words("pg_job_state", "PG_JOB_") | {lib.PG_JOB_FREE: "ended"}
+_DEAD_REASONS = _words("pg_job_reason", "PG_JR_")
+
+
+def explained(frame: Frame) -> dict[str, int | str]:
+    """Return the fields of a record, with words for its cause and for the state of a job.
+
+    A packed number becomes one field for each of its parts. A number that has no word stays.
+    """
+    fields: dict[str, int | str] = dict(frame.fields)
+    if frame.kind in ("entry", "job"):
+        ticket = frame.fields["ticket"]
+        fields |= {"ticket": ticket >> 8, "cause": ticket & 0xFF}
+    if frame.kind == "job":
+        _explain_job(frame, fields)
+    cause = fields.get("cause")
+    if isinstance(cause, int):
+        fields["cause"] = _CAUSES.get(frame.kind, {}).get(cause, cause)
+    return fields
+
+
+def _explain_job(frame: Frame, fields: dict[str, int | str]) -> None:
+    """Replace the control word of a job by its parts. A job that has ended counts nothing."""
+    del fields["control"], fields["acked"], fields["cause"]
+    fields["row_lsn"] = fields.pop("lsn")
+    control = frame.fields["control"]
+    state = control & 0xFF
+    fields["job_state"] = _JOB_STATES.get(state, state)
+    if state == lib.PG_JOB_FREE:
+        fields["cause"] = "acknowledged" if frame.fields["acked"] else "dropped"
+        return
+    fields["leases"] = control >> lib.PG_JOB_LEASES_SHIFT
+    fields["failures"] = control >> lib.PG_JOB_FAILURES_SHIFT & 0xFFFF
+    if state == lib.PG_JOB_DEAD:
+        reason = control >> lib.PG_JOB_REASON_SHIFT & 0xFF
+        fields["dead_reason"] = _DEAD_REASONS.get(reason, reason)
+    if error_len := frame.fields["error_len"]:
+        fields["error_text"] = frame.rest[:error_len].decode(errors="replace")
+
+
 def _nothing() -> None:
     pass
 

@@ -420,16 +420,19 @@ class ScheduleAsk(NamedTuple):
     most: int = 0
     """The field `count`."""
     overlap: int = 0
+    tag: bytes = b""
+    priority: int | None = None
 
 
 def encode_schedule(
     sequence: int, session: int, ask: ScheduleAsk, *, durable: bool = False
 ) -> bytes:
     """Return a SCHEDULE message. `durable`: the reply comes after the WAL has the changes."""
-    texts = (ask.namespace, ask.topic, ask.key, ask.spec, ask.zone, ask.payload)
+    texts = (ask.namespace, ask.topic, ask.key, ask.spec, ask.zone, ask.tag, ask.payload)
     head = SCHEDULE_ASK.pack(
-        ask.action, *(len(text) for text in texts[:-1]), ask.overlap, len(ask.payload),
-        ask.every_ns, ask.start, ask.until, ask.jitter_ns, ask.most,
+        ask.action, *(len(text) for text in texts[:-2]), ask.overlap, len(ask.tag),
+        len(ask.payload), ask.priority is not None, ask.priority or 0, ask.every_ns, ask.start,
+        ask.until, ask.jitter_ns, ask.most,
     )  # fmt: skip
     flags = layout.FLAG_DURABLE * durable
     return encode_frame(Message.SCHEDULE, session, sequence, flags=flags) + head + b"".join(texts)
@@ -922,10 +925,12 @@ class ScheduleInfo(NamedTuple):
     state: int
     overlap: int
     open_jobs: int
+    priority: int | None
     topic: str
     key: str
     spec: str
     zone: str
+    tag: str
     payload: bytes
 
 
@@ -958,14 +963,17 @@ def decode_schedule(body: bytes, count: int, action: int) -> ScheduleAnswer:
 def _schedule_info(body: bytes, at: int) -> tuple[ScheduleInfo, int]:
     """Decode the struct pg_schedule_info at an offset. Return it and the offset after it."""
     _need("schedule", body, at, SCHEDULE_INFO.size)
-    *figures, payload_len, state, topic, key, spec, zone, overlap, open_jobs = (
+    *figures, payload_len, state, topic, key, spec, zone, overlap, tag, chosen, open_jobs, level = (
         SCHEDULE_INFO.unpack_from(body, at)
     )
-    ends = _ends(at + SCHEDULE_INFO.size, (topic, key, spec, zone, payload_len))
+    ends = _ends(at + SCHEDULE_INFO.size, (topic, key, spec, zone, tag, payload_len))
     _need("schedule's bytes", body, at, ends[-1] - at)
     *texts, payload = _cut(body, ends)
     names = (text.decode(errors="replace") for text in texts)
-    return ScheduleInfo._make((*figures, state, overlap, open_jobs, *names, payload)), ends[-1]
+    priority = level if chosen else None
+    return ScheduleInfo._make(
+        (*figures, state, overlap, open_jobs, priority, *names, payload)
+    ), ends[-1]
 
 
 def decode_cursor(body: bytes, count: int) -> dict[str, tuple[int, int]]:

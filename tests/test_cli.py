@@ -81,6 +81,8 @@ def test_add_get_cancel(demo: Daemon) -> None:
     added = answer(demo, "add", "k", "--deadline", "2199-01-01T00:00:00Z", "-n", "shop")
     assert added["status"] == "ADDED"
     found = answer(demo, "get", "k", "-n", "shop")
+    for record in (added, found):
+        assert record["due_at"].startswith(("2198-12-31T23:59:59", "2199-01-01T00:00:00"))
     assert (found["ticket"], found["namespace"]) == (added["ticket"], "shop")
     assert answer(demo, "get", "k", code=Exit.NEGATIVE)["status"] == "UNKNOWN"
     assert answer(demo, "cancel", "k", "-n", "shop")["result"] == "CANCELLED"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 from collections.abc import Callable
@@ -48,10 +49,33 @@ def test_a_consumer_group_is_created_changed_paused_and_deleted(daemon: StartDae
     many = cli(demo, "groups", "create", "many", "--topic", "orders", "--max-backlog", "1000000")
     assert "--jobs" in many.stderr
     assert "backoff       2s" in lines
-    assert cli(demo, "groups", "delete", "mailers", stdin="n\n").returncode == Exit.NEGATIVE
+    asked = cli(demo, "groups", "delete", "mailers", stdin="y\n")
+    assert (asked.returncode, "`groups delete` needs --yes" in asked.stderr) == (Exit.USAGE, True)
+    asked = cli(demo, "dead", "drop", "mailers", "--all", stdin="y\n")
+    assert (asked.returncode, "`dead drop` needs --yes" in asked.stderr) == (Exit.USAGE, True)
+    for command in (("groups", "delete", "mailers"), ("timers", "purge")):
+        code, question = at_terminal(demo, "n\n", *command)
+        assert (code, "[y/N]" in question, "Abort" in question) == (Exit.NEGATIVE, True, False)
+    assert answer(demo, "groups", "describe", "mailers")["group"] == "mailers"
     assert answer(demo, "groups", "delete", "mailers", "--yes")["result"] == "DELETED"
     assert cli(demo, "groups", "ls").stdout == ""
     assert cli(demo, "groups", "describe", "mailers").returncode == Exit.REFUSED
+
+
+def at_terminal(demo: Daemon, typed: str, *args: str) -> tuple[int, str]:
+    """Run a command at a terminal where a user types something. Return its exit code, and the
+    question that it asked."""
+    user, terminal = os.openpty()
+    try:
+        os.write(user, typed.encode())
+        done = subprocess.run(
+            [*BASE, *args, "--name", "demo"], env=demo.env, stdin=terminal, text=True,
+            capture_output=True, timeout=PATIENCE_S, check=False,
+        )  # fmt: skip
+        return done.returncode, done.stderr
+    finally:
+        os.close(user)
+        os.close(terminal)
 
 
 def test_jobs_are_printed_and_acknowledged(daemon: StartDaemon) -> None:
@@ -68,7 +92,9 @@ def test_jobs_are_printed_and_acknowledged(daemon: StartDaemon) -> None:
     }
     add("d", b"text")
     assert "orders attempt 1 d (" in cli(demo, "consume", "mailers", "--count", "1").stdout
-    assert cli(demo, "consume", "mailers", "--idle", "0.05").returncode == Exit.NEGATIVE
+    assert cli(demo, "consume", "mailers", "--idle", "50ms").returncode == Exit.NEGATIVE
+    bare = cli(demo, "consume", "mailers", "--idle", "0.05")
+    assert (bare.returncode, "unit" in bare.stderr) == (Exit.USAGE, True)
     found = answer(demo, "groups", "describe", "mailers")
     assert (found["acked"], found["waiting"], found["leased"]) == (4, 0, 0)
 
@@ -122,8 +148,8 @@ def waiting(demo: Daemon) -> int:
 
 def test_consume_creates_a_missing_consumer_group_only_with_topics(daemon: StartDaemon) -> None:
     demo = daemon("demo")
-    assert cli(demo, "consume", "mailers", "--idle", "0").returncode == Exit.REFUSED
-    arguments = ("consume", "mailers", "--topics", "orders", "--idle", "0", "--max-dead", "7")
+    assert cli(demo, "consume", "mailers", "--idle", "0s").returncode == Exit.REFUSED
+    arguments = ("consume", "mailers", "--topics", "orders", "--idle", "0s", "--max-dead", "7")
     assert cli(demo, *arguments).returncode == Exit.NEGATIVE
     assert answer(demo, "groups", "describe", "mailers")["max_dead"] == 7
 
@@ -166,8 +192,8 @@ def test_drop_asks_first(daemon: StartDaemon) -> None:
     demo = daemon("demo")
     create(demo)
     rejected(1)
-    asked = cli(demo, "dead", "drop", "mailers", "--all", stdin="n\n")
-    assert asked.returncode == Exit.NEGATIVE
-    assert "Drop 1 dead letters of consumer group 'mailers'?" in asked.stderr
-    assert cli(demo, "dead", "drop", "mailers", "--all", stdin="y\n").returncode == Exit.DONE
+    code, question = at_terminal(demo, "n\n", "dead", "drop", "mailers", "--all")
+    assert code == Exit.NEGATIVE
+    assert "Drop 1 dead letters of consumer group 'mailers'?" in question
+    assert at_terminal(demo, "y\n", "dead", "drop", "mailers", "--all")[0] == Exit.DONE
     assert cli(demo, "dead", "ls", "mailers").stdout == ""

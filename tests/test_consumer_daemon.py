@@ -25,6 +25,7 @@ from tiers import wide
 
 from purgatoryd.clients import (
     Admin,
+    AllOf,
     AsyncConsumer,
     CancelResult,
     Client,
@@ -38,7 +39,9 @@ from purgatoryd.clients import (
     JobReason,
     LeaseLost,
     Partitioned,
+    Purgatory,
 )
+from purgatoryd.shm_layout import wire
 
 pytestmark = pytest.mark.tier("test")
 
@@ -178,8 +181,28 @@ def test_a_used_budget_refuses_timers(daemon: StartDaemon) -> None:
             c.create_group("printers", ["orders"], max_backlog=2)
 
 
-def test_a_group_drops_nothing_for_a_timer_that_never_fits(daemon: StartDaemon) -> None:
+def test_the_end_of_an_operation_is_a_job_for_groups_and_an_outcome(
+    daemon: StartDaemon,
+) -> None:
     daemon("demo")
+    with consumer() as jobs, Purgatory("demo", namespace="shop", timeout=PATIENCE_S) as owner:
+        operation = owner.watch("req", AllOf({"a": 1}), 3600, payload=b"p", topic="orders")
+        owner.advance("a", 1)
+        job = taken(jobs)
+        assert (job.key, job.ticket) == ("req", operation.ticket)
+        verdict, payload = wire.decode_verdict(job.payload)
+        assert (verdict.error, verdict.missing, payload) == (0, (), b"p")
+        job.ack()
+        assert operation.result(PATIENCE_S).cause == "satisfied"
+        with client() as c:
+            assert (c.group("mailers").acked, c.group("mailers").waiting) == (1, 0)
+
+
+DROPPED = "a consumer group dropped unfinished jobs"
+
+
+def test_a_group_drops_nothing_for_a_timer_that_never_fits(daemon: StartDaemon) -> None:
+    one = daemon("demo")
     with client() as c:
         c.create_group("mailers", ["orders"], max_backlog=4, max_bytes=1024, full="drop_oldest")
         c.add("far", 3600, topic="orders", payload=b"x" * 400)
@@ -190,8 +213,12 @@ def test_a_group_drops_nothing_for_a_timer_that_never_fits(daemon: StartDaemon) 
             with pytest.raises(FullGroup):
                 c.add("big", 3600, topic="orders", payload=b"x" * size)
         assert (c.group("mailers").waiting, c.group("mailers").dropped) == (3, 0)
+        assert DROPPED not in one.stderr
         c.add("fits", 3600, topic="orders", payload=b"x" * 550)
         assert (c.group("mailers").waiting, c.group("mailers").dropped) == (2, 1)
+    eventually(lambda: DROPPED in one.stderr)
+    (line,) = (line for line in one.stderr.splitlines() if DROPPED in line)
+    assert line.endswith("[name=demo namespace=shop group=mailers jobs=1]")
 
 
 def test_a_large_timer_that_drops_many_jobs_does_not_overflow_the_wal_buffer(

@@ -31,7 +31,7 @@ WRITTEN = [ROOT / "CONTRIBUTING.md", *(path for path in TEXTS if path.parent != 
 REFERENCES = ("api", "cli", "settings", "errors", "metrics", "tables")
 NOT_COUNTED = {DOCS / "reference" / f"{name}.md" for name in (*REFERENCES[:4], "words")}
 """Pages that are generated as a whole, and the table that `make lint` compares with the code."""
-WORDS_MAX, GUIDE_WORDS_MAX = 26_800, 3_000
+WORDS_MAX, GUIDE_WORDS_MAX = 26_900, 3_000
 WORDS_OF = {ROOT / "README.md": 900, ROOT / "CHANGELOG.md": 560}
 LINE_MAX = 120
 NO_GUIDES = {DOCS / "protocol.md", DOCS / "architecture.md"}
@@ -210,10 +210,33 @@ def test_files_and_tests_that_pages_name_exist() -> None:
                 assert f"def {test}(" in (ROOT / name).read_text(), f"{path.name}: {test}"
 
 
+def is_tested(row: str) -> bool:
+    """Return whether a row of features names a file of tests, and each file and each test that it
+    names exists."""
+    named = re.findall(r"`(tests/[^`:]+)(?:::(\w+))?`", row)
+    return bool(named) and all(has_test(ROOT / file, test) for file, test in named)
+
+
+def has_test(path: Path, test: str) -> bool:
+    """Return whether a file exists and, if `test` is given, defines it."""
+    found = path.is_file() and re.search(r"^(async )?def test_", path.read_text(), re.MULTILINE)
+    return bool(found) and (not test or f"def {test}(" in path.read_text())
+
+
 def test_each_feature_names_its_test() -> None:
     features = re.findall(r"^\| (?!feature |---).*$", TEXTS[DOCS / "features.md"], re.MULTILINE)
     assert len(features) > 20
-    assert [row for row in features if not re.search(r"`tests/[\w/]+\.py", row)] == []
+    assert [row for row in features if not is_tested(row)] == []
+    here = "`tests/test_pages.py"
+    assert is_tested(f"| a | b | {here}` |")
+    assert is_tested(f"| a | b | {here}::test_each_feature_names_its_test`, {here}` |")
+    for bad in (
+        "test_pages",
+        "`tests/test_none.py`",
+        f"{here}::test_none`",
+        f"{here}`, `tests/x.py`",
+    ):
+        assert not is_tested(f"| a | b | {bad} |")
 
 
 OF_USERS = {"prometheus.yml", "fleet.toml", "purgatoryd.toml", "default.toml"}

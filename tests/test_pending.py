@@ -358,6 +358,7 @@ def test_the_command_line_lists_and_counts(filled: Daemon) -> None:
     *page, last = lines(filled, "ls", "--limit", "30")
     assert [row["key"] for row in page[:2]] == ["a0", "a1"]
     assert page[0]["tag"] == "red"
+    assert 0 < (datetime.fromisoformat(page[0]["due_at"]) - datetime.now(UTC)).total_seconds() < 600
     rest = lines(filled, "ls", "--limit", "30", "--cursor", last["cursor"])
     assert [row["key"] for row in rest] == [str(UUID(int=7)), "01"]
     text = cli(filled, "timers", "ls", "--tag", "ü").stdout

@@ -7,19 +7,21 @@ import functools
 import itertools
 import json
 import random
+import struct
 import subprocess
 import sys
 import threading
 import time
+import zoneinfo
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from jobs_driver import JobsCore, Session
@@ -41,10 +43,12 @@ from purgatoryd.clients import (
     AsyncClient,
     CancelResult,
     Client,
+    Consumer,
     DaemonError,
     Full,
     InvalidArgument,
     InvalidKey,
+    InvalidName,
     MessageRefused,
     Notice,
     Schedule,
@@ -52,9 +56,11 @@ from purgatoryd.clients import (
     Subscriber,
     UidShareExceeded,
 )
+from purgatoryd.clients.schedules import _schedule
+from purgatoryd.daemon.schedules import ZONES_EVERY_NS, Schedules
 from purgatoryd.shm_layout import cron, wire
 from purgatoryd.shm_layout._core import ffi, lib
-from purgatoryd.shm_layout.arena import Reader
+from purgatoryd.shm_layout.arena import Arena, Reader
 from purgatoryd.shm_layout.errors import ProtocolError
 from purgatoryd.shm_layout.layout import ScheduleAction, Status
 from purgatoryd.shm_layout.wire import ScheduleAsk
@@ -92,9 +98,11 @@ def advance(hours: float, more_ns: int = 1_000_000) -> None:
         admin.advance(round(hours * HOUR_NS) + more_ns)
 
 
-def command(daemon: Daemon, *args: str) -> subprocess.CompletedProcess[str]:
+def command(
+    daemon: Daemon, *args: str, group: str = "schedules"
+) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "purgatoryd.cli", "schedules", *args, "--name", "demo",
+        [sys.executable, "-m", "purgatoryd.cli", group, *args, "--name", "demo",
          "--namespace", "shop"],
         env=daemon.env, capture_output=True, text=True, timeout=PATIENCE_S,
     )  # fmt: skip
@@ -276,6 +284,74 @@ def test_a_put_with_the_same_settings_changes_nothing_and_another_one_is_a_revis
             assert after.revision == before.revision + 1, change
 
 
+def due_by_tag(one: Client, tag: str) -> list[str]:
+    """Return the keys of the schedules whose armed occurrence has the tag."""
+    found = one.list_timers(tag=tag).timers
+    return sorted(str(timer.key).rpartition("@")[0] for timer in found)
+
+
+@pytest.mark.tier("test")
+def test_occurrences_have_the_tag_of_their_schedule(daemon: StartDaemon) -> None:
+    daemon("demo", *VIRTUAL)
+    long = "ö" * 31 + "x"  # 63 bytes
+    with client() as one, subscriber() as source:
+        put = one.put_schedule("every", every=3600, topic="ticks", payload=b"e", tag="tide")
+        assert (put.tag, put.payload, put.revision) == ("tide", b"e", 1)
+        one.put_schedule("cron", cron="0 * * * *", tz="Asia/Kolkata", topic="ticks", tag="tide")
+        one.put_schedule("long", every=3600, topic="ticks", payload=b"l", tag=long)
+        one.put_schedule("none", every=3600, topic="ticks")
+        for hour in (1, 2, 3):
+            assert due_by_tag(one, "tide") == ["cron", "every"]
+            assert due_by_tag(one, long) == ["long"]
+            advance(hour)
+            assert Counter(n.payload for n in taken(source, 4)) == {b"e": 1, b"l": 1, b"": 2}
+
+
+@pytest.mark.tier("test")
+def test_another_tag_or_priority_is_a_revision(daemon: StartDaemon) -> None:
+    daemon("demo", *VIRTUAL)
+    with client() as one:
+        put = partial(one.put_schedule, "a", every=3600, topic="ticks")
+        settings: list[dict[str, Any]] = [
+            {}, {"tag": "x"}, {"tag": "y"}, {"tag": "y", "priority": 0},
+            {"tag": "y", "priority": 9}, {"priority": 9}, {},
+        ]  # fmt: skip
+        for revision, given in enumerate(settings, 1):
+            for _ in range(2):
+                found = put(**given)
+                assert found.revision == revision
+                assert (found.tag, found.priority) == (given.get("tag"), given.get("priority"))
+            assert one.count_timers(tag="y") == (given.get("tag") == "y")
+        for bad in ("", "x" * 64, "a\0b"):
+            with pytest.raises(InvalidName):
+                put(tag=bad)
+        for bad in (-1, 10, True, "9"):
+            with pytest.raises(InvalidArgument):
+                put(priority=bad)
+
+
+@pytest.mark.tier("test")
+def test_jobs_of_occurrences_have_the_priority_of_their_schedule(daemon: StartDaemon) -> None:
+    daemon("demo", *VIRTUAL)
+    advance(24, 0)
+    with client() as one, Consumer("demo", namespace="shop", group="g", topics=["ticks"]) as jobs:
+        one.put_schedule("low", every=3600, topic="ticks", tag="tide", priority=1)
+        one.put_schedule("high", every=3600, topic="ticks", tag="tide", priority=8)
+        assert one.cancel_where(tag="tide", prefix="low").done == 1
+        for key in ("low", "high"):
+            one.trigger_schedule(key)
+            start = ORIGIN + timedelta(hours=2)
+            assert one.backfill_schedule(key, start, start + timedelta(hours=2)).armed == 3
+        assert due_by_tag(one, "tide") == ["high", "low"]
+        found = [job for _ in range(8) if (job := jobs.get(timeout=PATIENCE_S)) is not None]
+        priorities = {"low": 1, "high": 8}
+        keys = [str(job.key).rpartition("@")[0] for job in found]
+        assert Counter(keys) == {"low": 4, "high": 4}
+        assert [job.priority for job in found] == [priorities[key] for key in keys]
+        for job in found:
+            job.ack()
+
+
 def test_until_and_count_end_a_schedule(daemon: StartDaemon) -> None:
     served = daemon("demo", *VIRTUAL)
     with client() as one, subscriber() as source:
@@ -441,7 +517,10 @@ def test_the_asyncio_client_has_the_same_calls(daemon: StartDaemon) -> None:
 
     async def use() -> None:
         async with AsyncClient("demo", namespace="shop", timeout=PATIENCE_S) as one:
-            put: Schedule = await one.put_schedule("a", every=3600, topic="ticks")
+            put: Schedule = await one.put_schedule(
+                "a", every=3600, topic="ticks", tag="tide", priority=3
+            )
+            assert (put.tag, put.priority) == ("tide", 3)
             got = await one.get_schedule("a")
             assert got is not None
             assert replace(got, deadline=put.deadline) == put  # the wall clock may have moved
@@ -464,8 +543,10 @@ def test_the_asyncio_client_has_the_same_calls(daemon: StartDaemon) -> None:
 def test_the_commands_put_show_and_run_schedules(daemon: StartDaemon) -> None:
     one = daemon("demo")
     put = command(one, "put", "a", "--cron", "0 9 * * 1-5", "--tz", "Europe/Berlin", "--topic", "t",
-                  "--payload", "p", "--count", "3", "--jitter", "5s", "--json")  # fmt: skip
+                  "--payload", "p", "--count", "3", "--jitter", "5s", "--tag", "tide",
+                  "--priority", "7", "--json")  # fmt: skip
     record = json.loads(put.stdout)
+    assert (record["tag"], record["priority"]) == ("tide", 7)
     assert (record["revision"], record["cron"], record["jitter_ns"]) == (
         1,
         "0 9 * * 1-5",
@@ -477,6 +558,8 @@ def test_the_commands_put_show_and_run_schedules(daemon: StartDaemon) -> None:
     assert "0 9 * * 1-5 Europe/Berlin" in command(one, "ls").stdout
     shown = dict(line.split(maxsplit=1) for line in command(one, "show", "a").stdout.splitlines())
     assert (shown["tz"], shown["jitter"], shown["every"]) == ("Europe/Berlin", "5s", "-")
+    assert (shown["tag"], shown["priority"]) == ("tide", "7")
+    assert "a@" in command(one, "ls", "--tag", "tide", group="timers").stdout
     shown_b = command(one, "show", "b").stdout.splitlines()
     assert f"{'every':<12}1h" in shown_b
     assert "paused" in command(one, "pause", "a").stdout
@@ -705,17 +788,20 @@ def test_schedules_come_back_from_the_wal_after_a_reboot(
     one = daemon("demo", "--wal-dir", str(tmp_path / "wal"), *VIRTUAL)
     with client(durable=True) as caller:
         caller.put_schedule("cron", cron="0 * * * *", topic="ticks", payload=b"c", jitter=1)
-        caller.put_schedule("every", every=3600, topic="ticks", payload=b"e", count=9)
-        caller.put_schedule("paused", every=60, topic="ticks")
+        caller.put_schedule(
+            "every", every=3600, topic="ticks", payload=b"e", count=9, tag="tide", priority=8
+        )
+        caller.put_schedule("paused", every=60, topic="ticks", tag="tide")
         caller.pause_schedule("paused")
         caller.put_schedule("gone", every=60, topic="ticks")
         caller.delete_schedule("gone")
     advance(3.5)
     with client(durable=True) as caller:
         before = {s.key: s for s in caller.schedules()}
-    one.kill()
-    remove_arena_files(one.paths)
-    one.start()
+    for _ in range(2):  # the second recovery starts with a snapshot that has the schedules
+        one.kill()
+        remove_arena_files(one.paths)
+        one.start()
     with client() as caller, subscriber() as source:
         after = {s.key: s for s in caller.schedules()}
         assert after.keys() == before.keys() == {"cron", "every", "paused"}
@@ -723,10 +809,15 @@ def test_schedules_come_back_from_the_wal_after_a_reboot(
             old = before[key]
             assert (schedule.occurrences, schedule.paused) == (old.occurrences, old.paused)
             assert (schedule.next, schedule.revision) == (old.next, old.revision)
+            assert (schedule.tag, schedule.priority) == (old.tag, old.priority)
+        assert due_by_tag(caller, "tide") == ["every"]
         advance(5.5)
         found = Counter(n.payload for n in taken(source, 4))
         assert found == {b"c": 2, b"e": 2}
         assert source.get(timeout=0) is None
+        assert due_by_tag(caller, "tide") == ["every"]
+        caller.resume_schedule("paused")
+        assert due_by_tag(caller, "tide") == ["every", "paused"]
 
 
 @pytest.mark.tier("test")
@@ -736,7 +827,10 @@ def test_schedules_stay_when_the_sizes_change_and_when_the_arena_is_copied(
     one = daemon("demo", "--schedules", "4", *VIRTUAL)
     with client() as caller:
         for n in range(3):
-            caller.put_schedule(f"s{n}", cron="0 * * * *", topic="ticks", payload=bytes([n]))
+            caller.put_schedule(
+                f"s{n}", cron="0 * * * *", topic="ticks", payload=bytes([n]),
+                tag="tide" if n else None,
+            )  # fmt: skip
         before = caller.schedules()
     one.stop()
     one.restart("--schedules", "8", "--capacity", "1000", *VIRTUAL)
@@ -745,6 +839,7 @@ def test_schedules_stay_when_the_sizes_change_and_when_the_arena_is_copied(
         advance(2.5)
         assert len(set(nominal(taken(source, 6)))) == 2
         assert source.get(timeout=0) is None
+        assert due_by_tag(caller, "tide") == ["s1", "s2"]
     one.stop()
     with pytest.raises(Exception, match="schedules"):
         one.restart("--schedules", "2", *VIRTUAL)
@@ -807,6 +902,86 @@ def test_a_resume_after_a_step_of_the_wall_clock_repeats_no_occurrence() -> None
             scheduled(core, session, ask(ScheduleAction.RESUME))
     keys = [entry.key for entry in core.entries()]
     assert keys == [f"tide@{ORIGIN_NS + n * minute_ns}".encode() for n in (1, 2)]
+
+
+def fixed_zone(hours: int) -> bytes:
+    """Return a file of the tz database: a zone with one offset (RFC 9636, version 1)."""
+    head = b"TZif" + bytes(16) + struct.pack(">6l", 0, 0, 0, 0, 1, 4)
+    return head + struct.pack(">lbb", hours * 3600, 0, 0) + b"ABC\0"
+
+
+@pytest.fixture
+def zone_file(tmp_path: Path) -> Iterator[Path]:
+    """Yield the path of the only time zone that exists, Test/Zone."""
+    before = zoneinfo.TZPATH
+    zoneinfo.reset_tzpath([tmp_path])
+    (tmp_path / "Test").mkdir()
+    yield tmp_path / "Test" / "Zone"
+    zoneinfo.reset_tzpath(before)
+    cron.forget_zones()
+
+
+class ScheduledCore(JobsCore):
+    """A private arena that the daemon's Schedules serve."""
+
+    def __init__(self) -> None:
+        super().__init__(schedules=1)
+        self._a = self.a
+
+    schedule_question = Arena.schedule_question
+    schedule_answer = Arena.schedule_answer
+    schedule_zones = Arena.schedule_zones
+    recheck_schedules = Arena.recheck_schedules
+
+
+@pytest.mark.tier("test")
+def test_an_update_of_the_tz_database_moves_the_next_occurrence(zone_file: Path) -> None:
+    core = ScheduledCore()
+    session, served = Session(core), Schedules(cast(Any, core))
+    core.advance(SECOND_NS, wall_offset_ns=ORIGIN_NS)
+    served.heartbeat(0)
+    ask = partial(ScheduleAsk, namespace=b"n", key=b"tide")
+
+    def asked(put: ScheduleAsk) -> wire.ScheduleInfo:
+        for n in range(2):  # the first message waits for the times
+            with suppress(ProtocolError):
+                message = wire.encode_schedule(n, session.id, put)
+                core.handle(message, uid=session.uid, real_boot_ns=core.header.now_ns)
+            served.serve()
+        reply = wire.decode_reply(core.newest_reply)
+        (info,) = wire.decode_schedule(reply.body, reply.records, put.action).infos
+        return info
+
+    def next_hour() -> int:
+        core.advance(core.header.now_ns + 1, wall_offset_ns=ORIGIN_NS)
+        info = asked(ask(ScheduleAction.GET))
+        assert info.deadline_ns == info.next_ns
+        return (info.next_ns - ORIGIN_NS) // HOUR_NS + ORIGIN.hour
+
+    zone_file.write_bytes(fixed_zone(0))
+    asked(ask(ScheduleAction.PUT, topic=b"t", spec=b"0 12 * * *", zone=b"Test/Zone", until=2**62))
+    served.heartbeat(ZONES_EVERY_NS)
+    assert next_hour() == 12
+    (zone_file.parent / "New").write_bytes(fixed_zone(3))
+    (zone_file.parent / "New").rename(zone_file)
+    served.heartbeat(2 * ZONES_EVERY_NS - 1)
+    served.serve()
+    assert next_hour() == 12
+    served.heartbeat(2 * ZONES_EVERY_NS)
+    served.serve()
+    assert next_hour() == 9
+
+
+def test_a_deadline_is_not_before_its_nominal_time() -> None:
+    at_ns = ORIGIN_NS + 1_500
+    info = wire.ScheduleInfo(
+        1, 0, HOUR_NS, 2**63 - 1, 0, 1, 0, at_ns, at_ns - 600, 0, 1, 0, 0, 1, 0, 0, None, "t", "k",
+        "", "", "", b"",
+    )  # fmt: skip
+    shown = _schedule("n", info)
+    assert shown.deadline == shown.next == ORIGIN + timedelta(microseconds=1)
+    stepped = _schedule("n", info._replace(deadline_ns=at_ns - SECOND_NS))
+    assert stepped.deadline == ORIGIN - timedelta(seconds=1, microseconds=-1)
 
 
 @pytest.mark.tier("test")
@@ -949,7 +1124,10 @@ def test_schedules_follow_their_keys_to_other_shards(daemon: StartDaemon) -> Non
     with Client("demo", timeout=PATIENCE_S) as caller:
         for n in range(12):
             spec: dict[str, Any] = {"cron": "0 0 1 * *"} if n % 2 else {"every": 86_400}
-            caller.put_schedule(f"s{n}", topic="ticks", payload=bytes([n]), jitter=60, **spec)
+            caller.put_schedule(
+                f"s{n}", topic="ticks", payload=bytes([n]), jitter=60, tag=f"t{n % 3}",
+                priority=n % 10, **spec,
+            )  # fmt: skip
         caller.pause_schedule("s3")
         before = caller.schedules()
         assert len(before) == 12
@@ -961,6 +1139,7 @@ def test_schedules_follow_their_keys_to_other_shards(daemon: StartDaemon) -> Non
                 replace(s, deadline=None) for s in before
             ]
             assert [s.deadline is None for s in after] == [s.key == "s3" for s in before]
+            assert due_by_tag(caller, "t0") == ["s0", "s6", "s9"]
     with Client("demo", timeout=PATIENCE_S) as caller:
         assert caller.delete_schedule("s0")
         assert caller.resume_schedule("s3").next is not None

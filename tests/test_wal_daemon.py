@@ -44,6 +44,7 @@ from purgatoryd.clients import (
     AsyncClient,
     CancelResult,
     Client,
+    Consumer,
     DaemonError,
     Lagged,
     NotDurable,
@@ -1473,6 +1474,53 @@ def test_an_invalid_export_is_refused(daemon: StartDaemon) -> None:
 # ---- the command line ------------------------------------------------------------------------
 
 
+def test_cat_explains_the_jobs_of_consumer_groups(daemon: StartDaemon, wal: Path) -> None:
+    real = daemon("demo", *wal_flags(wal))
+    tickets = {}
+    with durable() as client:
+        client.create_group("g", ["orders"], max_backlog=3, full="drop_oldest")
+        for key in ("acked", "rejected", "dropped"):
+            tickets[key] = client.add(key, 0, topic="orders").ticket
+        eventually(lambda: client.group("g").waiting == 3)
+        with Consumer("demo", namespace="shop", group="g", create=False) as jobs:
+            held = {str(job.key): job for job in jobs.get_many(3, timeout=PATIENCE_S)}
+            held["acked"].ack()
+            held["rejected"].reject("no such address")
+            held["dropped"].release()
+        client.add("more", HOUR_S, topic="orders")
+        client.add("most", HOUR_S, topic="orders")
+    at = ("--wal-dir", str(wal))
+    records = reported(real, "cat", "--kind", "job", *at)
+    assert all(isinstance(record["lsn"], int) and record["lsn"] > 0 for record in records)
+    parts = ("job_state", "cause", "leases", "dead_reason", "error_text")
+    found = {
+        key: [
+            {part: record[part] for part in parts if part in record}
+            for record in records
+            if record["ticket"] == ticket
+        ]
+        for key, ticket in tickets.items()
+    }
+    leased = {"job_state": "leased", "leases": 1}
+    assert found["acked"] == [leased, {"job_state": "ended", "cause": "acknowledged"}]
+    assert found["rejected"] == [
+        leased,
+        {
+            "job_state": "dead",
+            "leases": 1,
+            "dead_reason": "rejected",
+            "error_text": "no such address",
+        },
+    ]
+    assert found["dropped"][0] == leased
+    assert found["dropped"][-1] == {"job_state": "ended", "cause": "dropped"}
+    text = command(real, "wal", "cat", "--name", "demo", "--kind", "job", *at).stdout
+    ended = next(line for line in text.splitlines() if "cause=acknowledged" in line)
+    assert f"ticket={tickets['acked']} " in ended
+    causes = [record["cause"] for record in reported(real, "cat", "--kind", "end", *at)]
+    assert set(causes) <= {"cancelled", "acknowledged", "dropped", "skipped", "coalesced"}
+
+
 def test_the_files_are_listed_printed_and_verified(daemon: StartDaemon, wal: Path) -> None:
     real = daemon("demo", *wal_flags(wal))
     with durable() as client:
@@ -1483,7 +1531,7 @@ def test_the_files_are_listed_printed_and_verified(daemon: StartDaemon, wal: Pat
     (arm,) = reported(real, "cat", "--kind", "arm", *at)
     assert (arm["key"], arm["payload_base64"], arm["ticket"]) == ("order:42", "/w==", ticket)
     (end,) = reported(real, "cat", "--from", str(arm["lsn"]), "--kind", "end", *at)
-    assert end["ticket"] == ticket
+    assert (end["ticket"], end["cause"]) == (ticket, "cancelled")
     assert {row["end"] for row in reported(real, "verify", *at)} == {"sealed", "end"}
     snapshot = str(snapshots(wal / "demo")[-1].path)
     assert reported(real, "cat", snapshot)[0]["kind"] == "head"

@@ -877,6 +877,9 @@ static void schedule_write(struct fixture *fx, struct call *call, unsigned actio
         ask.jitter_ns = below(fx, 3) == 0 ? EVEN_NS : 0;
         ask.overlap = (uint8_t)below(fx, cron ? PG_OVERLAP_DELAY : PG_OVERLAPS);
         ask.payload_len = below(fx, 3) * (1 + fx->lengths);
+        ask.tag_len = below(fx, 3) == 0 ? 1 + below(fx, 2) : 0;
+        ask.has_priority = below(fx, 3) == 0;
+        ask.priority = ask.has_priority ? (uint8_t)below(fx, PG_PRIORITY_MAX + 1) : 0;
     } else if (action == PG_SA_TRIGGER) {
         ask.from = now_ns - below(fx, 2);
     } else if (action == PG_SA_BACKFILL) {
@@ -891,6 +894,7 @@ static void schedule_write(struct fixture *fx, struct call *call, unsigned actio
     memset(key, (int)('s' + below(fx, SCHEDULE_KEYS)), sizeof key);
     call_append(call, key, sizeof key);
     call_append(call, "**", ask.spec_len);
+    call_append(call, "##", ask.tag_len);
     memset(key, 'p', sizeof key);
     for (uint32_t n = 0; n < ask.payload_len; n++)
         call_append(call, key, 1);

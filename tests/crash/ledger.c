@@ -405,7 +405,8 @@ static void schedules_note(struct ledger *l, const struct pg_arena *a, const str
                                   (uint64_t)f->nominal_ns, (uint64_t)f->every_ns,
                                   (uint64_t)counts_from_ns(a, live, row), (uint64_t)f->until_ns,
                                   (uint64_t)f->jitter_ns, (uint64_t)f->put_ns, f->state, f->overlap,
-                                  topic_hash(a, f->topic), f->uid};
+                                  topic_hash(a, f->topic), f->uid, f->tag_len, f->has_priority,
+                                  f->priority};
         uint64_t state = ledger_bytes(f->spec_len, blob, schedule_bytes(f));
         state = ledger_bytes(state, words, sizeof words);
         note(l, OF_SCHEDULE, ledger_bytes(0, blob, f->key_len), state);

@@ -23,8 +23,8 @@
 /* A message while it is handled. */
 struct ask {
     struct pg_schedule_ask head;
-    struct name namespace_name, topic_name, key, spec, zone;
-    const uint8_t *bytes;         /* key, spec, zone and payload */
+    struct name namespace_name, topic_name, key, spec, zone, tag;
+    const uint8_t *bytes;         /* key, spec, zone, tag and payload */
     uint32_t namespace_row;       /* PG_NIL = the namespace does not exist */
     uint32_t row;                 /* row of the schedule; PG_NIL = it does not exist */
     uint32_t uid;
@@ -50,11 +50,12 @@ static bool fields_sound(const struct pg_schedule_ask *h)
     const unsigned in_use = uses[h->action];
     return (in_use & SETTINGS || (h->spec_len == 0 && h->zone_len == 0 && h->every_ns == 0)) &&
            (in_use & TEMPLATE || (h->topic_len == 0 && h->payload_len == 0 && h->jitter_ns == 0 &&
-                                  h->overlap == 0)) &&
+                                  h->overlap == 0 && h->tag_len == 0 && h->has_priority == 0)) &&
            (in_use & COUNT || h->count == 0) && (in_use & FROM || h->from == 0) &&
            (in_use & UNTIL || h->until == 0) &&
            (in_use & KEY ? h->key_len != 0 || h->action == PG_SA_NEXT : h->key_len == 0) &&
-           h->key_len <= PG_SCHEDULE_KEY_MAX;
+           h->key_len <= PG_SCHEDULE_KEY_MAX && h->tag_len <= PG_TAG_MAX &&
+           h->has_priority <= 1 && h->priority <= h->has_priority * PG_PRIORITY_MAX;
 }
 
 /* A NEXT with a key names a schedule, and has no settings. */
@@ -75,7 +76,7 @@ static bool settings_sound(const struct pg_schedule_ask *h)
 static bool head_sound(const struct pg_schedule_ask *h, uint64_t bytes, struct refusal *why)
 {
     const uint64_t whole = sizeof *h + h->namespace_len + h->topic_len + h->key_len + h->spec_len +
-                           h->zone_len + (uint64_t)h->payload_len;
+                           h->zone_len + h->tag_len + (uint64_t)h->payload_len;
     if (h->action >= PG_SCHEDULE_ACTIONS)
         return refused(why, PG_ERR_MALFORMED, offsetof(struct pg_schedule_ask, action), h->action);
     if (h->payload_len > PG_PAYLOAD_MAX)
@@ -110,8 +111,9 @@ static bool ask_read(const struct request *q, struct ask *k)
     k->key = name_take(&at, h->key_len);
     k->spec = name_take(&at, h->spec_len);
     k->zone = name_take(&at, h->zone_len);
+    k->tag = name_take(&at, h->tag_len);
     return (name_sound(k->namespace_name) && name_sound(k->topic_name) && name_sound(k->key) &&
-            name_sound(k->spec) && name_sound(k->zone)) ||
+            name_sound(k->spec) && name_sound(k->zone) && name_sound(k->tag)) ||
            refused(k->why, PG_ERR_MALFORMED, sizeof *h, h->action);
 }
 
@@ -266,7 +268,8 @@ static void info_put(const struct pg_arena *a, uint32_t row, struct sink *out)
         .put_ns = f->put_ns, .ticket = armed ? ctl_ticket(slot_hot(a, s->slot)->ctl) : 0,
         .row = row, .uid = f->uid, .payload_len = f->payload_len, .state = f->state,
         .topic_len = (uint8_t)topic.len, .key_len = f->key_len, .spec_len = f->spec_len,
-        .zone_len = f->zone_len, .overlap = f->overlap, .open = s->open};
+        .zone_len = f->zone_len, .overlap = f->overlap, .tag_len = f->tag_len,
+        .has_priority = f->has_priority, .open = s->open, .priority = f->priority};
     sink_put(out, &info, sizeof info);
     sink_put(out, topic.bytes, topic.len);
     sink_put(out, blob_at(&a->blobs, f->blob), schedule_bytes(f));
@@ -299,7 +302,8 @@ static struct pg_schedule_fields fields_of(const struct ask *k, uint32_t topic)
         .count = h->count, .every_ns = h->every_ns, .until_ns = h->until,
         .jitter_ns = h->jitter_ns, .payload_len = h->payload_len, .topic = topic, .uid = k->uid,
         .key_len = h->key_len, .spec_len = h->spec_len, .zone_len = h->zone_len,
-        .overlap = h->overlap};
+        .overlap = h->overlap, .tag_len = h->tag_len, .has_priority = h->has_priority,
+        .priority = h->priority};
 }
 
 /* Return whether owner, quotas and the uid's share of the table allow the schedule. */
@@ -313,7 +317,8 @@ static bool put_admitted(struct pg_arena *a, const struct ask *k, uint32_t topic
         return refuse_as(a, k, &r);
     if (k->limited && (!quota_charge(a, ns, p.account, &r) ||
                        !quota_admits(a, &p, blob_granules((uint64_t)k->head.key_len +
-                                                          k->head.payload_len), PG_NIL, &r)))
+                                                          k->head.tag_len + k->head.payload_len),
+                                     PG_NIL, &r)))
         return refuse_as(a, k, &r);
     return true;
 }

@@ -425,6 +425,8 @@ static bool schedule_fields_sound(const struct redo *r, const struct pg_schedule
             key_sound(r, PG_KEY_STR, f->key_len, f->payload_len)) &&
            below(r, "length of a schedule's key", PG_SCHEDULE_KEY_MAX + 1, f->key_len) &&
            below(r, "length of a zone", PG_ZONE_MAX + 1, f->zone_len) &&
+           below(r, "length of a schedule's tag", PG_TAG_MAX + 1, f->tag_len) &&
+           below(r, "priority of a schedule", PG_PRIORITY_MAX + 1, f->priority) &&
            time_sound(r, f->every_ns) && time_sound(r, f->jitter_ns);
 }
 

@@ -206,7 +206,7 @@ static void schedules_stats(const struct pg_arena *a, struct pg_namespace_stats 
             mark(KEY, f->key_len, f->spec_len, blob_at(&a->blobs, f->blob), schedule_bytes(f)),
             topic_mark(a, f->topic), f->count, f->armed, (uint64_t)f->base_ns,
             (uint64_t)f->every_ns, (uint64_t)f->due_ns, (uint64_t)f->until_ns,
-            (uint64_t)f->jitter_ns, f->uid, f->state,
+            (uint64_t)f->jitter_ns, f->uid, f->state, f->tag_len, f->has_priority, f->priority,
             slot == PG_NIL ? 0 : slot_hot(a, slot)->ctl};
         struct pg_namespace_stats *row = &rows[topic_at(a, f->topic)->namespace_row];
         row->schedules++;

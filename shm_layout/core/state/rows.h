@@ -97,10 +97,10 @@ static inline bool schedule_used(const struct pg_arena *a, uint32_t row)
 {
     return schedule_fields(a, row)->state != PG_SCHEDULE_NONE;
 }
-/* Return the number of bytes of key, spec, zone and payload together. */
+/* Return the number of bytes of key, spec, zone, tag and payload together. */
 static inline uint64_t schedule_bytes(const struct pg_schedule_fields *f)
 {
-    return (uint64_t)f->key_len + f->spec_len + f->zone_len + f->payload_len;
+    return (uint64_t)f->key_len + f->spec_len + f->zone_len + f->tag_len + f->payload_len;
 }
 static inline uint32_t row_of_session(uint64_t id) { return (uint32_t)(id & 0xffff); }
 static inline struct pg_session *session_find(const struct pg_arena *a, uint64_t id)

@@ -104,6 +104,11 @@ static const uint8_t *key_of(const struct pg_arena *a, const struct pg_schedule_
     return blob_at(&a->blobs, f->blob);
 }
 
+static const uint8_t *tag_of(const struct pg_arena *a, const struct pg_schedule_fields *f)
+{
+    return key_of(a, f) + f->key_len + f->spec_len + f->zone_len;
+}
+
 static uint32_t granules_of(const struct pg_schedule_fields *f)
 {
     return blob_granules(schedule_bytes(f));
@@ -185,6 +190,32 @@ static void put_for(struct pg_arena *a, uint32_t uid, struct put *p, struct pg_r
     a->call.uid = sender;
 }
 
+/* Longest items of an occurrence: a tag, PG_EXT_SCHEDULE and a priority. */
+#define ITEMS_BYTES (3 * sizeof(struct pg_ext) + PG_TAG_MAX + 1)
+
+/* Write the items of an occurrence. Return their length. */
+static uint32_t occurrence_items(const struct pg_arena *a, const struct pg_schedule_fields *f,
+                                 uint32_t row, int64_t nominal_ns, uint8_t items[ITEMS_BYTES])
+{
+    const struct pg_ext tag = {PG_EXT_TAG, f->tag_len, 0};
+    const struct pg_ext schedule = {PG_EXT_SCHEDULE, row, nominal_ns};
+    const struct pg_ext priority = {PG_EXT_PRIORITY, f->priority, 0};
+    uint8_t *to = items;
+    memset(items, 0, ITEMS_BYTES);
+    if (f->tag_len != 0) {
+        memcpy(to, &tag, sizeof tag);
+        memcpy(to + sizeof tag, tag_of(a, f), f->tag_len);
+        to += sizeof tag + blob_granules(f->tag_len) * PG_GRANULE;
+    }
+    memcpy(to, &schedule, sizeof schedule);
+    to += sizeof schedule;
+    if (f->has_priority) {
+        memcpy(to, &priority, sizeof priority);
+        to += sizeof priority;
+    }
+    return (uint32_t)(to - items);
+}
+
 /* Put the timer of an occurrence. `row` goes into its item. Return its slot; PG_NIL = the key has a
  * timer, or the timer was refused. An additional occurrence is not armed if its notice is in the
  * replay buffer. */
@@ -193,18 +224,18 @@ static uint32_t occurrence_put(struct pg_arena *a, const struct pg_schedule_fiel
                                struct pg_result *r)
 {
     uint8_t key[PG_KEY_MAX];
-    const struct pg_ext item = {PG_EXT_SCHEDULE, row, nominal_ns};
+    uint8_t items[ITEMS_BYTES];
     const uint32_t ns = topic_at(a, f->topic)->namespace_row;
     const uint8_t len = occurrence_key(a, f, nominal_ns, key);
     struct probe at;
     p->key = (struct key){key, key_hash(a, ns, PG_KEY_STR, key, len), ns, PG_NIL, len, PG_KEY_STR};
-    p->payload = key_of(a, f) + f->key_len + f->spec_len + f->zone_len;
+    p->payload = tag_of(a, f) + f->tag_len;
     p->payload_len = f->payload_len;
     p->topic = f->topic;
     p->mode = PG_MODE_KEEP;
     p->account = account_of(a, f->uid);
-    p->items = (const uint8_t *)&item;
-    p->items_len = sizeof item;
+    p->items = items;
+    p->items_len = occurrence_items(a, f, row, nominal_ns, items);
     p->occurrence = true;
     const uint32_t id = row == PG_NIL ? key_find(a, &p->key, &at) : PG_NIL;
     if (id != PG_NIL && id >= a->slots.capacity)
@@ -413,7 +444,8 @@ bool schedule_same(const struct pg_arena *a, uint32_t row, const struct pg_sched
     return f->topic == w->topic && f->every_ns == w->every_ns && f->until_ns == w->until_ns &&
            f->jitter_ns == w->jitter_ns && f->count == w->count && f->overlap == w->overlap &&
            f->key_len == w->key_len && f->spec_len == w->spec_len && f->zone_len == w->zone_len &&
-           f->payload_len == w->payload_len &&
+           f->tag_len == w->tag_len && f->has_priority == w->has_priority &&
+           f->priority == w->priority && f->payload_len == w->payload_len &&
            memcmp(key_of(a, f), bytes, schedule_bytes(w)) == 0;
 }
 
@@ -673,6 +705,7 @@ bool schedule_sound(const struct pg_arena *a, const struct pg_schedule_fields *f
     return f->state <= PG_SCHEDULE_PAUSED && f->overlap < PG_OVERLAPS && f->topic < a->topic_rows &&
            topic_at(a, f->topic)->name_len != 0 && f->key_len != 0 &&
            f->key_len <= PG_SCHEDULE_KEY_MAX && f->zone_len <= PG_ZONE_MAX &&
+           f->tag_len <= PG_TAG_MAX && f->priority <= PG_PRIORITY_MAX &&
            f->payload_len <= PG_PAYLOAD_MAX && f->every_ns >= 0 && f->jitter_ns >= 0 &&
            (f->every_ns != 0 || (f->spec_len != 0 && f->overlap != PG_OVERLAP_DELAY)) &&
            (uint64_t)f->blob + granules_of(f) <= a->blobs.granules;

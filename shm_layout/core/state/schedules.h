@@ -21,7 +21,7 @@ int64_t schedule_begin_ns(const struct pg_arena *a, uint32_t row);
 /* ---- changes. The caller checks before that the WAL buffer has space. ---- */
 
 /* Put a schedule. `wanted` has its settings, its names' rows and the lengths of its bytes, which are
- * key, spec, zone and payload. With a cron expression, the schedule counts from wanted->base_ns on,
+ * key, spec, zone, tag and payload. With a cron expression, the schedule counts from wanted->base_ns on,
  * and after_ns and then_ns are its first times. `row`: the schedule with this key, or PG_NIL. Return
  * ADDED, REPLACED, KEPT (same settings), or the reason of a refusal. *row receives the row. */
 unsigned schedule_put(struct pg_arena *a, const struct pg_schedule_fields *wanted,

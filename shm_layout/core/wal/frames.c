@@ -66,7 +66,8 @@ static uint64_t schedule_extra_bytes(const struct pg_wal_schedule *j)
 {
     const struct pg_schedule_fields *f = &j->fields;
     return j->has_blob == 0 ? 0
-                            : (uint64_t)f->key_len + f->spec_len + f->zone_len + f->payload_len;
+                            : (uint64_t)f->key_len + f->spec_len + f->zone_len + f->tag_len +
+                                  f->payload_len;
 }
 
 /* Number of bytes after the body, computed from the type and the body. */
