@@ -6,7 +6,7 @@ from typing import Any, Generic, TypeVar
 from purgatoryd.clients.batch import Batch
 from purgatoryd.clients.connection import Connection
 from purgatoryd.shm_layout.errors import DaemonError
-from purgatoryd.shm_layout.wire import Key
+from purgatoryd.shm_layout.wire import Key, Verdict
 
 Made = TypeVar("Made")
 Column = list[Any] | tuple[str, Any, Any, int, int] | None
@@ -70,16 +70,20 @@ class Job:
     attempt: int
     missed: int
     priority: int
+    verdict: Verdict | None
     deadline_boot_ns: int
     fired_boot_ns: int
     wall_offset_ns: int
+    _cause: int
+    _flags: int
     _received_ns: int | None
 
 def jobs_receive(
     body: bytes, count: int, jobs: dict[bytes, Any], ended: set[bytes], older: set[bytes],
     member: object, lease_type: type[Lease], job_type: type[Job], desk: object, group: str,
     received_ns: int | None, since_ns: int, now_s: float, lease_s: float, endless: bool,
-    decode_key: Callable[[int, bytes], Key], /,
+    decode_key: Callable[[int, bytes], Key],
+    decode_verdict: Callable[[bytes], tuple[Verdict, bytes]], /,
 ) -> list[Any] | None:  # fmt: skip
     """Take the body of a JOBS message, and add the new leases to `jobs`. Returns the new jobs; None
     if bytes are missing.

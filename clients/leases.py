@@ -25,6 +25,7 @@ from purgatoryd.clients.connection import NEVER_S
 from purgatoryd.clients.groups import missing
 from purgatoryd.clients.jobs import Job as Steps
 from purgatoryd.clients.jobs import awaited
+from purgatoryd.clients.model import Occurrence, occurrence_of
 from purgatoryd.clients.packing import Builder, Entry, Pending
 from purgatoryd.clients.session import State
 from purgatoryd.clients.times import wall_time
@@ -51,6 +52,7 @@ if TYPE_CHECKING:
     from purgatoryd.clients.connection import Connection
     from purgatoryd.clients.core import Core
     from purgatoryd.shm_layout.group_wire import RawJob
+    from purgatoryd.shm_layout.layout import Cause
 
 LOG = logging.getLogger("purgatoryd")
 KEEP_ALIVE_S = 15.0  # PING interval of a member: the daemon may end idle sessions
@@ -219,11 +221,27 @@ class LeasedJob(_pack.Job):
         """Number of this attempt; the first one has 1."""
         self.priority = raw.priority
         self.missed = raw.missed
+        """Late timers of the topic that this job stands for, by policy coalesce."""
+        self.verdict = raw.verdict
+        """Result of the operation that ended; None for a timer."""
         self.group = group
         self.deadline_boot_ns = raw.deadline_ns
         self.fired_boot_ns = raw.fired_ns
         self.wall_offset_ns = raw.wall_offset_ns
+        self._cause = raw.cause
+        self._flags = raw.flags
         self._received_ns = received_ns
+
+    @property
+    def cause(self) -> Cause:
+        """EXPIRED for a timer; the end of an operation; PUBLISHED for a published notice."""
+        return group_wire.cause_of(self._cause)
+
+    @property
+    def occurrence(self) -> Occurrence | None:
+        """Schedule and nominal time, if the timer was an occurrence of a schedule. Together they
+        are the idempotency key: each occurrence has another one."""
+        return occurrence_of(self.key, self._flags)
 
     @property
     def deadline(self) -> datetime:
@@ -645,6 +663,7 @@ class Member:
             body, count, self.jobs, self._ended, self._older, self, Lease, leases.sink.job_type,
             leases.sink.desk, leases.group, received_ns, -1 if received_ns is None else received_ns,
             now_s, leases.lease_s, self.connection.clock == ClockKind.VIRTUAL, wire.decode_key,
+            wire.decode_verdict,
         )  # fmt: skip
         if jobs is None:
             list(group_wire.decode_jobs(body, count))  # raises the error

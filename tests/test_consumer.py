@@ -19,6 +19,7 @@ from purgatoryd.clients import (
     AsyncJob,
     Busy,
     CallTimeout,
+    Cause,
     Client,
     Closed,
     Consumer,
@@ -31,6 +32,8 @@ from purgatoryd.clients import (
     Job,
     JobReason,
     LeaseLost,
+    Occurrence,
+    Verdict,
     leases,
 )
 from purgatoryd.clients.leases import Member, error_text, share_credits
@@ -945,6 +948,25 @@ def test_a_fake_consumer_records_answers() -> None:
     ]  # fmt: skip
     assert [job.key for job in jobs.released] == ["e"]
     assert [(job.key, seconds) for job, seconds in jobs.extended] == [("d", 9.0)]
+
+
+def test_a_fake_job_has_the_fields_of_a_job() -> None:
+    verdict, occurrence = Verdict(5, 0, (1,)), Occurrence("tide", 7)
+    jobs = FakeConsumer(
+        [
+            {"key": "op", "cause": Cause.CANCELLED, "verdict": verdict},
+            {"key": "tide@7", "occurrence": occurrence, "missed": 3},
+        ]
+    )
+    operation, scheduled = jobs
+    assert (operation.cause, operation.verdict) == (Cause.CANCELLED, verdict)
+    assert (operation.occurrence, operation.missed) == (None, 0)
+    assert (scheduled.cause, scheduled.verdict) == (Cause.EXPIRED, None)
+    assert (scheduled.occurrence, scheduled.missed) == (occurrence, 3)
+    with pytest.raises(InvalidArgument, match="tide@8"):
+        jobs.add("tide@8", occurrence=occurrence)
+    with pytest.raises(InvalidArgument, match="missed"):
+        jobs.add("a", missed=-1)
 
 
 def test_a_fake_lease_can_be_lost() -> None:

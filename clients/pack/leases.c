@@ -82,10 +82,11 @@ struct job {
     struct lease *lease;
     PyObject *desk;               /* takes the lease if the job is collected without an answer */
     PyObject *key, *payload, *topic, *group, *received_ns;
+    PyObject *verdict;            /* result of the operation that ended; None for a timer */
     unsigned long long ticket;
     long long deadline_boot_ns, fired_boot_ns, wall_offset_ns;
     unsigned attempt, missed;
-    unsigned char priority;
+    unsigned char priority, cause, flags; /* enum pg_cause, enum pg_entry_flag */
 };
 
 static PyTypeObject *job_type;
@@ -104,6 +105,9 @@ static PyMemberDef job_members[] = {
     {"attempt", T_UINT, offsetof(struct job, attempt), 0, NULL},
     {"missed", T_UINT, offsetof(struct job, missed), 0, NULL},
     {"priority", T_UBYTE, offsetof(struct job, priority), 0, NULL},
+    {"verdict", T_OBJECT, offsetof(struct job, verdict), 0, NULL},
+    {"_cause", T_UBYTE, offsetof(struct job, cause), 0, NULL},
+    {"_flags", T_UBYTE, offsetof(struct job, flags), 0, NULL},
     {NULL, 0, 0, 0, NULL},
 };
 
@@ -147,7 +151,8 @@ static int job_clear(struct job *j)
 
 static void job_dealloc(struct job *j)
 {
-    PyObject **const places[] = {&j->key, &j->payload, &j->topic, &j->group, &j->received_ns};
+    PyObject **const places[] = {&j->key,   &j->payload,     &j->topic,
+                                 &j->group, &j->received_ns, &j->verdict};
     PyObject_GC_UnTrack((PyObject *)j);
     job_clear(j);
     for (unsigned i = 0; i < sizeof places / sizeof *places; i++)
@@ -179,6 +184,7 @@ struct intake {                   /* arguments of receive() */
     PyObject *ended, *older;      /* sets: struct pg_lease of leases that have ended */
     PyObject *member, *desk, *group, *received_ns;
     PyObject *decode_key;         /* decode_key(enum pg_key_type, bytes) */
+    PyObject *decode_verdict;     /* decode_verdict(bytes) returns the verdict and the rest */
     PyTypeObject *lease_type, *job_type;
     double now_s;                 /* host time */
     double lease_s;               /* length of a lease that was not extended */
@@ -284,6 +290,24 @@ static void job_fill(struct job *j, const struct intake *in, const struct pg_job
     j->attempt = head->attempt;
     j->missed = head->missed;
     j->priority = head->priority;
+    j->cause = (unsigned char)head->ticket;
+    j->flags = head->flags;
+}
+
+/* The daemon puts the verdict of an operation before the payload. */
+static bool payload_fill(struct job *j, const struct intake *in, struct pack_text text)
+{
+    if (!(j->flags & PG_E_OPERATION))
+        return (j->payload = bytes_made(text)) != NULL;
+    PyObject *both =
+        PyObject_CallFunction(in->decode_verdict, "y#", text.at, (Py_ssize_t)text.bytes);
+    const bool done = both != NULL && PyArg_ParseTuple(both, "OO", &j->verdict, &j->payload);
+    if (done) {
+        Py_INCREF(j->verdict);
+        Py_INCREF(j->payload);
+    }
+    Py_XDECREF(both);
+    return done;
 }
 
 /* Make a job and its lease. The job gets its desk last, so that an unfinished job that an error
@@ -298,8 +322,8 @@ static PyObject *job_made(struct intake *in, const struct pg_job_info *head, PyO
     j->topic = topic_made(in, (struct pack_text){at, head->topic_len});
     at += head->topic_len;
     j->key = key_made(in, head->key_type, (struct pack_text){at, head->key_len});
-    j->payload = bytes_made((struct pack_text){at + head->key_len, head->payload_len});
-    if (j->topic != NULL && j->key != NULL && j->payload != NULL)
+    if (j->topic != NULL && j->key != NULL &&
+        payload_fill(j, in, (struct pack_text){at + head->key_len, head->payload_len}))
         j->lease = lease_made(in, head, id, j->key);
     if (j->lease == NULL || PyDict_SetItem(in->jobs, id, (PyObject *)j->lease) != 0) {
         Py_DECREF((PyObject *)j);
@@ -346,11 +370,12 @@ static bool job_receive(struct intake *in, const struct pg_job_info *head, const
 
 static bool intake_read(struct intake *in, PyObject *args)
 {
-    return PyArg_ParseTuple(args, "y#IO!O!O!OO!O!OOOLddpO", &in->body, &in->bytes, &in->count,
+    return PyArg_ParseTuple(args, "y#IO!O!O!OO!O!OOOLddpOO", &in->body, &in->bytes, &in->count,
                             &PyDict_Type, &in->jobs, &PySet_Type, &in->ended, &PySet_Type,
                             &in->older, &in->member, &PyType_Type, &in->lease_type, &PyType_Type,
                             &in->job_type, &in->desk, &in->group, &in->received_ns, &in->since_ns,
-                            &in->now_s, &in->lease_s, &in->endless, &in->decode_key) &&
+                            &in->now_s, &in->lease_s, &in->endless, &in->decode_key,
+                            &in->decode_verdict) &&
            (PyType_IsSubtype(in->lease_type, lease_type) &&
                     PyType_IsSubtype(in->job_type, job_type)
                 ? true
