@@ -49,11 +49,11 @@ class Lease:
     pending: Any
     ticket: int
     attempt: int
-    started_s: float
     ends_s: float
     op: int
     handed: bool
     extending: bool
+    limited: bool
     lost: bool
 
 class Job:
@@ -81,7 +81,7 @@ class Job:
 def jobs_receive(
     body: bytes, count: int, jobs: dict[bytes, Any], ended: set[bytes], older: set[bytes],
     member: object, lease_type: type[Lease], job_type: type[Job], desk: object, group: str,
-    received_ns: int | None, since_ns: int, now_s: float, lease_s: float, endless: bool,
+    received_ns: int | None, since_ns: int, now_s: float, endless: bool,
     decode_key: Callable[[int, bytes], Key],
     decode_verdict: Callable[[bytes], tuple[Verdict, bytes]], /,
 ) -> list[Any] | None:  # fmt: skip
@@ -89,8 +89,7 @@ def jobs_receive(
     if bytes are missing.
 
     `ended` and `older`: the ids of leases that have ended. `now_s`: host time; `since_ns`: the same
-    time on the daemon's clock, -1 = that of sending. `lease_s`: length of a lease that was not
-    extended, from which its start follows. `endless`: the ends of leases are unknown."""
+    time on the daemon's clock, -1 = that of sending. `endless`: the ends of leases are unknown."""
 
 def jobs_take(
     get: Callable[[], object], empty: type[Exception], jobs: list[Any], most: int, now_s: float, /

@@ -98,7 +98,7 @@ class FakeConsumer(JobSource):
         )  # fmt: skip
         job = Job(
             raw,
-            Lease(_MEMBER, raw, raw.lease_id, NEVER_S, 0.0),
+            Lease(_MEMBER, raw, raw.lease_id, NEVER_S),
             self.group,
             now_ns,
             _FakeDesk(self),

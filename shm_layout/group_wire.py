@@ -248,6 +248,12 @@ def _decode_group(reader: _Reader) -> GroupInfo:
     )  # fmt: skip
 
 
+def last_lease_ns(body: bytes, count: int) -> int:
+    """Return the time from the sending of a valid JOBS message to the end of its last lease."""
+    fields = JOB_INFO.unpack_from(body, (count - 1) * JOB_INFO.size)
+    return int(fields[3] - fields[4])
+
+
 def decode_jobs(body: bytes, count: int) -> Iterator[RawJob]:
     """Decode the body of a JOBS message. Raises ProtocolError."""
     size = count * JOB_INFO.size

@@ -1949,7 +1949,7 @@ struct pg_session {
 struct pg_result {
     uint64_t ticket;              /* ticket << 8 | enum pg_status */
     int64_t  deadline_ns;         /* deadline of the timer on the arena's clock; 0 = there is no
-                                     timer */
+                                     timer. JOB_EXTEND: time until the lease ends, ns */
 };
 
 /* One reply of a session. Its `count` results are in the answer pool, from granule `answers` on.

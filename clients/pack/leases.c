@@ -19,9 +19,9 @@ struct lease {
     PyObject *member, *id, *key, *pending;
     unsigned long long ticket;
     unsigned attempt;
-    double started_s, ends_s;     /* times on the host's monotonic clock */
+    double ends_s;                /* time on the host's monotonic clock */
     unsigned char op;             /* enum pg_op of the answer; 0 = none */
-    char handed, extending, lost;
+    char handed, extending, limited, lost;
 };
 
 static PyTypeObject *lease_type;
@@ -33,11 +33,11 @@ static PyMemberDef lease_members[] = {
     {"pending", T_OBJECT, offsetof(struct lease, pending), 0, NULL},
     {"ticket", T_ULONGLONG, offsetof(struct lease, ticket), 0, NULL},
     {"attempt", T_UINT, offsetof(struct lease, attempt), 0, NULL},
-    {"started_s", T_DOUBLE, offsetof(struct lease, started_s), 0, NULL},
     {"ends_s", T_DOUBLE, offsetof(struct lease, ends_s), 0, NULL},
     {"op", T_UBYTE, offsetof(struct lease, op), 0, NULL},
     {"handed", T_BOOL, offsetof(struct lease, handed), 0, NULL},
     {"extending", T_BOOL, offsetof(struct lease, extending), 0, NULL},
+    {"limited", T_BOOL, offsetof(struct lease, limited), 0, NULL},
     {"lost", T_BOOL, offsetof(struct lease, lost), 0, NULL},
     {NULL, 0, 0, 0, NULL},
 };
@@ -187,7 +187,6 @@ struct intake {                   /* arguments of receive() */
     PyObject *decode_verdict;     /* decode_verdict(bytes) returns the verdict and the rest */
     PyTypeObject *lease_type, *job_type;
     double now_s;                 /* host time */
-    double lease_s;               /* length of a lease that was not extended */
     long long since_ns;           /* the daemon's time of `now_s`; -1 = that of sending */
     int endless;                  /* 1 = the end of a lease is unknown */
     struct pack_text topic_bytes; /* bytes of the last topic */
@@ -275,7 +274,6 @@ static struct lease *lease_made(const struct intake *in, const struct pg_job_inf
     l->ticket = head->ticket >> 8;
     l->attempt = head->attempt;
     l->ends_s = ends_s(in, head);
-    l->started_s = l->ends_s - in->lease_s < in->now_s ? l->ends_s - in->lease_s : in->now_s;
     return l;
 }
 
@@ -370,12 +368,11 @@ static bool job_receive(struct intake *in, const struct pg_job_info *head, const
 
 static bool intake_read(struct intake *in, PyObject *args)
 {
-    return PyArg_ParseTuple(args, "y#IO!O!O!OO!O!OOOLddpOO", &in->body, &in->bytes, &in->count,
+    return PyArg_ParseTuple(args, "y#IO!O!O!OO!O!OOOLdpOO", &in->body, &in->bytes, &in->count,
                             &PyDict_Type, &in->jobs, &PySet_Type, &in->ended, &PySet_Type,
                             &in->older, &in->member, &PyType_Type, &in->lease_type, &PyType_Type,
                             &in->job_type, &in->desk, &in->group, &in->received_ns, &in->since_ns,
-                            &in->now_s, &in->lease_s, &in->endless, &in->decode_key,
-                            &in->decode_verdict) &&
+                            &in->now_s, &in->endless, &in->decode_key, &in->decode_verdict) &&
            (PyType_IsSubtype(in->lease_type, lease_type) &&
                     PyType_IsSubtype(in->job_type, job_type)
                 ? true
@@ -411,7 +408,7 @@ static bool hand_over(struct job *j, double now_s)
     struct lease *l = j->lease;
     if (l == NULL || l->op != 0)
         return false;
-    if (now_s >= l->ends_s && !l->extending)
+    if (now_s >= l->ends_s && (!l->extending || l->limited))
         l->lost = 1;
     if (l->lost)
         return false;

@@ -111,7 +111,6 @@ class SimulatedConsumer(SimulatedClient):
 
     def _speaker(self) -> tuple[Callable[[], float], bool]:
         self.leases = Leases(self.core, self.group.name, self.lease_ns, self.credits, self._queue)
-        self.leases.max_lease_s = self.group.settings.max_lease_ns / 1e9
         self.core.on_connection = self._connected
         return self.leases.speak, True
 
