@@ -12,12 +12,14 @@ import sys
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
 import job_worker
+import numpy as np
+import pyarrow as pa
 import pytest
 from interrupts import interrupted
 from real_daemon import PATIENCE_S, StartDaemon, boot_ns, eventually
@@ -26,6 +28,7 @@ from tiers import wide
 from purgatoryd.clients import (
     Admin,
     AllOf,
+    AsyncClient,
     AsyncConsumer,
     AsyncPurgatory,
     CancelResult,
@@ -37,6 +40,7 @@ from purgatoryd.clients import (
     FullGroup,
     GroupMissing,
     GroupRefused,
+    InvalidArgument,
     Job,
     JobReason,
     LeaseLost,
@@ -321,6 +325,41 @@ def test_a_leased_job_is_not_cancelled(daemon: StartDaemon) -> None:
         assert c.cancel("k") is CancelResult.LEASED
         assert c.cancel_many(["k", "none"]) == [CancelResult.LEASED, CancelResult.UNKNOWN]
         job.release()
+
+
+@pytest.mark.parametrize("kind", [list, np.array, pa.array])
+def test_many_jobs_that_nobody_holds_are_cancelled_on_request(
+    daemon: StartDaemon, kind: Callable[[list[str]], Any]
+) -> None:
+    daemon("demo")
+    keys = ["a", "b", "pending", "none"]
+    with client() as c:
+        c.create_group("mailers", ["orders"])
+        c.add_many([("a", 0), ("b", 0), ("pending", 3600)], topic="orders")
+        eventually(lambda: c.group("mailers").waiting == 2)
+        fired = [CancelResult.FIRED] * 2
+        assert c.cancel_many(kind(keys[:2])) == fired
+        assert c.group("mailers").waiting == 2
+        with pytest.raises(InvalidArgument):
+            c.cancel_many(kind(keys), delivered=1)  # type: ignore[call-overload]
+        found = c.cancel_many(kind(keys), delivered=True)
+        assert found == [CancelResult.CANCELLED] * 3 + [CancelResult.UNKNOWN]
+        assert c.group("mailers").waiting == 0
+
+
+def test_tasks_cancel_many_jobs_that_nobody_holds(daemon: StartDaemon) -> None:
+    daemon("demo")
+
+    async def cancelled() -> list[CancelResult]:
+        async with AsyncClient("demo", namespace="shop", timeout=PATIENCE_S) as c:
+            return list(await c.cancel_many(["k"], delivered=True))
+
+    with client() as c:
+        c.create_group("mailers", ["orders"])
+        c.add("k", 0, topic="orders")
+        eventually(lambda: c.group("mailers").waiting == 1)
+        assert asyncio.run(cancelled()) == [CancelResult.CANCELLED]
+        assert c.group("mailers").waiting == 0
 
 
 def test_a_job_that_nobody_holds_is_cancelled_on_request(daemon: StartDaemon) -> None:
