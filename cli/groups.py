@@ -263,6 +263,7 @@ def letter_record(letter: DeadLetter) -> dict[str, Any]:
     return {
         **key_record(letter.key), "ticket": letter.ticket, "topic": letter.topic,
         "reason": letter.reason.name.lower(), "attempts": letter.attempts, "error": letter.error,
+        "cause": letter.cause.name, "verdict": letter.verdict and letter.verdict._asdict(),
         "deadline_boot_ns": letter.deadline_boot_ns, "fired_boot_ns": letter.fired_boot_ns,
         "first_failed_boot_ns": letter.first_failed_boot_ns, "last_failed_boot_ns": failed_ns,
         "last_failed_at": None if at is None else units.format_moment(at),

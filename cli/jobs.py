@@ -45,6 +45,9 @@ def job_record(job: Job) -> dict[str, Any]:
         "ticket": job.ticket,
         "attempt": job.attempt,
         "priority": job.priority,
+        "cause": job.cause.name,
+        "verdict": job.verdict and job.verdict._asdict(),
+        "missed": job.missed,
         "deadline_boot_ns": job.deadline_boot_ns,
         "fired_boot_ns": job.fired_boot_ns,
         "fired_at": units.format_moment(job.fired),
@@ -58,7 +61,7 @@ def job_text(job: Job) -> str:
     late = units.format_duration(job.lateness_ns)
     payload = visible(job.payload.decode(errors="backslashreplace"))
     head = f"{units.format_moment(job.fired)} {visible(job.topic)} attempt {job.attempt}"
-    return f"{head} {key_text(job.key)} ({late} late) {payload}"
+    return f"{head} {job.cause.name.lower()} {key_text(job.key)} ({late} late) {payload}"
 
 
 @click.command("consume", cls=Command)
@@ -102,9 +105,9 @@ def consume_command(
 
     The command is a member of the consumer group GROUP. Without --exec, each job is printed as a
     line and then acknowledged. With --exec, CMD gets the payload on its stdin, and PURGATORYD_KEY,
-    PURGATORYD_TOPIC, PURGATORYD_TICKET and PURGATORYD_ATTEMPT in its environment. Another exit code
-    than 0 counts the attempt as failed; the end of stderr is stored with the job. With topics, a
-    missing consumer group is created.
+    PURGATORYD_TOPIC, PURGATORYD_TICKET, PURGATORYD_ATTEMPT and PURGATORYD_CAUSE in its environment.
+    The cause is "expired" for a timer. Another exit code than 0 counts the attempt as failed; the
+    end of stderr is stored with the job. With topics, a missing consumer group is created.
 
     After SIGTERM or Ctrl-C the command takes no more jobs, waits for running commands, and gives
     the other jobs back.
@@ -201,6 +204,7 @@ def _execute(command: str, job: Job) -> None:
         "PURGATORYD_TOPIC": job.topic,
         "PURGATORYD_TICKET": str(job.ticket),
         "PURGATORYD_ATTEMPT": str(job.attempt),
+        "PURGATORYD_CAUSE": job.cause.name.lower(),
     }
     # A session of its own keeps Ctrl-C from the command, which has to end by itself.
     done = subprocess.run(

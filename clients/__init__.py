@@ -95,7 +95,7 @@ if TYPE_CHECKING:
         SweepChange,
         SweepState,
     )
-    from purgatoryd.shm_layout.wire import NamespaceSettings, OperationInfo, WatchInfo
+    from purgatoryd.shm_layout.wire import NamespaceSettings, OperationInfo, Verdict, WatchInfo
 
 __all__ = [
     "ANYBODY",
@@ -205,6 +205,7 @@ __all__ = [
     "TimerPage",
     "TooFar",
     "UidShareExceeded",
+    "Verdict",
     "WalStopped",
     "Watch",
     "WatchInfo",
@@ -247,7 +248,7 @@ _NAMES = {
         "SweepChange",
         "SweepState",
     ),
-    "shm_layout.wire": ("NamespaceSettings", "OperationInfo", "WatchInfo"),
+    "shm_layout.wire": ("NamespaceSettings", "OperationInfo", "Verdict", "WatchInfo"),
 }
 """The names that this package exports, by module of purgatoryd."""
 _MODULES = {name: module for module, names in _NAMES.items() for name in names}

@@ -6,7 +6,7 @@ from typing import Any, Generic, TypeVar
 from purgatoryd.clients.batch import Batch
 from purgatoryd.clients.connection import Connection
 from purgatoryd.shm_layout.errors import DaemonError
-from purgatoryd.shm_layout.wire import Key
+from purgatoryd.shm_layout.wire import Key, Verdict
 
 Made = TypeVar("Made")
 Column = list[Any] | tuple[str, Any, Any, int, int] | None
@@ -49,11 +49,11 @@ class Lease:
     pending: Any
     ticket: int
     attempt: int
-    started_s: float
     ends_s: float
     op: int
     handed: bool
     extending: bool
+    limited: bool
     lost: bool
 
 class Job:
@@ -70,23 +70,26 @@ class Job:
     attempt: int
     missed: int
     priority: int
+    verdict: Verdict | None
     deadline_boot_ns: int
     fired_boot_ns: int
     wall_offset_ns: int
+    _cause: int
+    _flags: int
     _received_ns: int | None
 
 def jobs_receive(
     body: bytes, count: int, jobs: dict[bytes, Any], ended: set[bytes], older: set[bytes],
     member: object, lease_type: type[Lease], job_type: type[Job], desk: object, group: str,
-    received_ns: int | None, since_ns: int, now_s: float, lease_s: float, endless: bool,
-    decode_key: Callable[[int, bytes], Key], /,
+    received_ns: int | None, since_ns: int, now_s: float, endless: bool,
+    decode_key: Callable[[int, bytes], Key],
+    decode_verdict: Callable[[bytes], tuple[Verdict, bytes]], /,
 ) -> list[Any] | None:  # fmt: skip
     """Take the body of a JOBS message, and add the new leases to `jobs`. Returns the new jobs; None
     if bytes are missing.
 
     `ended` and `older`: the ids of leases that have ended. `now_s`: host time; `since_ns`: the same
-    time on the daemon's clock, -1 = that of sending. `lease_s`: length of a lease that was not
-    extended, from which its start follows. `endless`: the ends of leases are unknown."""
+    time on the daemon's clock, -1 = that of sending. `endless`: the ends of leases are unknown."""
 
 def jobs_take(
     get: Callable[[], object], empty: type[Exception], jobs: list[Any], most: int, now_s: float, /

@@ -301,23 +301,24 @@ class AsyncClient(
 
     @overload
     async def cancel_many(
-        self, keys: Any, *, bulk_load: BulkLoad | None = None, wait: Literal[True] = True,
-        timeout: float | timedelta | None = None,
+        self, keys: Any, *, bulk_load: BulkLoad | None = None, delivered: bool = False,
+        wait: Literal[True] = True, timeout: float | timedelta | None = None,
     ) -> Sequence[CancelResult]: ...  # fmt: skip
 
     @overload
     async def cancel_many(
-        self, keys: Any, *, bulk_load: BulkLoad | None = None, wait: Literal[False],
-        timeout: float | timedelta | None = None,
+        self, keys: Any, *, bulk_load: BulkLoad | None = None, delivered: bool = False,
+        wait: Literal[False], timeout: float | timedelta | None = None,
     ) -> BulkResult: ...  # fmt: skip
 
     async def cancel_many(
-        self, keys: Any, *, bulk_load: BulkLoad | None = None, wait: bool = True,
-        timeout: float | timedelta | None = None,
+        self, keys: Any, *, bulk_load: BulkLoad | None = None, delivered: bool = False,
+        wait: bool = True, timeout: float | timedelta | None = None,
     ) -> Sequence[CancelResult] | BulkResult:  # fmt: skip
         """Disarm many timers, as Client.cancel_many does."""
         core, limit_s = await self._ready(), self._limit_s(timeout)
-        result = await self._bulk(partitions.cancels(core, keys, bulk_load), wait, limit_s)
+        bulk = partitions.cancels(core, keys, bulk_load, delivered)
+        result = await self._bulk(bulk, wait, limit_s)
         return result.cancels() if wait else result
 
     async def settle(self, result: BulkResult, *, timeout: float | timedelta | None = None) -> None:

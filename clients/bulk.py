@@ -335,15 +335,17 @@ def pack_puts(
         raise unreadable("columns", error) from error
 
 
-def pack_cancels(connection: Connection, keys: Any, bulk_load: BulkLoad | None = None) -> Packed:
+def pack_cancels(
+    connection: Connection, keys: Any, bulk_load: BulkLoad | None = None, delivered: bool = False
+) -> Packed:  # fmt: skip
     """Pack `keys` for cancel_many. If it raises InvalidArgument, nothing was packed."""
     check_class("bulk_load", bulk_load, "bulk_loads", "BulkLoad")
     if not (hasattr(keys, "dtype") or hasattr(keys, "buffers") or hasattr(keys, "chunks")):
-        sources = [cancel_source(connection.names, list(each("keys", keys)))]
+        sources = [cancel_source(connection.names, list(each("keys", keys)), delivered)]
         return _packed(connection, sources, bulk_load, arrays=False)
     columns = columns_module()
     try:
-        sources = columns.cancel_sources(connection.names, keys)
+        sources = columns.cancel_sources(connection.names, keys, delivered)
         return _packed(connection, sources, bulk_load, arrays=True)
     except Exception as error:
         raise unreadable("keys", error) from error
@@ -463,14 +465,15 @@ def _put_source(
     )  # fmt: skip
 
 
-def cancel_source(names: Names, keys: list[Any]) -> Source:
+def cancel_source(names: Names, keys: list[Any], delivered: bool) -> Source:
     """Return the source of cancels; `keys`: their keys."""
+    flags = int(delivered)
 
     def slow(index: int) -> Converted:
-        return 0, 0, *wire.encode_key(keys[index]), names.of_key, b"", 0, 0, b""
+        return 0, 0, *wire.encode_key(keys[index]), names.of_key, b"", flags, 0, b""
 
     return Source(
-        len(keys), Op.CANCEL, 0, 0, False, 0, names.of_key, {}, slow, None,
+        len(keys), Op.CANCEL, 0, flags, False, 0, names.of_key, {}, slow, None,
         keys, None, None, None, None, None, None,
     )  # fmt: skip
 

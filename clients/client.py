@@ -251,29 +251,29 @@ class Client(
 
     @overload
     def cancel_many(
-        self, keys: Any, *, bulk_load: BulkLoad | None = None, wait: Literal[True] = True,
-        timeout: float | timedelta | None = None,
+        self, keys: Any, *, bulk_load: BulkLoad | None = None, delivered: bool = False,
+        wait: Literal[True] = True, timeout: float | timedelta | None = None,
     ) -> Sequence[CancelResult]: ...  # fmt: skip
 
     @overload
     def cancel_many(
-        self, keys: Any, *, bulk_load: BulkLoad | None = None, wait: Literal[False],
-        timeout: float | timedelta | None = None,
+        self, keys: Any, *, bulk_load: BulkLoad | None = None, delivered: bool = False,
+        wait: Literal[False], timeout: float | timedelta | None = None,
     ) -> BulkResult: ...  # fmt: skip
 
     def cancel_many(
-        self, keys: Any, *, bulk_load: BulkLoad | None = None, wait: bool = True,
-        timeout: float | timedelta | None = None,
+        self, keys: Any, *, bulk_load: BulkLoad | None = None, delivered: bool = False,
+        wait: bool = True, timeout: float | timedelta | None = None,
     ) -> Sequence[CancelResult] | BulkResult:  # fmt: skip
         """Disarm many timers; `keys`: a list, a numpy array or an Arrow array.
 
         `bulk_load`: the keys are rows of a bulk load that has begun; a later add of such a row gets
-        the status BULK_LOADED and adds nothing. Returns a CancelResult for each key; with
-        wait=False it returns the BulkResult as soon as all keys are packed. Raises Refused,
-        DaemonError.
+        the status BULK_LOADED and adds nothing. `delivered`: as for cancel(). Returns a
+        CancelResult for each key; with wait=False it returns the BulkResult as soon as all keys
+        are packed. Raises Refused, DaemonError.
         """
         limit_s = self._limit_s(timeout)
-        bulk = partitions.cancels(self._core, keys, bulk_load)
+        bulk = partitions.cancels(self._core, keys, bulk_load, delivered)
         outcome: Callable[[BulkResult], Sequence[CancelResult] | BulkResult] = (
             checked_cancels if wait else unchecked
         )

@@ -41,11 +41,11 @@ def put_sources(
     return [_put_source(connection, part, entry, mode, common, now_ns) for part in _parts(table)]
 
 
-def cancel_sources(names: Names, keys: Any) -> list[Source]:
+def cancel_sources(names: Names, keys: Any, delivered: bool) -> list[Source]:
     """Return the sources for cancel_many: one for each chunk of an Arrow array, else a single
     one."""
     chunks = keys.chunks if hasattr(keys, "chunks") else [keys]
-    return [_cancel_source(names, plain(chunk)) for chunk in chunks]
+    return [_cancel_source(names, delivered, plain(chunk)) for chunk in chunks]
 
 
 def _parts(table: Any) -> Iterator[Mapping[str, Any]]:
@@ -138,12 +138,14 @@ def slacks_of(column: Any, default: int) -> Array:
     return np.where(none, default, lengths).astype("u1")
 
 
-def _cancel_source(names: Names, column: Any) -> Source:
+def _cancel_source(names: Names, delivered: bool, column: Any) -> Source:
+    flags = int(delivered)
+
     def slow(row: int) -> Converted:
-        return 0, 0, *wire.encode_key(item_of(column, row)), names.of_key, b"", 0, 0, b""
+        return 0, 0, *wire.encode_key(item_of(column, row)), names.of_key, b"", flags, 0, b""
 
     return Source(
-        len(column), Op.CANCEL, 0, 0, False, 0, names.of_key, {}, slow, None,
+        len(column), Op.CANCEL, 0, flags, False, 0, names.of_key, {}, slow, None,
         text_buffers(column), None, None, None, None, None, None,
     )  # fmt: skip
 

@@ -454,13 +454,12 @@ class Plan:
             detail = f"a consumer needs max_in_flight of at least {count}"
             raise Partitioned(core.namespace, count, detail)
         if self.create:
-            info = yield from groups.created(
+            yield from groups.created(
                 core, self.group, limit_s, self.settings, self.topics, self.earliest
             )
         else:
             info = yield from groups.one_group(core, GroupAction.DESCRIBE, self.group, limit_s)
             groups.check_same(core.namespace, info, self.settings, self.topics)
-        leases.max_lease_s = info.settings.max_lease_ns / 1e9
         yield from leases.joined(limit_s)
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from purgatoryd.clients.arguments import each
+from purgatoryd.clients.arguments import check_whole, each
 from purgatoryd.clients.connection import NEVER_S
 from purgatoryd.clients.consumer import DRAIN_S, Job, JobSource
 from purgatoryd.clients.items import check_priority
@@ -16,10 +16,11 @@ from purgatoryd.clients.leases import LOG, NO_DELAY, Lease
 from purgatoryd.shm_layout import wire
 from purgatoryd.shm_layout.errors import Closed, InvalidArgument
 from purgatoryd.shm_layout.group_wire import RawJob
-from purgatoryd.shm_layout.layout import Cause, Op
+from purgatoryd.shm_layout.layout import NOTICE_OF_SCHEDULE, Cause, Op
 
 if TYPE_CHECKING:
-    from purgatoryd.shm_layout.wire import Key
+    from purgatoryd.clients.model import Occurrence
+    from purgatoryd.shm_layout.wire import Key, Verdict
 
 
 class FakeAnswer(NamedTuple):
@@ -76,21 +77,28 @@ class FakeConsumer(JobSource):
     def add(
         self, key: Key, payload: bytes = b"", *, topic: str | None = None, attempt: int = 1,
         ticket: int | None = None, priority: int = 0, deadline_boot_ns: int | None = None,
+        missed: int = 0, cause: Cause = Cause.EXPIRED, verdict: Verdict | None = None,
+        occurrence: Occurrence | None = None,
     ) -> Job:  # fmt: skip
-        """Add a job, and return it. The default ticket is the number of the job, from 1."""
+        """Add a job, and return it. The default ticket is the number of the job, from 1.
+
+        `cause` and `verdict`: the end of an operation. `occurrence`: makes the job that of a
+        schedule; the key must be f"{schedule}@{nominal_ns}", as in a daemon."""
         wire.encode_key(key)
         priority = check_priority(priority) or 0
+        flags = _flags_of(key, occurrence)
         self._tickets += 1
         now_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
         deadline_ns = now_ns if deadline_boot_ns is None else deadline_boot_ns
         raw = RawJob(
-            self._tickets if ticket is None else ticket, int(Cause.EXPIRED), deadline_ns, now_ns,
-            2**63 - 1, now_ns, time.time_ns() - now_ns, self._tickets, 1, attempt, 0, 0, priority,
-            self._topic if topic is None else topic, key, wire.encode_payload(payload),
+            self._tickets if ticket is None else ticket, int(cause), deadline_ns, now_ns,
+            2**63 - 1, now_ns, time.time_ns() - now_ns, self._tickets, 1, attempt, 0, flags,
+            priority, self._topic if topic is None else topic, key, wire.encode_payload(payload),
+            check_whole("missed", missed, 0, 2**32 - 1), verdict,
         )  # fmt: skip
         job = Job(
             raw,
-            Lease(_MEMBER, raw, raw.lease_id, NEVER_S, 0.0),
+            Lease(_MEMBER, raw, raw.lease_id, NEVER_S),
             self.group,
             now_ns,
             _FakeDesk(self),
@@ -171,6 +179,14 @@ class FakeConsumer(JobSource):
         """Take no more jobs."""
         self.stop()
         self._closed = True
+
+
+def _flags_of(key: Key, occurrence: Occurrence | None) -> int:
+    if occurrence is None:
+        return 0
+    if key != f"{occurrence.schedule}@{occurrence.nominal_ns}":
+        raise InvalidArgument(f"key {key!r} is not that of {occurrence}")
+    return NOTICE_OF_SCHEDULE
 
 
 class _FakeDesk:

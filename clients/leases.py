@@ -25,6 +25,7 @@ from purgatoryd.clients.connection import NEVER_S
 from purgatoryd.clients.groups import missing
 from purgatoryd.clients.jobs import Job as Steps
 from purgatoryd.clients.jobs import awaited
+from purgatoryd.clients.model import Occurrence, occurrence_of
 from purgatoryd.clients.packing import Builder, Entry, Pending
 from purgatoryd.clients.session import State
 from purgatoryd.clients.times import wall_time
@@ -51,12 +52,14 @@ if TYPE_CHECKING:
     from purgatoryd.clients.connection import Connection
     from purgatoryd.clients.core import Core
     from purgatoryd.shm_layout.group_wire import RawJob
+    from purgatoryd.shm_layout.layout import Cause
 
 LOG = logging.getLogger("purgatoryd")
 KEEP_ALIVE_S = 15.0  # PING interval of a member: the daemon may end idle sessions
 SHARE_S = 0.1  # Interval at which a consumer moves credits between partitions.
 RETRY_S = 1.0  # Time after which a refused JOIN is sent again.
 ENDED_LEAST = 1024  # A member remembers at least this number of answered leases.
+GRANTED_LEAST = 120  # Leases are supervised as if max_lease were this part of `lease` at least.
 NO_DELAY = -1  # JOB_NACK: the settings of the consumer group choose the delay.
 FORGOTTEN = b"the job was dropped without an answer"
 _NAMES = {
@@ -80,16 +83,13 @@ class Lease(_pack.Lease):
     member: Member
     pending: PendingLease | PendingAcks | None
 
-    def __init__(
-        self, member: Member, raw: RawJob, identity: bytes, ends_s: float, now_s: float
-    ) -> None:
+    def __init__(self, member: Member, raw: RawJob, identity: bytes, ends_s: float) -> None:
         self.member = member
         self.id = identity
         """The struct pg_lease."""
         self.key = raw.key
         self.ticket = raw.ticket
         self.attempt = raw.attempt
-        self.started_s = now_s
         self.ends_s = ends_s
         """Host time at which the lease ends, unless it is extended."""
         self.handed = False
@@ -100,8 +100,15 @@ class Lease(_pack.Lease):
         """The call of `op`; None without an answer in flight."""
         self.extending = False
         """True while an extension is in flight."""
+        self.limited = False
+        """True if max_lease limited the last extension."""
         self.lost = False
         """True once the lease has ended without an answer."""
+
+    def over(self, now_s: float) -> bool:
+        """Return whether the lease has ended by the clock. While an extension is in flight, that is
+        open, unless max_lease limited the one before."""
+        return now_s >= self.ends_s and (self.limited or not self.extending)
 
     def error(self) -> LeaseLost:
         """Return the error of an answer that comes after the end of the lease."""
@@ -219,11 +226,27 @@ class LeasedJob(_pack.Job):
         """Number of this attempt; the first one has 1."""
         self.priority = raw.priority
         self.missed = raw.missed
+        """Late timers of the topic that this job stands for, by policy coalesce."""
+        self.verdict = raw.verdict
+        """Result of the operation that ended; None for a timer."""
         self.group = group
         self.deadline_boot_ns = raw.deadline_ns
         self.fired_boot_ns = raw.fired_ns
         self.wall_offset_ns = raw.wall_offset_ns
+        self._cause = raw.cause
+        self._flags = raw.flags
         self._received_ns = received_ns
+
+    @property
+    def cause(self) -> Cause:
+        """EXPIRED for a timer; the end of an operation; PUBLISHED for a published notice."""
+        return group_wire.cause_of(self._cause)
+
+    @property
+    def occurrence(self) -> Occurrence | None:
+        """Schedule and nominal time, if the timer was an occurrence of a schedule. Together they
+        are the idempotency key: each occurrence has another one."""
+        return occurrence_of(self.key, self._flags)
 
     @property
     def deadline(self) -> datetime:
@@ -246,8 +269,7 @@ class LeasedJob(_pack.Job):
     def lost(self) -> bool:
         """True once the lease has ended before the job was answered."""
         lease = self._lease
-        ended = lease.member.now_s() >= lease.ends_s and not lease.extending
-        if ended and not lease.op:
+        if not lease.op and lease.over(lease.member.now_s()):
             lease.lost = True
         return lease.lost
 
@@ -292,8 +314,8 @@ class Leases:
         self.lease_ns = lease_ns
         self.max_in_flight = max_in_flight
         self.sink = sink
-        self.max_lease_s = NEVER_S
-        """Longest lease of the consumer group in seconds, however often it is extended."""
+        self._granted_s = self.lease_s
+        """Length of the leases that the daemon grants: less than `lease_s` if max_lease is."""
         self.members: list[Member] = []
         self.stopping = False
         """True once the consumer takes no more jobs."""
@@ -493,15 +515,30 @@ class Leases:
         return self._ping_s
 
     def _extend(self, now_s: float) -> float:
-        """Extend the leases that end in less than two thirds of their length."""
+        """Extend the leases that end soon."""
         if not any(member.jobs for member in self.members):
-            self._scan_s = now_s + self.lease_s / 12
+            self._scan_s = now_s + self._granted_s / 12
             return NEVER_S
         if now_s >= self._scan_s:
-            self._scan_s = now_s + self.lease_s / 12
+            self._scan_s = now_s + self._granted_s / 12
             for member in self.members:
                 member.extend_all(now_s)
         return self._scan_s
+
+    def leased(self, length_s: float) -> None:
+        """Note the length of a new lease."""
+        self._granted_s = min(max(length_s, self.lease_s / GRANTED_LEAST), self.lease_s)
+        now_s = self.core.host.monotonic_s()
+        self._scan_s = min(self._scan_s, now_s + self._granted_s / 12)
+
+    def extended(self, length_s: float) -> None:
+        """Note the length of an extended lease: max_lease may have been raised."""
+        self._granted_s = max(self._granted_s, min(length_s, self.lease_s))
+
+    def ends_soon(self, lease: Lease, now_s: float, share: float) -> bool:
+        """Return whether less than this share of the length of a lease is left, or its end is
+        unknown."""
+        return lease.ends_s == NEVER_S or lease.ends_s - now_s < self._granted_s * share
 
     # ---- credits of several partitions -----------------------------------------------------------
 
@@ -644,8 +681,10 @@ class Member:
         jobs = _pack.jobs_receive(
             body, count, self.jobs, self._ended, self._older, self, Lease, leases.sink.job_type,
             leases.sink.desk, leases.group, received_ns, -1 if received_ns is None else received_ns,
-            now_s, leases.lease_s, self.connection.clock == ClockKind.VIRTUAL, wire.decode_key,
+            now_s, self.connection.clock == ClockKind.VIRTUAL, wire.decode_key, wire.decode_verdict,
         )  # fmt: skip
+        if jobs:
+            leases.leased(group_wire.last_lease_ns(body, count) / 1e9)
         if jobs is None:
             list(group_wire.decode_jobs(body, count))  # raises the error
         elif leases.stopping:
@@ -731,32 +770,31 @@ class Member:
         """Take the daemon's answer to an extension."""
         lease.extending = False
         if pending.error is None and pending.status == Status.DONE:
-            last_s = lease.started_s + self._leases.max_lease_s
-            lease.ends_s = max(lease.ends_s, min(sent_s + time_ns / 1e9, last_s))
+            left_ns = pending.deadline_ns
+            lease.limited = left_ns < time_ns
+            lease.ends_s = max(lease.ends_s, sent_s + left_ns / 1e9)
+            self._leases.extended(left_ns / 1e9)
         elif isinstance(pending.why(), LeaseLost):
             lease.lost = True
             if not lease.op:
                 self._end(lease)
 
     def extend_all(self, now_s: float) -> None:
-        """Extend the leases that end soon. Release jobs that have waited for a caller for half of
-        the longest lease, because a release is no failed attempt."""
+        """Extend the leases that end soon. If max_lease is near, release jobs that wait for a
+        caller, because a release is no failed attempt."""
         leases = self._leases
         for lease in [*self.jobs.values()]:
-            if lease.op or lease.extending:
+            if lease.op:
                 continue
-            if lease.lost or now_s >= lease.ends_s:
+            if lease.lost or lease.over(now_s):
                 lease.lost = True
                 self._end(lease)
-            elif not lease.handed and now_s >= lease.started_s + leases.max_lease_s / 2:
+            elif lease.extending:
+                continue
+            elif not lease.handed and lease.limited and leases.ends_soon(lease, now_s, 1 / 2):
                 self.answer(lease, Op.JOB_RELEASE, b"", 0)
-            elif self._needs_extension(lease, now_s):
+            elif leases.ends_soon(lease, now_s, 2 / 3):
                 self.answer(lease, Op.JOB_EXTEND, b"", leases.lease_ns)
-
-    def _needs_extension(self, lease: Lease, now_s: float) -> bool:
-        lease_s, last_s = self._leases.lease_s, lease.started_s + self._leases.max_lease_s
-        soon = lease.ends_s == NEVER_S or lease.ends_s - now_s < lease_s * 2 / 3
-        return soon and lease.ends_s < last_s - 0.001
 
     def lose(self, _: SessionExpired) -> None:
         """Count all leases as lost, because another session replaces this one."""

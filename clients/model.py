@@ -119,6 +119,14 @@ class Occurrence(NamedTuple):
         return wall_time(self.nominal_ns)
 
 
+def occurrence_of(key: Key, flags: int) -> Occurrence | None:
+    """Return the occurrence of a notice or job; None if it has no schedule."""
+    if not flags & NOTICE_OF_SCHEDULE or not isinstance(key, str):
+        return None
+    schedule, _, nominal = key.rpartition("@")
+    return Occurrence(schedule, int(nominal))
+
+
 @dataclass(frozen=True, slots=True)
 class Notice:
     """A message about a timer that fired, or about an operation that ended.
@@ -154,10 +162,7 @@ class Notice:
     def occurrence(self) -> Occurrence | None:
         """Schedule and nominal time, if the timer was an occurrence of a schedule. Together they
         are the idempotency key: each occurrence has another one."""
-        if not self.flags & NOTICE_OF_SCHEDULE or not isinstance(self.key, str):
-            return None
-        schedule, _, nominal = self.key.rpartition("@")
-        return Occurrence(schedule, int(nominal))
+        return occurrence_of(self.key, self.flags)
 
     @property
     def lateness_ns(self) -> int:

@@ -96,7 +96,10 @@ def refusal(key: Key, word: int, deadline_ns: int) -> Refused:
     """Return the error for the result of a refused record. `word`: ticket << 8 | status."""
     status = word & 0xFF
     if status == Status.EXISTS:
-        return Exists(key, status, ticket=word >> 8, deadline_boot_ns=deadline_ns)
+        unique = deadline_ns < 0
+        return Exists(
+            key, status, ticket=word >> 8, deadline_boot_ns=abs(deadline_ns), unique=unique
+        )
     if status == Status.TOO_FAR:
         return TooFar(key, status, limit_ns=layout.TIME_MAX_NS)
     if status == Status.QUOTA:

@@ -7,7 +7,7 @@ from functools import partial
 from itertools import repeat
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from purgatoryd.clients.arguments import check_no_text, check_type, each, unreadable
+from purgatoryd.clients.arguments import check_flag, check_no_text, check_type, each, unreadable
 from purgatoryd.clients.bulk import (
     NO_COMMON,
     Bulk,
@@ -57,9 +57,13 @@ def puts(
     return _packed(core, rows, bulk_load, pack, partial(split_rows, order_key=common.order_key))
 
 
-def cancels(core: Core, keys: Any, bulk_load: BulkLoad | None = None) -> Bulk:
+def cancels(
+    core: Core, keys: Any, bulk_load: BulkLoad | None = None, delivered: bool = False
+) -> Bulk:  # fmt: skip
     """Pack `keys` for cancel_many. If it raises InvalidArgument or Closed, nothing was packed."""
-    return _packed(core, keys, bulk_load, partial(pack_cancels, bulk_load=bulk_load), split_keys)
+    check_flag("delivered", delivered)
+    pack = partial(pack_cancels, bulk_load=bulk_load, delivered=delivered)
+    return _packed(core, keys, bulk_load, pack, split_keys)
 
 
 def unparks(core: Core, rows: Any, bulk_load: BulkLoad | None = None) -> Bulk:

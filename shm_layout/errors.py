@@ -338,8 +338,8 @@ class Exists(Refused):
     """A timer is added with mode="error", and its key is armed; or an earlier add of the key with
     unique_for= refuses all other adds.
 
-    `ticket` and `deadline_boot_ns` belong to the armed timer. If the earlier timer has ended,
-    deadline_boot_ns is the time until which its key is unique.
+    `ticket` and `deadline_boot_ns` belong to the armed timer. If `unique` is True, unique_for= of
+    the timer `ticket` refuses the add, and deadline_boot_ns is the time at which the key is free.
 
     What to do: Use another mode (replace, keep or extend) for a timer, or another key. While a key
     is unique, only a cancel of its pending timer makes it free.
@@ -347,8 +347,15 @@ class Exists(Refused):
 
     ticket: int
     deadline_boot_ns: int
+    unique: bool
 
     def __str__(self) -> str:
+        if self.unique:
+            return (
+                f"{self.key!r} is unique by unique_for= of ticket {self.ticket}, until "
+                f"{self.deadline_boot_ns / 1e9:.3f} s on the daemon's clock: add it again after "
+                "that time, or use another key; while the timer is pending, a cancel frees its key"
+            )
         return (
             f"{self.key!r} is armed already, with ticket {self.ticket}: for a timer, add with mode "
             "replace, keep or extend; for an operation, and for watch, no mode helps: cancel the "

@@ -13,6 +13,8 @@ from typing import NamedTuple
 from purgatoryd.shm_layout import layout, wire
 from purgatoryd.shm_layout.errors import ProtocolError
 from purgatoryd.shm_layout.layout import (
+    NOTICE_OF_OPERATION,
+    Cause,
     DeadAction,
     GroupAction,
     GroupFlag,
@@ -20,7 +22,7 @@ from purgatoryd.shm_layout.layout import (
     Message,
     struct_format,
 )
-from purgatoryd.shm_layout.wire import Key, decode_key
+from purgatoryd.shm_layout.wire import Key, Verdict, decode_key
 
 LEASE = struct.Struct(struct_format("pg_lease"))
 JOB_INFO = struct.Struct(struct_format("pg_job_info"))
@@ -30,6 +32,7 @@ DEAD_ASK = struct.Struct(struct_format("pg_dead_ask"))
 DEAD_INFO = struct.Struct(struct_format("pg_dead_info"))
 NEVER_NS = 2**63 - 1
 """Time of firing of the oldest job of a consumer group that has none."""
+_CAUSES = {int(cause): cause for cause in Cause}
 _SETTINGS = 10
 """Number of fields of struct pg_group_settings."""
 
@@ -132,6 +135,8 @@ class RawJob(NamedTuple):
     payload: bytes
     missed: int = 0
     """Number of timers of the topic that this one stands for, by a late policy."""
+    verdict: Verdict | None = None
+    """Result of the operation that ended; None for a timer."""
 
     @property
     def lease_id(self) -> bytes:
@@ -158,6 +163,10 @@ class DeadLetter(NamedTuple):
     wall_offset_ns: int
     """Wall time minus the time on the daemon's clock."""
     priority: int
+    cause: Cause
+    """EXPIRED for a timer; the end of an operation; PUBLISHED for a published notice."""
+    verdict: Verdict | None
+    """Result of the operation that ended; None for a timer."""
 
 
 # ---- names -----------------------------------------------------------------------------------
@@ -239,6 +248,12 @@ def _decode_group(reader: _Reader) -> GroupInfo:
     )  # fmt: skip
 
 
+def last_lease_ns(body: bytes, count: int) -> int:
+    """Return the time from the sending of a valid JOBS message to the end of its last lease."""
+    fields = JOB_INFO.unpack_from(body, (count - 1) * JOB_INFO.size)
+    return int(fields[3] - fields[4])
+
+
 def decode_jobs(body: bytes, count: int) -> Iterator[RawJob]:
     """Decode the body of a JOBS message. Raises ProtocolError."""
     size = count * JOB_INFO.size
@@ -255,10 +270,24 @@ def decode_jobs(body: bytes, count: int) -> Iterator[RawJob]:
         topic = body[at:key_at].decode(errors="surrogateescape")
         key = decode_key(key_type, body[key_at:payload_at])
         at = payload_at + payload_len
+        verdict, payload = split_verdict(flags, body[payload_at:at])
         yield RawJob(
             word >> 8, word & 0xFF, deadline_ns, fired_ns, ends_ns, now_ns, offset_ns, row,
-            lease, attempt, group, flags, priority, topic, key, body[payload_at:at], missed,
+            lease, attempt, group, flags, priority, topic, key, payload, missed, verdict,
         )  # fmt: skip
+
+
+def cause_of(number: int) -> Cause:
+    """Return the cause of a job; EXPIRED for a number that this version does not have."""
+    return _CAUSES.get(number, Cause.EXPIRED)
+
+
+def split_verdict(flags: int, payload: bytes) -> tuple[Verdict | None, bytes]:
+    """Return the verdict, or None without an operation, and the payload that the user gave. Raises
+    ProtocolError."""
+    if flags & NOTICE_OF_OPERATION:
+        return wire.decode_verdict(payload)
+    return None, payload
 
 
 def decode_dead(body: bytes, count: int) -> list[DeadLetter]:
@@ -270,14 +299,15 @@ def decode_dead(body: bytes, count: int) -> list[DeadLetter]:
 
 def _decode_letter(reader: _Reader, head: tuple[int, ...]) -> DeadLetter:
     word, deadline_ns, fired_ns, first_ns, last_ns, offset_ns, attempts, reason = head[:8]
-    payload_len, error_len, key_len, key_type, _, topic_len, priority = head[8:]
+    payload_len, error_len, key_len, key_type, flags, topic_len, priority = head[8:]
     topic, key = reader.text(topic_len), decode_key(key_type, reader.take(key_len))
-    payload, error = reader.take(payload_len), reader.take(error_len).decode(errors="replace")
+    verdict, payload = split_verdict(flags, reader.take(payload_len))
+    error = reader.take(error_len).decode(errors="replace")
     try:
         why = JobReason(reason)
     except ValueError:
         raise ProtocolError("reason of a dead letter", reader.at, len(JobReason), reason) from None
     return DeadLetter(
         key, payload, topic, word >> 8, attempts, why, error, deadline_ns, fired_ns,
-        first_ns or None, last_ns or None, offset_ns, priority,
+        first_ns or None, last_ns or None, offset_ns, priority, cause_of(word & 0xFF), verdict,
     )  # fmt: skip

@@ -1955,7 +1955,8 @@ struct pg_session {
 struct pg_result {
     uint64_t ticket;              /* ticket << 8 | enum pg_status */
     int64_t  deadline_ns;         /* deadline of the timer on the arena's clock; 0 = there is no
-                                     timer */
+                                     timer. EXISTS of a key that is unique for a time: minus
+                                     that time. JOB_EXTEND: time until the lease ends, ns */
 };
 
 /* One reply of a session. Its `count` results are in the answer pool, from granule `answers` on.
@@ -2185,7 +2186,8 @@ enum pg_status {
     PG_ST_EXTENDED = 4,           /* PUT with mode EXTEND: same ticket, later deadline */
     PG_ST_EXISTS = 5,             /* WATCH, or PUT with mode ERROR: the key is armed. PUT with mode
                                      REPLACE, or with mode EXTEND and no ticket: the key is that of
-                                     an operation */
+                                     an operation. PUT or WATCH: the key is unique for a time, and
+                                     the answer has minus that time as deadline_ns */
     PG_ST_CANCELLED = 6,          /* CANCEL: the timer will not fire, or the operation has ended */
     PG_ST_FIRED = 7,              /* CANCEL: too late; the replay buffer has the notice of the timer,
                                      or a job of it waits */

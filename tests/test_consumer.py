@@ -12,13 +12,14 @@ from uuid import UUID
 
 import pytest
 from group_daemon import GroupDaemon, group_daemon
-from real_daemon import eventually
+from real_daemon import boot_ns, eventually
 
 from purgatoryd.clients import (
     AsyncConsumer,
     AsyncJob,
     Busy,
     CallTimeout,
+    Cause,
     Client,
     Closed,
     Consumer,
@@ -31,6 +32,8 @@ from purgatoryd.clients import (
     Job,
     JobReason,
     LeaseLost,
+    Occurrence,
+    Verdict,
     leases,
 )
 from purgatoryd.clients.leases import Member, error_text, share_credits
@@ -346,6 +349,49 @@ def test_a_lease_ends_at_max_lease(model: GroupDaemon) -> None:
         with pytest.raises(LeaseLost):
             job.extend(5)
         assert ("JOB_ACK", 1) not in ops(model)
+
+
+def change_max_lease(model: GroupDaemon, max_lease_ns: int) -> None:
+    group = model.groups["mailers"]
+    group.settings = group.settings._replace(max_lease_ns=max_lease_ns)
+
+
+def test_a_raised_max_lease_holds_for_leased_jobs(model: GroupDaemon) -> None:
+    with consumer(lease=60, max_lease=1.5) as jobs:
+        model.fire("a")
+        job = taken(jobs)
+        ends_ns = model.groups["mailers"].jobs[1].ends_ns
+        change_max_lease(model, 60_000_000_000)
+        eventually(lambda: boot_ns() > ends_ns)
+        assert not job.lost
+        job.ack()
+
+
+def test_a_lowered_max_lease_ends_leased_jobs(model: GroupDaemon) -> None:
+    with consumer(lease=1.5) as jobs:
+        model.fire("a")
+        job, held = taken(jobs), model.groups["mailers"].jobs[1]
+        change_max_lease(model, 1)
+        ends_ns = held.ends_ns
+        eventually(lambda: boot_ns() > ends_ns)
+        assert held.ends_ns == ends_ns
+        assert job.lost
+        assert 1 in model.extensions
+
+
+def test_an_unanswered_extension_does_not_hide_the_end_of_a_limited_lease(
+    model: GroupDaemon,
+) -> None:
+    with consumer(lease=60, max_lease=2) as jobs:
+        model.fire("a")
+        job = taken(jobs)
+        eventually(lambda: bool(model.extensions))
+        eventually(lambda: job._lease.limited)
+        model.mute = True
+        ends_ns = model.groups["mailers"].jobs[1].ends_ns
+        eventually(lambda: boot_ns() > ends_ns)
+        assert job.lost
+        model.mute = False
 
 
 def test_a_job_that_waits_too_long_for_a_caller_is_released(model: GroupDaemon) -> None:
@@ -945,6 +991,25 @@ def test_a_fake_consumer_records_answers() -> None:
     ]  # fmt: skip
     assert [job.key for job in jobs.released] == ["e"]
     assert [(job.key, seconds) for job, seconds in jobs.extended] == [("d", 9.0)]
+
+
+def test_a_fake_job_has_the_fields_of_a_job() -> None:
+    verdict, occurrence = Verdict(5, 0, (1,)), Occurrence("tide", 7)
+    jobs = FakeConsumer(
+        [
+            {"key": "op", "cause": Cause.CANCELLED, "verdict": verdict},
+            {"key": "tide@7", "occurrence": occurrence, "missed": 3},
+        ]
+    )
+    operation, scheduled = jobs
+    assert (operation.cause, operation.verdict) == (Cause.CANCELLED, verdict)
+    assert (operation.occurrence, operation.missed) == (None, 0)
+    assert (scheduled.cause, scheduled.verdict) == (Cause.EXPIRED, None)
+    assert (scheduled.occurrence, scheduled.missed) == (occurrence, 3)
+    with pytest.raises(InvalidArgument, match="tide@8"):
+        jobs.add("tide@8", occurrence=occurrence)
+    with pytest.raises(InvalidArgument, match="missed"):
+        jobs.add("a", missed=-1)
 
 
 def test_a_fake_lease_can_be_lost() -> None:

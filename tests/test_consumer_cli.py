@@ -14,7 +14,7 @@ from command_line import BASE, answer, cli
 from real_daemon import PATIENCE_S, Daemon, StartDaemon, eventually
 
 from purgatoryd.cli.exits import Exit
-from purgatoryd.clients import Client, Consumer
+from purgatoryd.clients import AllOf, Client, Consumer, Purgatory
 
 pytestmark = pytest.mark.tier("test")
 
@@ -90,8 +90,9 @@ def test_jobs_are_printed_and_acknowledged(daemon: StartDaemon) -> None:
     assert {(job["topic"], job["payload"], job["attempt"]) for job in jobs} == {
         ("orders", "pay", 1)
     }
+    assert {(job["cause"], job["verdict"], job["missed"]) for job in jobs} == {("EXPIRED", None, 0)}
     add("d", b"text")
-    assert "orders attempt 1 d (" in cli(demo, "consume", "mailers", "--count", "1").stdout
+    assert "orders attempt 1 expired d (" in cli(demo, "consume", "mailers", "--count", "1").stdout
     assert cli(demo, "consume", "mailers", "--idle", "50ms").returncode == Exit.NEGATIVE
     bare = cli(demo, "consume", "mailers", "--idle", "0.05")
     assert (bare.returncode, "unit" in bare.stderr) == (Exit.USAGE, True)
@@ -103,7 +104,8 @@ def test_a_command_runs_for_each_job(daemon: StartDaemon, tmp_path: Path) -> Non
     demo, out = daemon("demo"), tmp_path / "out"
     add("early")
     command = (
-        f'(echo "$PURGATORYD_KEY $PURGATORYD_TOPIC $PURGATORYD_ATTEMPT $(cat)" >> {out});'
+        '(echo "$PURGATORYD_KEY $PURGATORYD_TOPIC $PURGATORYD_ATTEMPT $PURGATORYD_CAUSE $(cat)"'
+        f" >> {out});"
         'if [ "$PURGATORYD_KEY" = bad ]; then echo "no space" >&2; exit 3; fi'
     )
     create(demo)
@@ -112,10 +114,24 @@ def test_a_command_runs_for_each_job(daemon: StartDaemon, tmp_path: Path) -> Non
     add("bad", b"two")
     done = cli(demo, "consume", "mailers", "--exec", command, "--count", "2", "--concurrency", "2")
     assert done.returncode == Exit.DONE, done.stderr
-    assert sorted(out.read_text().splitlines()) == ["bad orders 1 two", "good orders 1 one"]
+    assert sorted(out.read_text().splitlines()) == [
+        "bad orders 1 expired two", "good orders 1 expired one",
+    ]  # fmt: skip
     letter = answer(demo, "dead", "ls", "mailers")
     assert (letter["key"], letter["reason"], letter["error"]) == ("bad", "max_attempts", "no space")
     assert (letter["attempts"], letter["payload"]) == (1, "two")
+    assert (letter["cause"], letter["verdict"]) == ("EXPIRED", None)
+
+
+def test_the_verdict_of_an_operation_is_printed(daemon: StartDaemon) -> None:
+    demo = daemon("demo")
+    create(demo)
+    with Purgatory("demo") as operations:
+        operations.watch("op", AllOf({"w": 1}), 3600, topic="orders", payload=b"pay").cancel()
+    run = ("consume", "mailers", "--count", "1")
+    printed = json.loads(cli(demo, *run, "--json").stdout)
+    assert (printed["cause"], printed["payload"]) == ("CANCELLED", "pay")
+    assert printed["verdict"]["missing"] == [0]
 
 
 def test_sigterm_waits_for_running_commands(daemon: StartDaemon, tmp_path: Path) -> None:

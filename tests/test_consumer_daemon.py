@@ -12,12 +12,14 @@ import sys
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
 import job_worker
+import numpy as np
+import pyarrow as pa
 import pytest
 from interrupts import interrupted
 from real_daemon import PATIENCE_S, StartDaemon, boot_ns, eventually
@@ -26,8 +28,11 @@ from tiers import wide
 from purgatoryd.clients import (
     Admin,
     AllOf,
+    AsyncClient,
     AsyncConsumer,
+    AsyncPurgatory,
     CancelResult,
+    Cause,
     Client,
     Consumer,
     ForkedProcess,
@@ -35,6 +40,7 @@ from purgatoryd.clients import (
     FullGroup,
     GroupMissing,
     GroupRefused,
+    InvalidArgument,
     Job,
     JobReason,
     LeaseLost,
@@ -101,6 +107,94 @@ def test_a_job_has_the_times_of_its_timer(daemon: StartDaemon) -> None:
         assert job.deadline_boot_ns == timer.deadline_boot_ns
         assert 0 <= (job.fired - job.deadline).total_seconds() <= job.lateness_ns / 1e9
         job.ack()
+
+
+def finish_operations(c: Purgatory) -> None:
+    """Let one operation of each kind end."""
+    keys = AllOf({"w": 1, "v": 1})
+    c.watch("met", keys, 3600, topic="orders", payload=b"met")
+    c.watch("failed", AllOf({"x": 1}), 3600, topic="orders", payload=b"failed")
+    c.watch("gone", keys, 3600, topic="orders", payload=b"gone").cancel()
+    c.watch("late", keys, 0, topic="orders")
+    c.advance("w", 1)
+    c.fail("x", 7)
+    c.advance("v", 1)
+
+
+def test_the_end_of_an_operation_is_a_job(daemon: StartDaemon) -> None:
+    daemon("demo")
+    with (
+        Purgatory("demo", namespace="shop", timeout=PATIENCE_S) as operations,
+        client() as c,
+        consumer() as jobs,
+    ):
+        finish_operations(operations)
+        c.add("timer", 0, topic="orders", payload=b"timer")
+        ended = {}
+        while len(ended) < 5:
+            with taken(jobs) as job:
+                missing = None if job.verdict is None else job.verdict.missing
+                ended[job.key] = (job.cause, missing, job.payload)
+                assert job.verdict is None or job.verdict.elapsed_ns > 0
+                assert job.verdict is None or job.verdict.error == 7 * (job.key == "failed")
+    assert ended == {
+        "met": (Cause.SATISFIED, (), b"met"),
+        "failed": (Cause.FAILED, (0,), b"failed"),
+        "gone": (Cause.CANCELLED, (0, 1), b"gone"),
+        "late": (Cause.EXPIRED, (0, 1), b""),
+        "timer": (Cause.EXPIRED, None, b"timer"),
+    }
+
+
+def test_a_dead_letter_of_an_operation_has_its_verdict(daemon: StartDaemon) -> None:
+    daemon("demo")
+    with (
+        Purgatory("demo", namespace="shop", timeout=PATIENCE_S) as operations,
+        client() as c,
+        consumer() as jobs,
+    ):
+        operations.watch("op", AllOf({"w": 1}), 3600, topic="orders", payload=b"p").cancel()
+        c.add("timer", 0, topic="orders", payload=b"timer")
+        for job in (taken(jobs), taken(jobs)):
+            job.reject("no")
+        letters = {letter.key: letter for letter in c.dead_letters("mailers")}
+    operation, timer = letters["op"], letters["timer"]
+    assert (operation.cause, operation.payload) == (Cause.CANCELLED, b"p")
+    assert operation.verdict is not None
+    assert operation.verdict.missing == (0,)
+    assert (timer.cause, timer.verdict, timer.payload) == (Cause.EXPIRED, None, b"timer")
+
+
+def test_a_job_names_the_occurrence_of_its_schedule(daemon: StartDaemon) -> None:
+    daemon("demo")
+    with client() as c, consumer() as jobs:
+        schedule = c.put_schedule("tide@sea", every=0.05, topic="orders", count=1)
+        c.add("order@5", 0, topic="orders")
+        found = {job.key: job.occurrence for job in (taken(jobs), taken(jobs))}
+    assert found.pop("order@5") is None
+    [occurrence] = found.values()
+    assert occurrence is not None
+    assert occurrence.schedule == "tide@sea"
+    assert list(found) == [f"tide@sea@{occurrence.nominal_ns}"]
+    assert schedule.next == occurrence.nominal
+
+
+def test_tasks_get_the_cause_of_a_job(daemon: StartDaemon) -> None:
+    daemon("demo")
+
+    async def scenario() -> None:
+        settings: dict[str, Any] = {"namespace": "shop", "timeout": PATIENCE_S}
+        async with (
+            AsyncPurgatory("demo", **settings) as operations,
+            AsyncConsumer("demo", group="mailers", topics=["orders"], **settings) as jobs,
+        ):
+            await operations.watch("op", AllOf({"w": 1}), 0, topic="orders", payload=b"p")
+            async with await jobs.get(PATIENCE_S) as job:
+                assert (job.cause, job.payload) == (Cause.EXPIRED, b"p")
+                assert job.verdict.missing == (0,)
+                assert job.occurrence is None
+
+    asyncio.run(scenario())
 
 
 def test_a_failed_attempt_is_followed_by_another_and_then_by_a_dead_letter(
@@ -256,6 +350,41 @@ def test_a_leased_job_is_not_cancelled(daemon: StartDaemon) -> None:
         assert c.cancel("k") is CancelResult.LEASED
         assert c.cancel_many(["k", "none"]) == [CancelResult.LEASED, CancelResult.UNKNOWN]
         job.release()
+
+
+@pytest.mark.parametrize("kind", [list, np.array, pa.array])
+def test_many_jobs_that_nobody_holds_are_cancelled_on_request(
+    daemon: StartDaemon, kind: Callable[[list[str]], Any]
+) -> None:
+    daemon("demo")
+    keys = ["a", "b", "pending", "none"]
+    with client() as c:
+        c.create_group("mailers", ["orders"])
+        c.add_many([("a", 0), ("b", 0), ("pending", 3600)], topic="orders")
+        eventually(lambda: c.group("mailers").waiting == 2)
+        fired = [CancelResult.FIRED] * 2
+        assert c.cancel_many(kind(keys[:2])) == fired
+        assert c.group("mailers").waiting == 2
+        with pytest.raises(InvalidArgument):
+            c.cancel_many(kind(keys), delivered=1)  # type: ignore[call-overload]
+        found = c.cancel_many(kind(keys), delivered=True)
+        assert found == [CancelResult.CANCELLED] * 3 + [CancelResult.UNKNOWN]
+        assert c.group("mailers").waiting == 0
+
+
+def test_tasks_cancel_many_jobs_that_nobody_holds(daemon: StartDaemon) -> None:
+    daemon("demo")
+
+    async def cancelled() -> list[CancelResult]:
+        async with AsyncClient("demo", namespace="shop", timeout=PATIENCE_S) as c:
+            return list(await c.cancel_many(["k"], delivered=True))
+
+    with client() as c:
+        c.create_group("mailers", ["orders"])
+        c.add("k", 0, topic="orders")
+        eventually(lambda: c.group("mailers").waiting == 1)
+        assert asyncio.run(cancelled()) == [CancelResult.CANCELLED]
+        assert c.group("mailers").waiting == 0
 
 
 def test_a_job_that_nobody_holds_is_cancelled_on_request(daemon: StartDaemon) -> None:

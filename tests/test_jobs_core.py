@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from core_driver import Fault
-from jobs_driver import JobsCore, Session, record
+from jobs_driver import SETTINGS, JobsCore, Session, of_job, record
 from jobs_world import MS, SECOND, World, fire, restart, step, timer
 
 from purgatoryd.shm_layout._core import ffi, lib
@@ -119,6 +119,28 @@ def test_an_extended_lease_lives_until_its_new_end_and_max_lease(core: JobsCore)
     assert session.extend(held, 20 * MS) == Status.DONE
     step(core, 12 * MS)
     assert session.ack(held) == Status.LEASE_LOST
+
+
+def test_the_answer_to_an_extension_has_the_time_that_is_left(core: JobsCore) -> None:
+    core.create_group(max_lease_ns=50 * MS)
+    session = Session(core)
+    session.join(lease_ns=10 * MS)
+    fire(core, "a")
+    (held,) = core.jobs_of(session)
+
+    def left_ns(lease_ns: int) -> int:
+        return session.one(of_job(Op.JOB_EXTEND, held, time_ns=lease_ns)).deadline_ns
+
+    step(core, 4 * MS)
+    assert left_ns(30 * MS) == 30 * MS
+    assert left_ns(1 * MS) == 30 * MS
+    assert left_ns(60 * MS) == 46 * MS
+    step(core, 6 * MS)
+    assert left_ns(60 * MS) == 40 * MS
+    core.ask_group(lib.PG_GA_CHANGE, b"g", **{**SETTINGS, "max_lease_ns": 100 * MS})
+    assert left_ns(60 * MS) == 60 * MS
+    core.ask_group(lib.PG_GA_CHANGE, b"g", **{**SETTINGS, "max_lease_ns": 20 * MS})
+    assert left_ns(80 * MS) == 60 * MS
 
 
 def test_a_replaced_timer_counts_against_the_bytes_of_the_budget(core: JobsCore) -> None:

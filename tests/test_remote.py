@@ -11,6 +11,8 @@ import socket
 import struct
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -28,6 +30,7 @@ from purgatoryd.clients import (
     AsyncSubscriber,
     CallTimeout,
     Client,
+    Consumer,
     DaemonUnreachable,
     Denied,
     InvalidArgument,
@@ -52,6 +55,47 @@ SHORT_S = 0.5
 @pytest.fixture
 def place(daemon: StartDaemon, tmp_path: Path) -> Place:
     return remote_place(daemon, tmp_path)
+
+
+HOLDER = """
+import sys, time
+from purgatoryd.clients import Consumer, Remote
+with Consumer("demo", namespace="far", group="mailers", create=False, lease=3600, timeout=60,
+              remote=Remote(*sys.argv[1:])) as jobs:
+    job = jobs.get(60)
+    print(job.key, flush=True)
+    time.sleep(3600)
+"""
+"""A program that holds a job."""
+
+
+@contextmanager
+def job_held(place: Place, client: Client) -> Iterator[subprocess.Popen[str]]:
+    """Let a process on another host hold a job. The consumer group retries at once."""
+    remote = place.remote
+    client.create_group("mailers", ["orders"], backoff=0)
+    client.add("k", 0, topic="orders")
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLDER, remote.tcp, remote.server_key, str(remote.key)],
+        stdout=subprocess.PIPE, text=True,
+    ) as holder:  # fmt: skip
+        try:
+            assert holder.stdout is not None
+            assert holder.stdout.readline() == "k\n"
+            assert (client.group("mailers").leased, client.group("mailers").waiting) == (1, 0)
+            yield holder
+        finally:
+            holder.kill()
+
+
+def check_returned(client: Client, limit_s: float) -> None:
+    """Wait for the job of the holder, whose lease did not end by itself."""
+    with Consumer("demo", namespace="far", group="mailers", create=False) as jobs:
+        job = jobs.get(limit_s)
+        assert job is not None
+        assert (job.key, job.attempt) == ("k", 2)
+        job.ack()
+    assert client.group("mailers").acked == 1
 
 
 # ---- calls that work ---------------------------------------------------------------------------
@@ -87,6 +131,22 @@ def test_a_client_and_a_subscriber(place: Place) -> None:
     assert {n.key for n in seen if n is not None} == {f"key-{i}" for i in range(3000)}
     # client and daemon have no common clock
     assert {n.received_boot_ns for n in seen if n is not None} == {None}
+
+
+def test_a_killed_remote_consumer_returns_its_leases(place: Place) -> None:
+    client = Client("demo", namespace="far", timeout=PATIENCE_S)
+    with client, job_held(place, client) as holder:
+        holder.kill()
+        check_returned(client, PATIENCE_S)
+
+
+@pytest.mark.tier("all")
+@pytest.mark.costly("waits until the heartbeats of libzmq find a frozen process, 15 to 20 s")
+def test_a_frozen_remote_consumer_returns_its_leases(place: Place) -> None:
+    client = Client("demo", namespace="far", timeout=PATIENCE_S)
+    with client, job_held(place, client) as holder:
+        holder.send_signal(signal.SIGSTOP)
+        check_returned(client, sockets.HEARTBEAT_TIMEOUT_MS / 1000 + PATIENCE_S)
 
 
 @pytest.mark.tier("all")

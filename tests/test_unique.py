@@ -110,7 +110,7 @@ def test_a_second_add_is_refused_before_and_after_the_firing(
     assert fired(core) == [key]
     for mode in PutMode:
         assert one(owner, pd.put(key, SECOND_NS, mode)) == (
-            Status.EXISTS, SECOND_NS + LONG_NS, ticket,
+            Status.EXISTS, -(SECOND_NS + LONG_NS), ticket,
         )  # fmt: skip
     watch = one(owner, pd.watch(key, Condition.ALL, [pd.Key(b"w", 1)]))
     assert (watch.status, watch.ticket) == (Status.EXISTS, ticket)

@@ -7,20 +7,23 @@ import random
 import threading
 from contextlib import suppress
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from command_line import answer, cli
-from real_daemon import PATIENCE_S, StartDaemon, eventually, remove_arena_files, stats
+from real_daemon import PATIENCE_S, StartDaemon, boot_ns, eventually, remove_arena_files, stats
 
 from purgatoryd.cli.exits import Exit
 from purgatoryd.clients import (
+    AllOf,
     AsyncClient,
     Client,
     Consumer,
     Exists,
     InvalidArgument,
+    Purgatory,
     Status,
 )
 
@@ -62,6 +65,30 @@ def test_a_key_is_unique_until_its_time_is_over_also_after_the_ack(
         assert (stats(running)["live"], stats(running)["unique_keys"]) == (0, 1)
         eventually(lambda: stats(running)["unique_freed"] == 1)
         assert c.add("k", 0, topic="mails").status == Status.ADDED
+
+
+@pytest.mark.parametrize("pending", [True, False])
+def test_the_error_names_the_time_at_which_a_unique_key_is_free(
+    daemon: StartDaemon, pending: bool
+) -> None:
+    daemon("demo")
+    with client() as c, Purgatory("demo", **GIVEN) as operations:
+        begun_ns = boot_ns()
+        first = c.add("k", 3600 if pending else 0, unique_for=7200)
+        ended_ns = boot_ns()
+        eventually(lambda: pending or c.get("k") is None)
+        attempts = [partial(c.add, "k", 0, mode=mode) for mode in ("error", "replace", "extend")]
+        attempts += [] if pending else [partial(operations.watch, "k", AllOf({"w": 1}), 60)]
+        for attempt in attempts:
+            with pytest.raises(Exists, match="'k' is unique by unique_for= of ticket") as caught:
+                attempt()
+            error = caught.value
+            assert (error.ticket, error.unique) == (first.ticket, True)
+            assert 0 <= error.deadline_boot_ns - begun_ns - 7200 * 10**9 <= ended_ns - begun_ns
+        c.add("plain", 3600)
+        with pytest.raises(Exists, match="'plain' is armed already") as caught:
+            c.add("plain", 3600)
+        assert not caught.value.unique
 
 
 def test_all_ways_to_add_take_the_time(daemon: StartDaemon) -> None:

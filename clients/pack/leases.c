@@ -19,9 +19,9 @@ struct lease {
     PyObject *member, *id, *key, *pending;
     unsigned long long ticket;
     unsigned attempt;
-    double started_s, ends_s;     /* times on the host's monotonic clock */
+    double ends_s;                /* time on the host's monotonic clock */
     unsigned char op;             /* enum pg_op of the answer; 0 = none */
-    char handed, extending, lost;
+    char handed, extending, limited, lost;
 };
 
 static PyTypeObject *lease_type;
@@ -33,11 +33,11 @@ static PyMemberDef lease_members[] = {
     {"pending", T_OBJECT, offsetof(struct lease, pending), 0, NULL},
     {"ticket", T_ULONGLONG, offsetof(struct lease, ticket), 0, NULL},
     {"attempt", T_UINT, offsetof(struct lease, attempt), 0, NULL},
-    {"started_s", T_DOUBLE, offsetof(struct lease, started_s), 0, NULL},
     {"ends_s", T_DOUBLE, offsetof(struct lease, ends_s), 0, NULL},
     {"op", T_UBYTE, offsetof(struct lease, op), 0, NULL},
     {"handed", T_BOOL, offsetof(struct lease, handed), 0, NULL},
     {"extending", T_BOOL, offsetof(struct lease, extending), 0, NULL},
+    {"limited", T_BOOL, offsetof(struct lease, limited), 0, NULL},
     {"lost", T_BOOL, offsetof(struct lease, lost), 0, NULL},
     {NULL, 0, 0, 0, NULL},
 };
@@ -82,10 +82,11 @@ struct job {
     struct lease *lease;
     PyObject *desk;               /* takes the lease if the job is collected without an answer */
     PyObject *key, *payload, *topic, *group, *received_ns;
+    PyObject *verdict;            /* result of the operation that ended; None for a timer */
     unsigned long long ticket;
     long long deadline_boot_ns, fired_boot_ns, wall_offset_ns;
     unsigned attempt, missed;
-    unsigned char priority;
+    unsigned char priority, cause, flags; /* enum pg_cause, enum pg_entry_flag */
 };
 
 static PyTypeObject *job_type;
@@ -104,6 +105,9 @@ static PyMemberDef job_members[] = {
     {"attempt", T_UINT, offsetof(struct job, attempt), 0, NULL},
     {"missed", T_UINT, offsetof(struct job, missed), 0, NULL},
     {"priority", T_UBYTE, offsetof(struct job, priority), 0, NULL},
+    {"verdict", T_OBJECT, offsetof(struct job, verdict), 0, NULL},
+    {"_cause", T_UBYTE, offsetof(struct job, cause), 0, NULL},
+    {"_flags", T_UBYTE, offsetof(struct job, flags), 0, NULL},
     {NULL, 0, 0, 0, NULL},
 };
 
@@ -147,7 +151,8 @@ static int job_clear(struct job *j)
 
 static void job_dealloc(struct job *j)
 {
-    PyObject **const places[] = {&j->key, &j->payload, &j->topic, &j->group, &j->received_ns};
+    PyObject **const places[] = {&j->key,   &j->payload,     &j->topic,
+                                 &j->group, &j->received_ns, &j->verdict};
     PyObject_GC_UnTrack((PyObject *)j);
     job_clear(j);
     for (unsigned i = 0; i < sizeof places / sizeof *places; i++)
@@ -179,9 +184,9 @@ struct intake {                   /* arguments of receive() */
     PyObject *ended, *older;      /* sets: struct pg_lease of leases that have ended */
     PyObject *member, *desk, *group, *received_ns;
     PyObject *decode_key;         /* decode_key(enum pg_key_type, bytes) */
+    PyObject *decode_verdict;     /* decode_verdict(bytes) returns the verdict and the rest */
     PyTypeObject *lease_type, *job_type;
     double now_s;                 /* host time */
-    double lease_s;               /* length of a lease that was not extended */
     long long since_ns;           /* the daemon's time of `now_s`; -1 = that of sending */
     int endless;                  /* 1 = the end of a lease is unknown */
     struct pack_text topic_bytes; /* bytes of the last topic */
@@ -269,7 +274,6 @@ static struct lease *lease_made(const struct intake *in, const struct pg_job_inf
     l->ticket = head->ticket >> 8;
     l->attempt = head->attempt;
     l->ends_s = ends_s(in, head);
-    l->started_s = l->ends_s - in->lease_s < in->now_s ? l->ends_s - in->lease_s : in->now_s;
     return l;
 }
 
@@ -284,6 +288,24 @@ static void job_fill(struct job *j, const struct intake *in, const struct pg_job
     j->attempt = head->attempt;
     j->missed = head->missed;
     j->priority = head->priority;
+    j->cause = (unsigned char)head->ticket;
+    j->flags = head->flags;
+}
+
+/* The daemon puts the verdict of an operation before the payload. */
+static bool payload_fill(struct job *j, const struct intake *in, struct pack_text text)
+{
+    if (!(j->flags & PG_E_OPERATION))
+        return (j->payload = bytes_made(text)) != NULL;
+    PyObject *both =
+        PyObject_CallFunction(in->decode_verdict, "y#", text.at, (Py_ssize_t)text.bytes);
+    const bool done = both != NULL && PyArg_ParseTuple(both, "OO", &j->verdict, &j->payload);
+    if (done) {
+        Py_INCREF(j->verdict);
+        Py_INCREF(j->payload);
+    }
+    Py_XDECREF(both);
+    return done;
 }
 
 /* Make a job and its lease. The job gets its desk last, so that an unfinished job that an error
@@ -298,8 +320,8 @@ static PyObject *job_made(struct intake *in, const struct pg_job_info *head, PyO
     j->topic = topic_made(in, (struct pack_text){at, head->topic_len});
     at += head->topic_len;
     j->key = key_made(in, head->key_type, (struct pack_text){at, head->key_len});
-    j->payload = bytes_made((struct pack_text){at + head->key_len, head->payload_len});
-    if (j->topic != NULL && j->key != NULL && j->payload != NULL)
+    if (j->topic != NULL && j->key != NULL &&
+        payload_fill(j, in, (struct pack_text){at + head->key_len, head->payload_len}))
         j->lease = lease_made(in, head, id, j->key);
     if (j->lease == NULL || PyDict_SetItem(in->jobs, id, (PyObject *)j->lease) != 0) {
         Py_DECREF((PyObject *)j);
@@ -346,11 +368,11 @@ static bool job_receive(struct intake *in, const struct pg_job_info *head, const
 
 static bool intake_read(struct intake *in, PyObject *args)
 {
-    return PyArg_ParseTuple(args, "y#IO!O!O!OO!O!OOOLddpO", &in->body, &in->bytes, &in->count,
+    return PyArg_ParseTuple(args, "y#IO!O!O!OO!O!OOOLdpOO", &in->body, &in->bytes, &in->count,
                             &PyDict_Type, &in->jobs, &PySet_Type, &in->ended, &PySet_Type,
                             &in->older, &in->member, &PyType_Type, &in->lease_type, &PyType_Type,
                             &in->job_type, &in->desk, &in->group, &in->received_ns, &in->since_ns,
-                            &in->now_s, &in->lease_s, &in->endless, &in->decode_key) &&
+                            &in->now_s, &in->endless, &in->decode_key, &in->decode_verdict) &&
            (PyType_IsSubtype(in->lease_type, lease_type) &&
                     PyType_IsSubtype(in->job_type, job_type)
                 ? true
@@ -386,7 +408,7 @@ static bool hand_over(struct job *j, double now_s)
     struct lease *l = j->lease;
     if (l == NULL || l->op != 0)
         return false;
-    if (now_s >= l->ends_s && !l->extending)
+    if (now_s >= l->ends_s && (!l->extending || l->limited))
         l->lost = 1;
     if (l->lost)
         return false;

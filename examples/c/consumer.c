@@ -172,6 +172,7 @@ static struct held *make(struct pg_consumer *c, const struct job_info *info, con
     memcpy(h->bytes, bytes, length);
     h->job = (struct pg_job){
         .ticket = info->ticket >> 8,
+        .cause = (int)(info->ticket & 0xff),
         .attempt = info->attempt,
         .missed = info->missed,
         .deadline_ns = info->deadline_ns,

@@ -107,6 +107,7 @@ struct pg_group {
 
 struct pg_job {
     uint64_t ticket; /* the same in all attempts: make handlers idempotent by it */
+    int cause;       /* enum pg_cause: 1 = a deadline passed */
     uint32_t attempt;
     uint32_t missed; /* timers that this one stands for, by a late policy */
     int64_t deadline_ns;
@@ -115,7 +116,7 @@ struct pg_job {
     size_t topic_len;
     const char *key;
     size_t key_len;
-    const void *payload;
+    const void *payload; /* of an operation that ended: begins with struct pg_verdict, undecoded */
     size_t payload_len;
 };
 

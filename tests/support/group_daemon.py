@@ -50,6 +50,7 @@ class ModelJob:
     leases: int = 0
     failed: int = 0
     session: int = 0
+    leased_ns: int = 0
     ends_ns: int = 0
     state: str = "waiting"
     error: bytes = b""
@@ -100,6 +101,8 @@ class GroupDaemon:
         """True = the daemon receives, but neither applies nor answers."""
         self.doubled = False
         """True = every JOBS message is sent twice."""
+        self._left_ns = 0
+        """Time until the end of the lease that the record extends."""
         self._nonces: dict[bytes, int] = {}
         self._next_session = self._next_ticket = 0
         self._rotation = 0
@@ -257,8 +260,9 @@ class GroupDaemon:
             op, _, key_type, key_len, *_, payload_len, ext_len, time_ns, value = record
             key, payload = body[at : at + key_len], body[at + key_len : at + key_len + payload_len]
             at += key_len + payload_len + ext_len
+            self._left_ns = 0
             word = self._record(session, Op(op), key_type, key, payload, time_ns, value)
-            results += wire.RESULT.pack(word, 0)
+            results += wire.RESULT.pack(word, self._left_ns)
         session.last = sequence
         reply = wire.encode_frame(Message.BATCH, session.id, sequence, count=count) + results
         if self.wal_stopped:
@@ -314,7 +318,9 @@ class GroupDaemon:
             self._release(job)
         elif op == Op.JOB_EXTEND:
             now_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
-            job.ends_ns = max(job.ends_ns, now_ns + time_ns)
+            last_ns = job.leased_ns + group.settings.max_lease_ns
+            job.ends_ns = max(job.ends_ns, min(now_ns + time_ns, last_ns))
+            self._left_ns = job.ends_ns - now_ns
             self.extensions.append(job.ticket)
         else:
             self.errors.append(text)
@@ -376,7 +382,8 @@ class GroupDaemon:
         _, _, session, lease_ns = max(free, key=lambda one: one[:2])
         job.state, job.session = "leased", session.id
         job.leases += 1
-        job.ends_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME) + lease_ns
+        job.leased_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+        job.ends_ns = job.leased_ns + min(lease_ns, group.settings.max_lease_ns)
         self._push(session, group, job)
         return True
 

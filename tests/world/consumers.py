@@ -12,7 +12,7 @@ from purgatoryd.clients.connection import Connection
 from purgatoryd.clients.jobs import Job as Steps
 from purgatoryd.clients.leases import Lease, LeasedJob, Leases, PendingLease, Sink
 from purgatoryd.clients.packing import Builder, Entry
-from purgatoryd.shm_layout import group_wire, wire
+from purgatoryd.shm_layout import group_wire
 from purgatoryd.shm_layout.errors import PurgatorydError
 from purgatoryd.shm_layout.group_wire import RawJob
 from purgatoryd.shm_layout.layout import KeyType, Op, Status
@@ -111,7 +111,6 @@ class SimulatedConsumer(SimulatedClient):
 
     def _speaker(self) -> tuple[Callable[[], float], bool]:
         self.leases = Leases(self.core, self.group.name, self.lease_ns, self.credits, self._queue)
-        self.leases.max_lease_s = self.group.settings.max_lease_ns / 1e9
         self.core.on_connection = self._connected
         return self.leases.speak, True
 
@@ -191,8 +190,6 @@ class SimulatedConsumer(SimulatedClient):
     def _received(self, raw: RawJob) -> None:
         cell, begun_ns = self.cell, self.cell.begun_ns
         payload = raw.payload
-        if str(raw.key).startswith("o"):
-            _, payload = wire.decode_verdict(payload)
         ends_ns = raw.lease_ends_ns + begun_ns
         length_ns = min(self.lease_ns, self.group.settings.max_lease_ns)
         one = Delivered(

@@ -372,6 +372,14 @@ static void job_change(struct pg_arena *a, const struct step *s, uint32_t row)
     }
 }
 
+/* Time from now to the end of the lease, if the record extends it; else 0. It is no point in time,
+ * because a client on another host has another clock. */
+static int64_t lease_left_ns(const struct pg_arena *a, const wire_record *r, uint32_t row)
+{
+    const int64_t now_ns = a->state.now_ns;
+    return r->op == PG_OP_JOB_EXTEND ? job_extended_ns(a, row, now_ns + r->time_ns) - now_ns : 0;
+}
+
 /* Answer a job. Before its effect, `intent` stores the job's row and control word. If a kill comes
  * in between, the rebuild thereby finds out whether the effect exists. */
 static void job_apply(struct pg_arena *a, const struct step *s, struct pg_result *result)
@@ -382,7 +390,7 @@ static void job_apply(struct pg_arena *a, const struct step *s, struct pg_result
         return;
     }
     intend(s, job_at(a, row)->control, row);
-    answer(result, job_at(a, row)->ticket >> 8, PG_ST_DONE, 0);
+    answer(result, job_at(a, row)->ticket >> 8, PG_ST_DONE, lease_left_ns(a, s->record, row));
     job_change(a, s, row);
 }
 

@@ -677,13 +677,18 @@ void job_lease(struct pg_arena *a, uint32_t row, uint32_t member, int64_t lease_
     a->metrics->jobs_leased++;
 }
 
+int64_t job_extended_ns(const struct pg_arena *a, uint32_t row, int64_t until_ns)
+{
+    const struct pg_job *j = job_at(a, row);
+    const int64_t last_ns = j->leased_ns + group_at(a, j->group)->settings.max_lease_ns;
+    const int64_t ends_ns = until_ns < last_ns ? until_ns : last_ns;
+    return ends_ns > j->due_ns ? ends_ns : j->due_ns;
+}
+
 void job_extend(struct pg_arena *a, uint32_t row, int64_t until_ns)
 {
     struct pg_job to = *job_at(a, row);
-    const int64_t last_ns = to.leased_ns + group_at(a, to.group)->settings.max_lease_ns;
-    const int64_t ends_ns = until_ns < last_ns ? until_ns : last_ns;
-    if (ends_ns > to.due_ns)      /* an extension never shortens a lease */
-        to.due_ns = ends_ns;
+    to.due_ns = job_extended_ns(a, row, until_ns);
     job_store(a, row, to);
     job_place_again(a, row);
 }

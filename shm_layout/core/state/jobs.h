@@ -75,6 +75,9 @@ void job_ack(struct pg_arena *a, uint32_t row);
 void job_failed(struct pg_arena *a, uint32_t row, const struct job_failure *f);
 void job_expired(struct pg_arena *a, uint32_t row);
 void job_extend(struct pg_arena *a, uint32_t row, int64_t until_ns);
+/* Return the end of a lease that is extended until `until_ns`. An extension never shortens a lease,
+ * and max_lease limits it. */
+int64_t job_extended_ns(const struct pg_arena *a, uint32_t row, int64_t until_ns);
 void job_release(struct pg_arena *a, uint32_t row);
 void job_reject(struct pg_arena *a, uint32_t row, const struct job_failure *f);
 /* Place the waiting jobs of a group again, after a change of its retention. */

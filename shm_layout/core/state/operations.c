@@ -741,7 +741,10 @@ bool operations_watch(struct pg_arena *a, struct watch *w, struct pg_result *r)
     const uint32_t id = key_find(a, &w->put->key, &at);
     const uint32_t other = id < a->slots.capacity ? id : unique_find(a, &w->put->key);
     if (other != PG_NIL) {
-        answer_slot(a, r, other, PG_ST_EXISTS);
+        if (other == id)
+            answer_slot(a, r, other, PG_ST_EXISTS);
+        else
+            answer_unique(a, r, other);
         return true;
     }
     if (time_resolve(a, w->put, &deadline_ns))

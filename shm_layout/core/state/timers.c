@@ -388,6 +388,11 @@ void answer_slot(const struct pg_arena *a, struct pg_result *r, uint32_t slot,
     answer(r, ctl_ticket(h->ctl), status, h->deadline_ns);
 }
 
+void answer_unique(const struct pg_arena *a, struct pg_result *r, uint32_t slot)
+{
+    answer(r, ctl_ticket(slot_hot(a, slot)->ctl), PG_ST_EXISTS, -unique_until_ns(a, slot));
+}
+
 /* Return whether the namespace parks a timer with this deadline. Parking needs a WAL. */
 static bool parks(const struct pg_arena *a, const struct put *p, int64_t deadline_ns)
 {
@@ -633,7 +638,7 @@ void timers_put(struct pg_arena *a, struct put *p, struct pg_result *r)
     if (UNLIKELY(p->ticket != 0) && !(armed && ctl_ticket(slot_hot(a, id)->ctl) == p->ticket))
         answer(r, 0, PG_ST_UNKNOWN, 0);
     else if (UNLIKELY(excluded != PG_NIL))
-        answer_slot(a, r, excluded, PG_ST_EXISTS);
+        answer_unique(a, r, excluded);
     else if (!armed)
         put_fresh(a, p, deadline_ns, id, &at, r);
     else if (p->mode == PG_MODE_ERROR || (is_operation(a, id) && !moves_operation(p)))

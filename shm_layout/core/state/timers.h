@@ -32,6 +32,8 @@ void timer_move(struct pg_arena *a, uint32_t slot, int64_t deadline_ns, int64_t 
 void timer_drop(struct pg_arena *a, uint32_t slot);
 /* Answer with the ticket and the deadline of a slot. */
 void answer_slot(const struct pg_arena *a, struct pg_result *r, uint32_t slot, unsigned status);
+/* Answer that unique_for of the timer in a slot refuses the record. */
+void answer_unique(const struct pg_arena *a, struct pg_result *r, uint32_t slot);
 /* End the linked timer in a slot without a notice. `at` is the slot's place in the index. */
 void timer_end(struct pg_arena *a, uint32_t slot, const struct probe *at, enum pg_end_cause cause);
 /* Fire a due timer, or let it wait in the backlog of its topic. If the replay buffer or the WAL
