@@ -306,12 +306,13 @@ def test_another_tag_or_priority_is_a_revision(daemon: StartDaemon) -> None:
                 assert found.revision == revision
                 assert (found.tag, found.priority) == (given.get("tag"), given.get("priority"))
             assert one.count_timers(tag="y") == (given.get("tag") == "y")
-        for bad in ("", "x" * 64, "a\0b"):
+        for tag in ("", "x" * 64, "a\0b"):
             with pytest.raises(InvalidName):
-                put(tag=bad)
-        for bad in (-1, 10, True, "9"):
+                put(tag=tag)
+        priorities: list[Any] = [-1, 10, True, "9"]
+        for priority in priorities:
             with pytest.raises(InvalidArgument):
-                put(priority=bad)
+                put(priority=priority)
 
 
 @pytest.mark.tier("test")
