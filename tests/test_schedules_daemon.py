@@ -322,12 +322,13 @@ def test_another_tag_or_priority_is_a_revision(daemon: StartDaemon) -> None:
                 assert found.revision == revision
                 assert (found.tag, found.priority) == (given.get("tag"), given.get("priority"))
             assert one.count_timers(tag="y") == (given.get("tag") == "y")
-        for bad in ("", "x" * 64, "a\0b"):
+        for tag in ("", "x" * 64, "a\0b"):
             with pytest.raises(InvalidName):
-                put(tag=bad)
-        for bad in (-1, 10, True, "9"):
+                put(tag=tag)
+        priorities: list[Any] = [-1, 10, True, "9"]
+        for priority in priorities:
             with pytest.raises(InvalidArgument):
-                put(priority=bad)
+                put(priority=priority)
 
 
 @pytest.mark.tier("test")
@@ -342,12 +343,12 @@ def test_jobs_of_occurrences_have_the_priority_of_their_schedule(daemon: StartDa
             one.trigger_schedule(key)
             start = ORIGIN + timedelta(hours=2)
             assert one.backfill_schedule(key, start, start + timedelta(hours=2)).armed == 3
-        assert due_by_tag(one, "tide") == ["high", "low"]
         found = [job for _ in range(8) if (job := jobs.get(timeout=PATIENCE_S)) is not None]
         priorities = {"low": 1, "high": 8}
         keys = [str(job.key).rpartition("@")[0] for job in found]
         assert Counter(keys) == {"low": 4, "high": 4}
         assert [job.priority for job in found] == [priorities[key] for key in keys]
+        assert due_by_tag(one, "tide") == ["high", "low"]
         for job in found:
             job.ack()
 
