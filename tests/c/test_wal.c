@@ -696,6 +696,8 @@ static void test_schedules_begin_again_once_a_full_ring_has_space(void)
     struct world w = {.rng = {8}};
     int more;
     world_open(&w);
+    w.now_ns += 2 * BACK_NS; /* wall times are after 1970 */
+    pg_advance(w.a, w.now_ns, 0, w.now_ns, 1u << 20, &more);
     schedule_put_cron(&w, 'x');
     schedule_put_cron(&w, 'y');
     CHECK_EQUAL(w.a->metrics->schedules_armed, 2);
