@@ -106,8 +106,8 @@ class Lease(_pack.Lease):
         """True once the lease has ended without an answer."""
 
     def over(self, now_s: float) -> bool:
-        """Return whether the lease has ended by the clock. While an extension is in flight, that is
-        open, unless max_lease limited the one before."""
+        """Return whether the lease has ended by the clock. An extension in flight may still move
+        the end, unless max_lease limited the extension before it."""
         return now_s >= self.ends_s and (self.limited or not self.extending)
 
     def error(self) -> LeaseLost:

@@ -116,7 +116,7 @@ struct pg_job {
     size_t topic_len;
     const char *key;
     size_t key_len;
-    const void *payload; /* of an operation that ended: begins with struct pg_verdict, undecoded */
+    const void *payload; /* the end of an operation puts struct pg_verdict in front of it */
     size_t payload_len;
 };
 

@@ -24,7 +24,7 @@ export class Job {
     this.#consumer = consumer;
     this.topic = topic;
     this.key = key;
-    this.payload = payload; // after the end of an operation it begins with struct pg_verdict, undecoded
+    this.payload = payload; // the end of an operation puts struct pg_verdict in front of it
     this.cause = pg.nameOf(pg.CAUSE, Number(info.ticket & 0xffn)); // EXPIRED for a timer
     this.ticket = info.ticket >> 8n;
     this.attempt = info.attempt;
