@@ -20,7 +20,7 @@ from jobs_driver import JobsCore, Session
 from jobs_world import MS, SECOND, fire, restart, step
 from machine import needs
 from real_daemon import PATIENCE_S, Daemon, StartDaemon, eventually, refused
-from test_time import Wall
+from stepped_wall import Wall
 
 from purgatoryd.clients import (
     Client,

@@ -164,9 +164,9 @@ def test_rows_that_python_converts_have_the_slack_of_their_column() -> None:
 
 
 def test_rows_columns_and_tables_are_packed_with_the_same_items() -> None:
-    own: list[tuple[str | None, int | None, str | None, Literal["fire"] | None]] = [
-        (None, None, None, None), ("t", None, None, None), (None, 0, None, None),
-        (None, None, "o", None), ("t", 9, "p", "fire"),
+    own: list[tuple[str | None, int | None, str | None, Literal["fire"] | None, float | None]] = [
+        (None, None, None, None, None), ("t", None, None, None, None), (None, 0, None, None, 30.0),
+        (None, None, "o", None, None), ("t", 9, "p", "fire", 2.5),
     ]  # fmt: skip
     common = Common(tag="common", priority=5, order_key="order", late=("skip", 60), unique_for=60)
     rows = [
@@ -183,10 +183,10 @@ def test_rows_columns_and_tables_are_packed_with_the_same_items() -> None:
     [body] = bodies[0]
     for values in own:
         assert common.items(*values) in body
-    assert common.items("t", 9, "p", "fire") == (
+    assert common.items("t", 9, "p", "fire", 2.5) == (
         wire.EXT.pack(2, 1, 0) + b"t".ljust(16, b"\0") + wire.EXT.pack(4, 9, 0)
         + wire.EXT.pack(5, 0, order_hash("p")) + wire.EXT.pack(6, 0, 0)
-        + wire.EXT.pack(7, 0, 60 * 10**9)
+        + wire.EXT.pack(7, 0, 25 * 10**8)
     )  # fmt: skip
 
 
