@@ -130,7 +130,7 @@ def test_the_end_of_an_operation_is_a_job(daemon: StartDaemon) -> None:
     ):
         finish_operations(operations)
         c.add("timer", 0, topic="orders", payload=b"timer")
-        ended = {}
+        ended: dict[Any, Any] = {}
         while len(ended) < 5:
             with taken(jobs) as job:
                 missing = None if job.verdict is None else job.verdict.missing
@@ -189,8 +189,11 @@ def test_tasks_get_the_cause_of_a_job(daemon: StartDaemon) -> None:
             AsyncConsumer("demo", group="mailers", topics=["orders"], **settings) as jobs,
         ):
             await operations.watch("op", AllOf({"w": 1}), 0, topic="orders", payload=b"p")
-            async with await jobs.get(PATIENCE_S) as job:
+            job = await jobs.get(PATIENCE_S)
+            assert job is not None
+            async with job:
                 assert (job.cause, job.payload) == (Cause.EXPIRED, b"p")
+                assert job.verdict is not None
                 assert job.verdict.missing == (0,)
                 assert job.occurrence is None
 

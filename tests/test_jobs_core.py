@@ -137,9 +137,10 @@ def test_the_answer_to_an_extension_has_the_time_that_is_left(core: JobsCore) ->
     assert left_ns(60 * MS) == 46 * MS
     step(core, 6 * MS)
     assert left_ns(60 * MS) == 40 * MS
-    core.ask_group(lib.PG_GA_CHANGE, b"g", **{**SETTINGS, "max_lease_ns": 100 * MS})
+    settings: dict[str, Any] = {**SETTINGS, "max_lease_ns": 100 * MS}
+    core.ask_group(lib.PG_GA_CHANGE, b"g", **settings)
     assert left_ns(60 * MS) == 60 * MS
-    core.ask_group(lib.PG_GA_CHANGE, b"g", **{**SETTINGS, "max_lease_ns": 20 * MS})
+    core.ask_group(lib.PG_GA_CHANGE, b"g", **settings | {"max_lease_ns": 20 * MS})
     assert left_ns(80 * MS) == 60 * MS
 
 

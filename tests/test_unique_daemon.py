@@ -77,7 +77,9 @@ def test_the_error_names_the_time_at_which_a_unique_key_is_free(
         first = c.add("k", 3600 if pending else 0, unique_for=7200)
         ended_ns = boot_ns()
         eventually(lambda: pending or c.get("k") is None)
-        attempts = [partial(c.add, "k", 0, mode=mode) for mode in ("error", "replace", "extend")]
+        attempts: list[Any] = [
+            partial(c.add, "k", 0, mode=mode) for mode in ("error", "replace", "extend")
+        ]
         attempts += [] if pending else [partial(operations.watch, "k", AllOf({"w": 1}), 60)]
         for attempt in attempts:
             with pytest.raises(Exists, match="'k' is unique by unique_for= of ticket") as caught:

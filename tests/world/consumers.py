@@ -254,7 +254,7 @@ class SimulatedConsumer(SimulatedClient):
     def stale_answer(self, identity: bytes, lease: judge.Lease, op: Op, span_ns: int) -> None:
         """Answer a lease without the checks of the client."""
         [member] = self.leases.members
-        pending = PendingLease(Lease(member, _raw(lease), identity, 0.0, 0.0), lambda _: None)
+        pending = PendingLease(Lease(member, _raw(lease), identity, 0.0), lambda _: None)
         fields = (op, 0, KeyType.BYTES, identity, 0, 0, b"stale", b"", span_ns, 0)
         self._answering(pending, fields, lease)
         pending.connection = self.connection
