@@ -963,14 +963,25 @@ def decode_schedule(body: bytes, count: int, action: int) -> ScheduleAnswer:
 def _schedule_info(body: bytes, at: int) -> tuple[ScheduleInfo, int]:
     """Decode the struct pg_schedule_info at an offset. Return it and the offset after it."""
     _need("schedule", body, at, SCHEDULE_INFO.size)
-    *figures, payload_len, state, topic, key, spec, zone, overlap, tag, chosen, open_jobs, level = (
-        SCHEDULE_INFO.unpack_from(body, at)
-    )
+    (
+        *figures,
+        payload_len,
+        state,
+        topic,
+        key,
+        spec,
+        zone,
+        overlap,
+        tag,
+        chosen,
+        open_jobs,
+        urgency,
+    ) = SCHEDULE_INFO.unpack_from(body, at)
     ends = _ends(at + SCHEDULE_INFO.size, (topic, key, spec, zone, tag, payload_len))
     _need("schedule's bytes", body, at, ends[-1] - at)
     *texts, payload = _cut(body, ends)
     names = (text.decode(errors="replace") for text in texts)
-    priority = level if chosen else None
+    priority = urgency if chosen else None
     return ScheduleInfo._make(
         (*figures, state, overlap, open_jobs, priority, *names, payload)
     ), ends[-1]
