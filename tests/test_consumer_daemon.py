@@ -47,7 +47,6 @@ from purgatoryd.clients import (
     Partitioned,
     Purgatory,
 )
-from purgatoryd.shm_layout import wire
 
 pytestmark = pytest.mark.tier("test")
 
@@ -287,8 +286,8 @@ def test_the_end_of_an_operation_is_a_job_for_groups_and_an_outcome(
         owner.advance("a", 1)
         job = taken(jobs)
         assert (job.key, job.ticket) == ("req", operation.ticket)
-        verdict, payload = wire.decode_verdict(job.payload)
-        assert (verdict.error, verdict.missing, payload) == (0, (), b"p")
+        assert job.verdict is not None
+        assert (job.verdict.error, job.verdict.missing, job.payload) == (0, (), b"p")
         job.ack()
         assert operation.result(PATIENCE_S).cause == "satisfied"
         with client() as c:
