@@ -272,6 +272,39 @@ def test_a_deleted_consumer_group_is_missing(daemon: StartDaemon) -> None:
             consumer(create=False)
 
 
+def test_a_deleted_consumer_group_ends_its_consumers(daemon: StartDaemon) -> None:
+    daemon("demo")
+    with client() as c, consumer() as jobs:
+        c.add("k", 0, topic="orders")
+        held = taken(jobs)
+        c.delete_group("mailers")
+        with pytest.raises(GroupMissing, match="'mailers' in namespace 'shop'"):
+            jobs.get(PATIENCE_S)
+        assert held.lost
+        with pytest.raises(LeaseLost):
+            held.ack()
+
+
+def test_a_consumer_joins_the_group_that_replaces_a_deleted_one(daemon: StartDaemon) -> None:
+    daemon("demo")
+    with client() as c, consumer() as jobs:
+        c.add("old", 0, topic="orders")
+        held = taken(jobs)
+        replaced = threading.Event()
+        jobs._line._engine.put(replaced.wait)  # it reads nothing before the group is replaced
+        c.delete_group("mailers")
+        c.create_group("mailers", ["orders"])
+        c.add("new", 0, topic="orders")
+        eventually(lambda: c.group("mailers").waiting == 1)
+        replaced.set()
+        job = taken(jobs)
+        assert (job.key, job.attempt) == ("new", 1)
+        job.ack()
+        assert held.lost
+        info = c.group("mailers")
+        assert (info.members, info.waiting, info.acked) == (1, 0, 1)
+
+
 def test_a_group_can_begin_with_the_replay_buffer(daemon: StartDaemon) -> None:
     daemon("demo")
     with client() as c:

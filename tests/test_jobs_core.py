@@ -11,7 +11,7 @@ from jobs_driver import JobsCore, Session, record
 from jobs_world import MS, SECOND, World, fire, restart, step, timer
 
 from purgatoryd.shm_layout._core import ffi, lib
-from purgatoryd.shm_layout.layout import Op, PutMode, Status
+from purgatoryd.shm_layout.layout import MESSAGE_MAX, Op, PutMode, Status
 
 pytestmark = pytest.mark.tier("test")
 
@@ -464,6 +464,49 @@ def test_a_deleted_group_has_no_jobs(core: JobsCore) -> None:
     assert session.join().status == Status.NO_GROUP
     fire(core, "d")
     assert core.metrics.jobs == 0
+
+
+def test_a_member_of_a_deleted_group_gets_one_message_without_jobs(core: JobsCore) -> None:
+    core.create_group()
+    core.create_group(b"other", (b"u",))
+    member, away, other, gone = (Session(core) for _ in range(4))
+    for session in (member, away, gone):
+        session.join()
+    other.join(b"other")
+    lib.pg_inbox_away(core.a, away.id)
+    lib.pg_inbox_away(core.a, gone.id)
+    for session in (away, gone):
+        session.join()
+    core.received()
+    core.ask_group(lib.PG_GA_DELETE, b"g")
+    lib.pg_inbox_away(core.a, away.id)
+    gone.bye()
+    core.create_group()
+    fire(core, "a")
+    member.join()
+    step(core)
+    messages = [(session, len(jobs)) for session, jobs in core.messages()]
+    assert messages == [(member.id, 0), (member.id, 1)]
+    assert core.messages() == []
+    lib.pg_inbox_to(core.a, away.id)
+    lib.pg_inbox_again(core.a, 0)
+    assert core.messages() == [(away.id, [])]
+    assert core.messages() == []
+
+
+def test_a_message_without_jobs_that_was_not_sent_is_sent_again(core: JobsCore) -> None:
+    core.create_group()
+    session = Session(core)
+    session.join()
+    core.received()
+    core.ask_group(lib.PG_GA_DELETE, b"g")
+    number, out = ffi.new("uint64_t *"), bytearray(MESSAGE_MAX)
+    assert lib.pg_jobs(core.a, number, ffi.from_buffer(out), MESSAGE_MAX) != 0
+    assert number[0] == session.id
+    lib.pg_jobs_untaken(core.a)
+    lib.pg_inbox_again(core.a, 0)
+    assert core.messages() == [(session.id, [])]
+    assert core.messages() == []
 
 
 def test_leases_survive_a_restart_and_are_sent_again_when_the_member_joins(
