@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from core_driver import Fault
-from jobs_driver import JobsCore, Session, record
+from jobs_driver import SETTINGS, JobsCore, Session, record
 from jobs_world import MS, SECOND, World, fire, restart, step, timer
 
 from purgatoryd.shm_layout._core import ffi, lib
@@ -301,6 +301,42 @@ def test_a_dead_letter_blocks_its_key_if_the_group_says_so(core: JobsCore, block
     core.ask_dead(lib.PG_DA_DROP)
     step(core)
     assert len(core.jobs_of(session)) == blocks
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+def test_a_change_of_block_frees_or_blocks_the_order_keys(core: JobsCore, restarts: bool) -> None:
+    ordered, blocks = lib.PG_G_ORDERED, lib.PG_G_ORDERED | lib.PG_G_BLOCK
+    settings = {**SETTINGS, "max_attempts": 1}
+    core.create_group(flags=blocks, max_attempts=1)
+    session = Session(core)
+    session.join()
+    for _ in range(3):
+        session.one(timer("k"))
+        step(core, 5 * MS)
+    (first,) = core.jobs_of(session)
+    session.reject(first)
+    step(core)
+    assert core.jobs_of(session) == []
+    core.ask_group(lib.PG_GA_CHANGE, b"g", **settings, flags=ordered)
+    step(core)
+    (second,) = core.jobs_of(session)
+    core.ask_group(lib.PG_GA_CHANGE, b"g", **settings, flags=blocks)
+    if restarts:
+        restart(core)
+        session.join()
+        core.received()
+    assert session.ack(second) == Status.DONE
+    step(core)
+    assert core.jobs_of(session) == []
+    core.ask_dead(lib.PG_DA_DROP)
+    step(core)
+    (third,) = core.jobs_of(session)
+    assert session.ack(third) == Status.DONE
+    core.ask_group(lib.PG_GA_CHANGE, b"g", **settings, flags=ordered)
+    assert core.info().settings.flags == ordered
+    core.create_group(b"plain", (b"u",))
+    reply = core.ask_group(lib.PG_GA_CHANGE, b"plain", **SETTINGS, flags=lib.PG_G_BLOCK)
+    assert reply.detail[0] == lib.PG_GR_SETTINGS
 
 
 def item(kind: int, extra: int = 0, value: int = 0) -> bytes:

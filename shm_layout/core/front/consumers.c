@@ -179,7 +179,7 @@ static bool change(struct pg_arena *a, const struct group_request *g, uint32_t g
     struct pg_group_settings s = group_at(a, group)->settings;
     uint64_t detail;
     if (g->ask.action == PG_GA_CHANGE) {
-        const uint32_t fixed = PG_G_PAUSED | PG_G_ORDERED | PG_G_BLOCK, flags = s.flags & fixed;
+        const uint32_t fixed = PG_G_PAUSED | PG_G_ORDERED, flags = s.flags & fixed;
         s = g->ask.settings;
         s.flags = (s.flags & ~fixed) | flags;
     } else {
@@ -192,10 +192,12 @@ static bool change(struct pg_arena *a, const struct group_request *g, uint32_t g
     if (s.max_jobs < group_at(a, group)->jobs + group_at(a, group)->pending)
         return group_refused(why, PG_GR_PENDING,
                              group_at(a, group)->jobs + group_at(a, group)->pending);
-    const bool moves = s.retention_ns != group_at(a, group)->settings.retention_ns;
+    const struct pg_group_settings before = group_at(a, group)->settings;
     group_change(a, group, &s);
-    if (moves)
+    if (s.retention_ns != before.retention_ns)
         jobs_place_again(a, group);
+    if ((s.flags ^ before.flags) & PG_G_BLOCK)
+        jobs_order_dead(a, group);
     jobs_drop_dead(a, group, DROPS_PER_CALL);
     a->state.jobs_wait = true;
     return true;
