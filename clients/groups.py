@@ -67,8 +67,9 @@ _REASONS: dict[int, str] = {
     GroupRefusal.MISSING: "there is no such consumer group",
     GroupRefusal.MISMATCH: "the consumer group exists with other settings or topics",
     GroupRefusal.ROWS: "no free row for a consumer group or one of its topics, of {0}",
-    GroupRefusal.JOBS: "max_backlog is larger than the {0} jobs that are free in the daemon: give "
-    "a smaller max_backlog, or restart the daemon with more --jobs",
+    GroupRefusal.JOBS: "max_backlog is larger than the {0} jobs that no consumer group has "
+    "reserved: give a smaller max_backlog, delete a consumer group or lower its max_backlog, or "
+    "restart the daemon with more --jobs",
     GroupRefusal.PENDING: "max_backlog is less than its {0} pending timers and jobs",
     GroupRefusal.SETTINGS: "a setting is out of bounds",
 }
@@ -109,9 +110,13 @@ def check_settings(given: dict[str, Any]) -> dict[str, Any]:
 def check_new_settings(given: dict[str, Any]) -> dict[str, Any]:
     """Check the settings of a new consumer group, as check_settings() does."""
     checked = check_settings(given)
-    if checked.get("on_dead") == "block" and not checked.get("ordered"):
-        raise InvalidArgument("on_dead='block' needs ordered=True")
+    _check_order(checked.get("on_dead"), checked.get("ordered"))
     return checked
+
+
+def _check_order(on_dead: str | None, ordered: bool | None) -> None:
+    if on_dead == "block" and not ordered:
+        raise InvalidArgument("on_dead='block' needs a consumer group with ordered=True")
 
 
 def check_topics(topics: Any) -> tuple[bytes, ...]:
@@ -276,21 +281,39 @@ def created(
     earliest: bool,
 ) -> Job[GroupInfo]:  # fmt: skip
     """Create a consumer group in each shard. A consumer group that exists must have the given
-    settings and topics. Raises GroupMismatch, GroupRefused."""
+    settings and topics. If a shard refuses it, the shards that have just created it delete it.
+    Raises GroupMismatch, GroupRefused."""
     settings = DEFAULTS._replace(**given)
     infos: list[GroupInfo] = []
-    for connection in shards_of(core):
-        info = yield from _created_in(
-            core, connection, group, limit_s, given, settings, topics, earliest
-        )
-        infos.append(info)
+    fresh: list[Connection] = []
+    try:
+        for connection in shards_of(core):
+            info = yield from _created_in(
+                core, connection, group, limit_s, given, settings, topics, earliest, fresh
+            )
+            infos.append(info)
+    except MessageRefused:
+        yield from _deleted_in(core, fresh, group, limit_s)
+        raise
     return merged(infos)[0]
+
+
+def _deleted_in(
+    core: Core, connections: Sequence[Connection], group: str, limit_s: float
+) -> Job[None]:
+    for connection in connections:
+        delete = partial(
+            _group_question, core, GroupAction.DELETE, group, None, (), False, connection
+        )
+        with suppress(PurgatorydError):
+            yield from asked(connection, delete, "consumer group", limit_s)
 
 
 def _created_in(
     core: Core, connection: Connection, group: str, limit_s: float, given: dict[str, Any],
-    settings: GroupSettings, topics: tuple[bytes, ...], earliest: bool,
+    settings: GroupSettings, topics: tuple[bytes, ...], earliest: bool, fresh: list[Connection],
 ) -> Job[GroupInfo]:  # fmt: skip
+    """Create a consumer group in one shard, which `fresh` then has, unless it exists there."""
     describe = partial(
         _group_question, core, GroupAction.DESCRIBE, group, None, (), False, connection
     )
@@ -301,6 +324,7 @@ def _created_in(
     if not found:
         try:
             found = yield from asked(connection, create, "consumer group", limit_s)
+            fresh.append(connection)
         except GroupMismatch:  # another client has created it in the meantime
             found = yield from asked(connection, describe, "consumer group", limit_s)
     check_same(core.namespace, found[0], given, topics)
@@ -348,6 +372,7 @@ def changed(core: Core, group: str, limit_s: float, given: dict[str, Any]) -> Jo
     """Change the given settings of a consumer group, and keep the others."""
     info = yield from one_group(core, GroupAction.DESCRIBE, group, limit_s)
     settings = info.settings._replace(**given)
+    _check_order(settings.on_dead, settings.ordered)
     return (yield from one_group(core, GroupAction.CHANGE, group, limit_s, settings=settings))
 
 

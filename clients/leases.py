@@ -675,8 +675,16 @@ class Member:
     # ---- jobs ------------------------------------------------------------------------------------
 
     def receive(self, body: bytes, count: int) -> None:
-        """Take the body of a JOBS message. Raises ProtocolError."""
+        """Take the body of a JOBS message. Raises ProtocolError.
+
+        A message without jobs reports that the consumer group was deleted. Its leases are lost, and
+        the answer to another JOIN shows whether there is a new consumer group of that name.
+        """
         leases, now_s = self._leases, self.now_s()
+        if count == 0:
+            self.lose_all()
+            self.forgotten()
+            return
         received_ns = self._received_ns()  # later, so that no lease seems to end too late
         jobs = _pack.jobs_receive(
             body, count, self.jobs, self._ended, self._older, self, Lease, leases.sink.job_type,

@@ -327,11 +327,10 @@ void pg_inbox_to(struct pg_arena *a, uint64_t session);
 /* Note that no client is connected to receive the session's inbox. This holds until a message of
  * the session arrives. */
 void pg_inbox_away(struct pg_arena *a, uint64_t session);
-/* Build a JOBS message: leased jobs that were not sent to the member that holds them. *session is the
- * member's session; 0 = there are none. */
+/* Build a JOBS message: leased jobs that were not sent to the member that holds them, or no jobs for
+ * a former member of a deleted group. *session is the member's session; 0 = there are none. */
 uint64_t pg_jobs(struct pg_arena *a, uint64_t *session, void *out, uint64_t out_bytes);
-/* Note that the message of the last pg_jobs was not sent. Its jobs are sent again at the next
- * heartbeat. */
+/* Note that the message of the last pg_jobs was not sent. It is sent again at the next heartbeat. */
 void pg_jobs_untaken(struct pg_arena *a);
 
 /* ---- sessions (session.c) --------------------------------------------------------------- */

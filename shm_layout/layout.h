@@ -1948,7 +1948,8 @@ struct pg_session {
     uint32_t repeats;             /* derived: number of times that the inbox was sent again since
                                      the last acknowledgement */
     uint32_t away;                /* derived: 1 = no client is connected to receive the inbox */
-    uint32_t pad;
+    uint32_t evicted;             /* derived: 1 = a group was deleted while the session was a member,
+                                     and no JOBS message has reported that */
 };
 
 /* Answer to one record, as stored and as sent in the reply. */
@@ -2010,7 +2011,8 @@ enum pg_message {
                                      group. pg_group_ask, names -> pg_group_info and topics of each
                                      group */
     PG_M_JOBS,                    /* command socket: the daemon sends leased jobs without a request.
-                                     pg_job_info of each, then topic, key and payload of each */
+                                     pg_job_info of each, then topic, key and payload of each. Without
+                                     jobs: a group of the session was deleted */
     PG_M_DEAD,                    /* command socket: list, requeue or drop dead letters.
                                      pg_dead_ask, names -> pg_dead_info of each, then topic, key,
                                      payload and error of each */

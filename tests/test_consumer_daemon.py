@@ -406,6 +406,28 @@ def test_a_job_that_nobody_holds_is_cancelled_on_request(daemon: StartDaemon) ->
             job.ack()
 
 
+def test_a_change_of_on_dead_releases_blocked_keys(daemon: StartDaemon, daemon_dir: Path) -> None:
+    one = daemon("demo", "--wal-dir", str(daemon_dir / "wal"))
+    with client() as c, consumer(ordered=True, on_dead="block") as jobs:
+        c.create_group("plain", ["others"])
+        with pytest.raises(InvalidArgument, match="ordered=True"):
+            c.change_group("plain", on_dead="block")
+        for n in range(2):
+            c.add(f"k{n}", 0, topic="orders", order_key="ann")
+            eventually(lambda n=n: c.get(f"k{n}") is None)
+        taken(jobs).reject("bad")
+        eventually(lambda: c.group("mailers").dead == 1)
+        assert jobs.get(0) is None
+        assert c.change_group("mailers", on_dead="skip").settings.on_dead == "skip"
+        job = taken(jobs)
+        assert job.key == "k1"
+        job.ack()
+    one.kill()
+    one.start()
+    with client() as c:
+        assert c.group("mailers").settings.on_dead == "skip"
+
+
 def test_a_paused_consumer_group_leases_nothing(daemon: StartDaemon) -> None:
     daemon("demo")
     with client() as c, consumer() as jobs:
@@ -428,6 +450,39 @@ def test_a_deleted_consumer_group_is_missing(daemon: StartDaemon) -> None:
             c.group("mailers")
         with pytest.raises(GroupMissing):
             consumer(create=False)
+
+
+def test_a_deleted_consumer_group_ends_its_consumers(daemon: StartDaemon) -> None:
+    daemon("demo")
+    with client() as c, consumer() as jobs:
+        c.add("k", 0, topic="orders")
+        held = taken(jobs)
+        c.delete_group("mailers")
+        with pytest.raises(GroupMissing, match="'mailers' in namespace 'shop'"):
+            jobs.get(PATIENCE_S)
+        assert held.lost
+        with pytest.raises(LeaseLost):
+            held.ack()
+
+
+def test_a_consumer_joins_the_group_that_replaces_a_deleted_one(daemon: StartDaemon) -> None:
+    daemon("demo")
+    with client() as c, consumer() as jobs:
+        c.add("old", 0, topic="orders")
+        held = taken(jobs)
+        replaced = threading.Event()
+        jobs._line._engine.put(replaced.wait)  # it reads nothing before the group is replaced
+        c.delete_group("mailers")
+        c.create_group("mailers", ["orders"])
+        c.add("new", 0, topic="orders")
+        eventually(lambda: c.group("mailers").waiting == 1)
+        replaced.set()
+        job = taken(jobs)
+        assert (job.key, job.attempt) == ("new", 1)
+        job.ack()
+        assert held.lost
+        info = c.group("mailers")
+        assert (info.members, info.waiting, info.acked) == (1, 0, 1)
 
 
 def test_a_group_can_begin_with_the_replay_buffer(daemon: StartDaemon) -> None:
@@ -490,6 +545,26 @@ def test_a_consumer_takes_jobs_of_all_partitions(daemon: StartDaemon) -> None:
         assert (info.acked, info.members) == (200, 4)
     with pytest.raises(Partitioned, match="max_in_flight of at least 4"):
         consumer(max_in_flight=3)
+
+
+def test_a_refused_group_exists_in_no_partition(daemon: StartDaemon) -> None:
+    daemon("demo", "--shards", "2", *SMALL, "--jobs", "1000")
+    with Admin("demo", timeout=PATIENCE_S) as admin:
+        admin.create_namespace("shop", 4)
+    refused = set()
+    for number in range(20):
+        with Client("demo", namespace=f"n{number}", timeout=PATIENCE_S) as other, client() as c:
+            other.create_group("large", ["orders"], max_backlog=1000)
+            with pytest.raises(GroupRefused, match="no consumer group has reserved"):
+                c.create_group("mailers", ["orders"], max_backlog=500)
+            assert c.groups() == []
+            refused.add(other._core.connections[0].daemon)
+            other.delete_group("large")
+        if len(refused) == 2:
+            break
+    assert len(refused) == 2
+    with client() as c:
+        assert c.create_group("mailers", ["orders"], max_backlog=500).name == "mailers"
 
 
 # ---- interrupts, fork, the end -----------------------------------------------------------------

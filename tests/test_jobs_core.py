@@ -11,7 +11,7 @@ from jobs_driver import SETTINGS, JobsCore, Session, of_job, record
 from jobs_world import MS, SECOND, World, fire, restart, step, timer
 
 from purgatoryd.shm_layout._core import ffi, lib
-from purgatoryd.shm_layout.layout import Op, PutMode, Status
+from purgatoryd.shm_layout.layout import MESSAGE_MAX, Op, PutMode, Status
 
 pytestmark = pytest.mark.tier("test")
 
@@ -326,6 +326,42 @@ def test_a_dead_letter_blocks_its_key_if_the_group_says_so(core: JobsCore, block
     assert len(core.jobs_of(session)) == blocks
 
 
+@pytest.mark.parametrize("restarts", [False, True])
+def test_a_change_of_block_frees_or_blocks_the_order_keys(core: JobsCore, restarts: bool) -> None:
+    ordered, blocks = lib.PG_G_ORDERED, lib.PG_G_ORDERED | lib.PG_G_BLOCK
+    settings = {**SETTINGS, "max_attempts": 1}
+    core.create_group(flags=blocks, max_attempts=1)
+    session = Session(core)
+    session.join()
+    for _ in range(3):
+        session.one(timer("k"))
+        step(core, 5 * MS)
+    (first,) = core.jobs_of(session)
+    session.reject(first)
+    step(core)
+    assert core.jobs_of(session) == []
+    core.ask_group(lib.PG_GA_CHANGE, b"g", **settings, flags=ordered)
+    step(core)
+    (second,) = core.jobs_of(session)
+    core.ask_group(lib.PG_GA_CHANGE, b"g", **settings, flags=blocks)
+    if restarts:
+        restart(core)
+        session.join()
+        core.received()
+    assert session.ack(second) == Status.DONE
+    step(core)
+    assert core.jobs_of(session) == []
+    core.ask_dead(lib.PG_DA_DROP)
+    step(core)
+    (third,) = core.jobs_of(session)
+    assert session.ack(third) == Status.DONE
+    core.ask_group(lib.PG_GA_CHANGE, b"g", **settings, flags=ordered)
+    assert core.info().settings.flags == ordered
+    core.create_group(b"plain", (b"u",))
+    reply = core.ask_group(lib.PG_GA_CHANGE, b"plain", **SETTINGS, flags=lib.PG_G_BLOCK)
+    assert reply.detail[0] == lib.PG_GR_SETTINGS
+
+
 def item(kind: int, extra: int = 0, value: int = 0) -> bytes:
     """Return an extension item of a PUT."""
     return bytes(ffi.buffer(ffi.new("struct pg_ext *", [kind, extra, value])))
@@ -487,6 +523,49 @@ def test_a_deleted_group_has_no_jobs(core: JobsCore) -> None:
     assert session.join().status == Status.NO_GROUP
     fire(core, "d")
     assert core.metrics.jobs == 0
+
+
+def test_a_member_of_a_deleted_group_gets_one_message_without_jobs(core: JobsCore) -> None:
+    core.create_group()
+    core.create_group(b"other", (b"u",))
+    member, away, other, gone = (Session(core) for _ in range(4))
+    for session in (member, away, gone):
+        session.join()
+    other.join(b"other")
+    lib.pg_inbox_away(core.a, away.id)
+    lib.pg_inbox_away(core.a, gone.id)
+    for session in (away, gone):
+        session.join()
+    core.received()
+    core.ask_group(lib.PG_GA_DELETE, b"g")
+    lib.pg_inbox_away(core.a, away.id)
+    gone.bye()
+    core.create_group()
+    fire(core, "a")
+    member.join()
+    step(core)
+    messages = [(session, len(jobs)) for session, jobs in core.messages()]
+    assert messages == [(member.id, 0), (member.id, 1)]
+    assert core.messages() == []
+    lib.pg_inbox_to(core.a, away.id)
+    lib.pg_inbox_again(core.a, 0)
+    assert core.messages() == [(away.id, [])]
+    assert core.messages() == []
+
+
+def test_a_message_without_jobs_that_was_not_sent_is_sent_again(core: JobsCore) -> None:
+    core.create_group()
+    session = Session(core)
+    session.join()
+    core.received()
+    core.ask_group(lib.PG_GA_DELETE, b"g")
+    number, out = ffi.new("uint64_t *"), bytearray(MESSAGE_MAX)
+    assert lib.pg_jobs(core.a, number, ffi.from_buffer(out), MESSAGE_MAX) != 0
+    assert number[0] == session.id
+    lib.pg_jobs_untaken(core.a)
+    lib.pg_inbox_again(core.a, 0)
+    assert core.messages() == [(session.id, [])]
+    assert core.messages() == []
 
 
 def test_leases_survive_a_restart_and_are_sent_again_when_the_member_joins(

@@ -189,11 +189,16 @@ static struct held *make(struct pg_consumer *c, const struct job_info *info, con
     return h;
 }
 
-/* Take leased jobs. After a JOIN the daemon repeats those that this consumer has. */
+/* Take leased jobs. After a JOIN the daemon repeats those that this consumer has. A message without
+ * jobs reports that the group was deleted. */
 static void on_jobs(void *context, struct bytes body, uint32_t count)
 {
     struct pg_consumer *c = context;
     size_t at = count * sizeof(struct job_info);
+    if (count == 0) {
+        lose_all(c);
+        c->stale = true;
+    }
     for (uint32_t n = 0; n < count && c->error == NULL; n++) {
         struct job_info info;
         if (at > body.length) {

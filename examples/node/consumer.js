@@ -316,7 +316,12 @@ export class Consumer {
 
   // ---- jobs of the daemon ------------------------------------------------------------------------
 
+  /** Take jobs. A message without jobs reports that the group was deleted. */
   #take(body, count) {
+    if (count === 0) {
+      this.#loseAll();
+      this.#joinAgain();
+    }
     const reader = new pg.Reader(body);
     const infos = Array.from({ length: count }, () => reader.struct(JOB_INFO));
     for (const info of infos) this.#takeJob(info, reader);

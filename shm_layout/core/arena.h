@@ -82,8 +82,10 @@ struct call_state {
     /* Slots of the last OUTCOMES message, linked by inbox_next. */
     uint32_t notified_first;
     uint32_t notified_count;
-    /* Member of the last JOBS message, and the first of the jobs that it contained. */
+    /* Member of the last JOBS message, and the first of the jobs that it contained. PG_NIL: the
+     * message reported the end of a group to the session `sent_session`; 0 = there was none. */
     uint32_t sent_member, sent_job;
+    uint64_t sent_session;
     /* Slots that a batch armed. When the call has returned, the daemon stores that time in the
      * timestamps of these slots. */
     uint32_t armed_count;
@@ -152,7 +154,8 @@ struct arena_state {
     uint32_t session_rows;        /* number of the first session row after the last used row */
     uint32_t free_member;         /* first unused row of members; PG_NIL = none */
     bool jobs_wait;               /* a job may be leased: one waits, or a member has a free credit */
-    bool jobs_unsent;             /* some member has jobs that were not sent */
+    bool jobs_unsent;             /* a JOBS message may have to be sent */
+    bool members_evicted;         /* some session may be `evicted` */
     int64_t jobs_again_ns;        /* time on the arena's clock at which a rate allows another lease */
     bool sweeping;                /* a sweep is running */
     bool sweep_waits;             /* the sweep waits until the WAL has committed frames */

@@ -439,6 +439,10 @@ class GroupDaemon:
             group.settings = settings
         elif action == GroupAction.DELETE:
             del self.groups[group.name]
+            for session in self.sessions.values():
+                if session.members.pop(group.name, None) is not None:
+                    frame = wire.encode_frame(Message.JOBS, session.id, count=0)
+                    self._send(session.route, frame)
         elif action in (GroupAction.PAUSE, GroupAction.RESUME):
             group.paused = action == GroupAction.PAUSE
 

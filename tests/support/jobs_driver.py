@@ -223,12 +223,19 @@ class JobsCore(Core):
             found.append(Dead(d.ticket >> 8, d.attempts, d.reason, key, payload, error))
         return found
 
+    def messages(self) -> list[tuple[int, list[Leased]]]:
+        """Take all JOBS messages. Return the session and the jobs of each."""
+        found = []
+        session = ffi.new("uint64_t *")
+        while used := lib.pg_jobs(self.a, session, ffi.from_buffer(self._jobs_out), MESSAGE_MAX):
+            found.append((int(session[0]), _leased(bytes(self._jobs_out[:used]))))
+        return found
+
     def received(self) -> dict[int, list[Leased]]:
         """Take all JOBS messages. Return the jobs of each session."""
         found: dict[int, list[Leased]] = {}
-        session = ffi.new("uint64_t *")
-        while used := lib.pg_jobs(self.a, session, ffi.from_buffer(self._jobs_out), MESSAGE_MAX):
-            found.setdefault(int(session[0]), []).extend(_leased(bytes(self._jobs_out[:used])))
+        for session, jobs in self.messages():
+            found.setdefault(session, []).extend(jobs)
         return found
 
     def jobs_of(self, session: Session) -> list[Leased]:

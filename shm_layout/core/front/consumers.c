@@ -222,7 +222,7 @@ static bool change(struct pg_arena *a, const struct group_request *g, uint32_t g
     struct pg_group_settings s = group_at(a, group)->settings;
     uint64_t detail;
     if (g->ask.action == PG_GA_CHANGE) {
-        const uint32_t fixed = PG_G_PAUSED | PG_G_ORDERED | PG_G_BLOCK, flags = s.flags & fixed;
+        const uint32_t fixed = PG_G_PAUSED | PG_G_ORDERED, flags = s.flags & fixed;
         s = g->ask.settings;
         s.flags = (s.flags & ~fixed) | flags;
     } else {
@@ -235,10 +235,12 @@ static bool change(struct pg_arena *a, const struct group_request *g, uint32_t g
     if (s.max_jobs < group_at(a, group)->jobs + group_at(a, group)->pending)
         return group_refused(why, PG_GR_PENDING,
                              group_at(a, group)->jobs + group_at(a, group)->pending);
-    const bool moves = s.retention_ns != group_at(a, group)->settings.retention_ns;
+    const struct pg_group_settings before = group_at(a, group)->settings;
     group_change(a, group, &s);
-    if (moves)
+    if (s.retention_ns != before.retention_ns)
         jobs_place_again(a, group);
+    if ((s.flags ^ before.flags) & PG_G_BLOCK)
+        jobs_order_dead(a, group);
     jobs_drop_dead(a, group, DROPS_PER_CALL);
     a->state.jobs_wait = true;
     return true;
@@ -482,43 +484,80 @@ static void job_head_write(const struct pg_arena *a, uint32_t row, struct pg_job
         .missed = j->missed};
 }
 
-uint64_t pg_jobs(struct pg_arena *a, uint64_t *session, void *bytes, uint64_t size)
+static struct pg_frame jobs_frame(uint64_t session, uint32_t count)
 {
-    struct sink out = {bytes, 0, size, false};
+    return (struct pg_frame){.magic = PG_WIRE_MAGIC, .version = PG_WIRE_VERSION,
+                             .message = PG_M_JOBS, .session = session, .count = count};
+}
+
+/* Write a message without jobs, which lets a former member of a deleted group join again. */
+static void eviction_write(struct pg_arena *a, struct pg_session *s, struct sink *out)
+{
+    const struct pg_frame f = jobs_frame(s->id, 0);
+    s->evicted = 0;
+    a->call.sent_session = s->id;
+    sink_put(out, &f, sizeof f);
+}
+
+/* Write unsent jobs of a member. */
+static void member_write(struct pg_arena *a, uint32_t member, struct sink *out)
+{
     uint32_t rows[JOBS_PER_MESSAGE], count = 0;
     uint64_t used = sizeof(struct pg_frame);
-    const uint32_t member = member_unsent(a);
-    *session = 0;
-    a->call.sent_member = member;
-    if (member == PG_NIL) {
-        a->state.jobs_unsent = false;
-        return 0;
-    }
     struct pg_member *m = member_at(a, member);
+    a->call.sent_member = member;
+    a->call.sent_session = m->session;
     a->call.sent_job = m->unsent;
     for (uint32_t row = m->unsent; row != PG_NIL && count < JOBS_PER_MESSAGE;
          row = job_at(a, row)->next) {
         used += sizeof(struct pg_job_info) + job_bytes(a, job_at(a, row));
-        if (used > size)
+        if (used > out->size)
             break;
         rows[count++] = row;
     }
-    const struct pg_frame f = {.magic = PG_WIRE_MAGIC, .version = PG_WIRE_VERSION,
-                               .message = PG_M_JOBS, .session = m->session, .count = count};
-    sink_put(&out, &f, sizeof f);
-    struct pg_job_info *heads = sink_take(&out, count * sizeof *heads);
+    const struct pg_frame f = jobs_frame(m->session, count);
+    sink_put(out, &f, sizeof f);
+    struct pg_job_info *heads = sink_take(out, count * sizeof *heads);
     for (uint32_t i = 0; i < count; i++) {
         job_head_write(a, rows[i], &heads[i]);
-        job_bytes_write(a, job_at(a, rows[i]), &out);
+        job_bytes_write(a, job_at(a, rows[i]), out);
     }
     m->unsent = count == 0 ? PG_NIL : job_at(a, rows[count - 1])->next;
-    *session = m->session;
+}
+
+uint64_t pg_jobs(struct pg_arena *a, uint64_t *session, void *bytes, uint64_t size)
+{
+    struct sink out = {bytes, 0, size, false};
+    struct pg_session *evicted = session_evicted(a);
+    const uint32_t member = evicted != NULL ? PG_NIL : member_unsent(a);
+    a->call.sent_member = PG_NIL;
+    a->call.sent_session = 0;
+    if (evicted != NULL)
+        eviction_write(a, evicted, &out);
+    else if (member != PG_NIL)
+        member_write(a, member, &out);
+    else
+        a->state.jobs_unsent = false;
+    *session = a->call.sent_session;
     return out.used;
+}
+
+static bool eviction_again(struct pg_arena *a)
+{
+    struct pg_session *s =
+        a->call.sent_session == 0 ? NULL : session_find(a, a->call.sent_session);
+    if (s == NULL)
+        return false;
+    s->evicted = 1;
+    a->state.members_evicted = a->state.jobs_unsent = true;
+    return true;
 }
 
 bool consumers_jobs_again(struct pg_arena *a)
 {
-    if (a->call.sent_member == PG_NIL || member_at(a, a->call.sent_member)->session == 0)
+    if (a->call.sent_member == PG_NIL)
+        return eviction_again(a);
+    if (member_at(a, a->call.sent_member)->session == 0)
         return false;
     member_at(a, a->call.sent_member)->unsent = a->call.sent_job;
     a->state.jobs_unsent = true;

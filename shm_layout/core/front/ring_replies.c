@@ -233,7 +233,7 @@ static bool jobs_put(struct pg_arena *a, struct pg_ring_server *s, uint32_t memb
 void ring_jobs(struct pg_arena *a, struct pg_ring_server *s)
 {
     uint64_t session;
-    while (a->state.jobs_unsent) {
+    while (a->state.jobs_unsent && session_evicted(a) == NULL) {
         const uint32_t member = member_unsent(a);
         if (member == PG_NIL)
             pg_jobs(a, &session, s->reply, PG_MESSAGE_MAX);   /* notes that there are none */

@@ -43,14 +43,22 @@ void members_leave(struct pg_arena *a, uint64_t session, bool failed)
     }
 }
 
+static void member_evict(struct pg_arena *a, uint32_t row)
+{
+    struct pg_session *s = session_find(a, member_at(a, row)->session);
+    while (member_at(a, row)->first != PG_NIL)
+        member_gives(a, member_at(a, row)->first);
+    member_free(a, row);
+    if (s == NULL)
+        return;
+    s->evicted = 1;
+    a->state.members_evicted = a->state.jobs_unsent = true;
+}
+
 void members_forget_group(struct pg_arena *a, uint32_t group)
 {
-    while (group_at(a, group)->first_member != PG_NIL) {
-        const uint32_t row = group_at(a, group)->first_member;
-        while (member_at(a, row)->first != PG_NIL)
-            member_gives(a, member_at(a, row)->first);
-        member_free(a, row);
-    }
+    while (group_at(a, group)->first_member != PG_NIL)
+        member_evict(a, group_at(a, group)->first_member);
 }
 
 /* ---- leases ---------------------------------------------------------------------------------- */
@@ -142,6 +150,21 @@ uint32_t member_unsent(const struct pg_arena *a)
     return PG_NIL;
 }
 
+struct pg_session *session_evicted(struct pg_arena *a)
+{
+    bool any = false;
+    for (uint32_t i = 0; a->state.members_evicted && i < a->state.session_rows; i++) {
+        struct pg_session *s = session_at(a, i);
+        if (s->id == 0 || !s->evicted)
+            continue;
+        if (!s->away)
+            return s;
+        any = true;               /* its client joins again once it is back */
+    }
+    a->state.members_evicted = any;
+    return NULL;
+}
+
 /* ---- rebuild --------------------------------------------------------------------------------- */
 
 void members_rebuild(struct pg_arena *a)
@@ -157,6 +180,6 @@ void members_rebuild(struct pg_arena *a)
     }
     for (uint32_t row = 0; row < a->member_rows; row++)
         member_at(a, row)->unsent = PG_NIL;
-    a->state.jobs_unsent = false;
+    a->state.jobs_unsent = a->state.members_evicted = false;
     a->state.jobs_wait = true;
 }

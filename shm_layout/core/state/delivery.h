@@ -14,6 +14,8 @@ void members_forget_group(struct pg_arena *a, uint32_t group);
 bool members_serve(struct pg_arena *a, uint32_t budget);
 /* Return a member with unsent jobs whose session can receive them; PG_NIL = none. */
 uint32_t member_unsent(const struct pg_arena *a);
+/* Return a connected former member of a deleted group that has no message about it; NULL = none. */
+struct pg_session *session_evicted(struct pg_arena *a);
 /* Find the members that hold jobs. They get no more jobs until they join again. */
 void members_rebuild(struct pg_arena *a);
 

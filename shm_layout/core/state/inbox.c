@@ -145,7 +145,7 @@ void inboxes_reset(struct pg_arena *a)
     for (uint32_t i = 0; i < a->state.session_rows; i++) {
         struct pg_session *s = session_at(a, i);
         s->inbox_head = s->inbox_tail = s->inbox_next = PG_NIL;
-        s->inbox_count = s->repeats = s->away = 0;
+        s->inbox_count = s->repeats = s->away = s->evicted = 0;
     }
 }
 
@@ -282,7 +282,7 @@ static void inbox_repeat(struct pg_arena *a, struct pg_session *s)
 
 void pg_inbox_again(struct pg_arena *a, int64_t real_boot_ns)
 {
-    a->state.jobs_unsent |= a->metrics->jobs != 0;
+    a->state.jobs_unsent |= a->metrics->jobs != 0 || a->state.members_evicted;
     for (uint32_t i = 0; i < a->state.session_rows; i++) {
         struct pg_session *s = session_at(a, i);
         const uint32_t doubled = s->repeats < REPEATS_DOUBLING ? s->repeats : REPEATS_DOUBLING;

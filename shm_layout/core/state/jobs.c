@@ -538,6 +538,22 @@ void jobs_drop_dead(struct pg_arena *a, uint32_t group, uint32_t most)
         job_drop(a, g->dead_first);
 }
 
+void jobs_order_dead(struct pg_arena *a, uint32_t group)
+{
+    const struct pg_consumer_group *g = group_at(a, group);
+    const bool blocks = (g->settings.flags & PG_G_BLOCK) != 0;
+    uint32_t row = blocks ? g->dead_last : g->dead_first;
+    while (row != PG_NIL) {
+        const struct pg_job *j = job_at(a, row);
+        const uint32_t next = blocks ? j->previous : j->next;
+        if (blocks)
+            order_enter(a, row);
+        else
+            order_leave(a, row);
+        row = next;
+    }
+}
+
 #define DEAD_PER_CALL 64
 
 /* Make a job a dead letter. */

@@ -82,6 +82,9 @@ void job_release(struct pg_arena *a, uint32_t row);
 void job_reject(struct pg_arena *a, uint32_t row, const struct job_failure *f);
 /* Place the waiting jobs of a group again, after a change of its retention. */
 void jobs_place_again(struct pg_arena *a, uint32_t group);
+/* Let the dead letters of an ordered group block their order keys, or let the next jobs follow, after
+ * a change of PG_G_BLOCK. */
+void jobs_order_dead(struct pg_arena *a, uint32_t group);
 /* Drop the oldest dead letters of a group, at most `most`, as long as there are too many. */
 void jobs_drop_dead(struct pg_arena *a, uint32_t group, uint32_t most);
 /* Change a job that nobody holds. */
