@@ -326,7 +326,8 @@ class Consumer(JobSource):
     `timeout`, `remote`, `durable`, `ledger`, `worker`, `numa_local` and `transport`: as for Client.
 
     Settings of a new consumer group. `max_backlog` and `max_bytes`: its budget in pending timers,
-    jobs and dead letters, and in bytes of their keys and payloads (0 = no limit). `full`: if the
+    jobs and dead letters, 4,096 by default, and in bytes of their keys and payloads, 2 MiB by
+    default (0 = no limit). `full`: if the
     budget is used up, "refuse" new timers of the topics with FullGroup, or "drop_oldest" waiting
     job. `retention`: time after which a waiting job becomes a dead letter (0 = never). `backoff`,
     `backoff_cap`: longest delay before the second and before any attempt. `max_attempts`: failed

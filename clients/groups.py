@@ -45,11 +45,12 @@ Start = Literal["latest", "earliest"]
 PAGE = 256
 """Number of dead letters in one reply of the daemon."""
 DEFAULTS = GroupSettings(
-    max_backlog=4096, max_bytes=0, retention_ns=0, max_lease_ns=3_600_000_000_000,
+    max_backlog=4096, max_bytes=2 * 2**20, retention_ns=0, max_lease_ns=3_600_000_000_000,
     backoff_ns=1_000_000_000, backoff_cap_ns=600_000_000_000, rate=0, max_attempts=20,
     max_dead=1000,
 )  # fmt: skip
-"""Settings of a new consumer group that does not name them."""
+"""Settings of a new consumer group that does not name them. Four such groups, as many as the
+default `jobs` of a daemon allow, use at most half of its default payload memory."""
 _COUNTS = {
     "max_backlog": (1, 2**32 - 2), "max_bytes": (0, 2**63 - 1), "rate": (0, 2**32 - 1),
     "max_attempts": (1, ATTEMPTS_MAX), "max_dead": (0, 2**32 - 2),

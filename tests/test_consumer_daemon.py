@@ -47,6 +47,7 @@ from purgatoryd.clients import (
     Partitioned,
     Purgatory,
 )
+from purgatoryd.shm_layout.layout import Status
 
 pytestmark = pytest.mark.tier("test")
 
@@ -294,6 +295,17 @@ def test_the_end_of_an_operation_is_a_job_for_groups_and_an_outcome(
             assert (c.group("mailers").acked, c.group("mailers").waiting) == (1, 0)
 
 
+def test_a_group_without_consumers_fills_only_its_own_budget(daemon: StartDaemon) -> None:
+    daemon("demo")
+    with client() as c, Client("demo", namespace="other", timeout=PATIENCE_S) as other:
+        c.create_group("dead", ["orders"])
+        late = [(f"k{n}", 0.0, "orders", b"x" * 6000) for n in range(2000)]
+        statuses = list(c.add_many(late).statuses)
+        assert 1000 < statuses.count(Status.FULL_GROUP) < 2000
+        rows = [(f"k{n}", 3600.0, "t", b"x" * 6000) for n in range(1000)]
+        assert other.add_many(rows).ok
+
+
 DROPPED = "a consumer group dropped unfinished jobs"
 
 
@@ -414,7 +426,7 @@ def test_a_change_of_on_dead_releases_blocked_keys(daemon: StartDaemon, daemon_d
             c.change_group("plain", on_dead="block")
         for n in range(2):
             c.add(f"k{n}", 0, topic="orders", order_key="ann")
-            eventually(lambda n=n: c.get(f"k{n}") is None)
+            eventually(lambda key=f"k{n}": c.get(key) is None)  # type: ignore[misc]
         taken(jobs).reject("bad")
         eventually(lambda: c.group("mailers").dead == 1)
         assert jobs.get(0) is None
@@ -471,7 +483,7 @@ def test_a_consumer_joins_the_group_that_replaces_a_deleted_one(daemon: StartDae
         c.add("old", 0, topic="orders")
         held = taken(jobs)
         replaced = threading.Event()
-        jobs._line._engine.put(replaced.wait)  # it reads nothing before the group is replaced
+        jobs._line._engine.put(replaced.wait)  # the consumer reads nothing until then
         c.delete_group("mailers")
         c.create_group("mailers", ["orders"])
         c.add("new", 0, topic="orders")

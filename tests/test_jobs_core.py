@@ -329,7 +329,7 @@ def test_a_dead_letter_blocks_its_key_if_the_group_says_so(core: JobsCore, block
 @pytest.mark.parametrize("restarts", [False, True])
 def test_a_change_of_block_frees_or_blocks_the_order_keys(core: JobsCore, restarts: bool) -> None:
     ordered, blocks = lib.PG_G_ORDERED, lib.PG_G_ORDERED | lib.PG_G_BLOCK
-    settings = {**SETTINGS, "max_attempts": 1}
+    settings: dict[str, Any] = {**SETTINGS, "max_attempts": 1}
     core.create_group(flags=blocks, max_attempts=1)
     session = Session(core)
     session.join()
@@ -358,7 +358,7 @@ def test_a_change_of_block_frees_or_blocks_the_order_keys(core: JobsCore, restar
     core.ask_group(lib.PG_GA_CHANGE, b"g", **settings, flags=ordered)
     assert core.info().settings.flags == ordered
     core.create_group(b"plain", (b"u",))
-    reply = core.ask_group(lib.PG_GA_CHANGE, b"plain", **SETTINGS, flags=lib.PG_G_BLOCK)
+    reply = core.ask_group(lib.PG_GA_CHANGE, b"plain", **settings, flags=lib.PG_G_BLOCK)
     assert reply.detail[0] == lib.PG_GR_SETTINGS
 
 

@@ -100,7 +100,7 @@ static size_t encode_ask(const struct pg_group *group, uint32_t action, char *to
         at += length;
     }
     if (action == CREATE)
-        ask.settings = (struct settings){.max_jobs = 4096, .max_lease_ns = 3600 * S,
+        ask.settings = (struct settings){.max_jobs = 4096, .max_bytes = 2097152, .max_lease_ns = 3600 * S,
                                          .backoff_base_ns = S, .backoff_cap_ns = 600 * S,
                                          .max_attempts = 20, .max_dead = 1000};
     memcpy(to, &ask, sizeof ask);

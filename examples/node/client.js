@@ -15,7 +15,7 @@ const NO_TIME = -(1n << 63n);
 /** Settings of a new consumer group, in the units of Consumer. */
 export const GROUP_DEFAULTS = {
   maxBacklog: 4096,
-  maxBytes: 0,
+  maxBytes: 2 * 2 ** 20,
   retentionMs: 0,
   maxLeaseMs: 3_600_000,
   backoffMs: 1000,
