@@ -498,11 +498,7 @@ class Cell:
 
     def judge_letter(self, group: Group, letter: Any) -> None:
         """Judge a dead letter at the end of the world."""
-        payload = letter.payload
-        operation = str(letter.key).startswith("o")
-        if operation:
-            _, payload = wire.decode_verdict(payload)
-        subject = subject_of(letter.key, payload)
+        subject = subject_of(letter.key, letter.payload)
         self.jobs.dead(
             group.name, subject, letter.ticket, letter.attempts, letter.reason, letter.error
         )

@@ -62,7 +62,7 @@ def create_group(
 def _options(one: Settings, backoff_ns: int, rate: int) -> dict[str, Any]:
     """Return the arguments that create a group with these settings."""
     return {
-        "max_backlog": one.max_backlog, "max_lease": one.max_lease_ns / 1e9,
+        "max_backlog": one.max_backlog, "max_bytes": 0, "max_lease": one.max_lease_ns / 1e9,
         "max_attempts": one.max_attempts, "max_dead": one.max_dead,
         "retention": one.retention_ns / 1e9, "ordered": one.ordered,
         "on_dead": "block" if one.ordered and one.blocks else "skip",
