@@ -66,7 +66,7 @@ def our_server(start: Start) -> Iterator[Server]:
     with own_daemon(start.directory, ours.NAME, settings) as pid:
         server = Server(start.directory, (pid,))
         with ours.client(server, "ring") as client:
-            client.create_group(GROUP, [ours.TOPIC], max_backlog=start.timers + 1024)
+            client.create_group(GROUP, [ours.TOPIC], max_backlog=start.timers + 1024, max_bytes=0)
         yield server
 
 
