@@ -160,7 +160,7 @@ def measured(sides: Sequence[Side], jobs: int, timed: int, repeats: int) -> list
                 rates.setdefault(case, []).append(rate(side, consumers, jobs))
                 late.setdefault(case, []).append(lateness_us(side, consumers, timed))
                 p50 = quantile(late[case][-1], 0.5)
-                print(f"{side.name:<24}{consumers} consumers {rates[case][-1]:>10,.0f} jobs/s "
+                print(f"{side.name:<26}{consumers} consumers {rates[case][-1]:>10,.0f} jobs/s "
                       f"{p50:>10,.0f} us late", flush=True)  # fmt: skip
     return [
         {

@@ -5,9 +5,8 @@ notices. A live subscriber measures the time from the deadline of timers, which 
 rate, until it receives their notices. Windows alternate: in one nobody reads past notices; in the
 next one another process reads the next part of them with REPLAY, and the window ends with the part.
 All parts together are all past notices. A ratio divides the 99th percentile of a window with the
-reader by that of the window before it. The daemon's loop has a CPU of its own, so that the
-processes do not compete with it for CPU time. purgatoryd is a wheel of this checkout, installed in
-a temporary environment.
+reader by that of the window before it. purgatoryd is a wheel of this checkout, installed in a
+temporary environment.
 
 Writes benchmarks/results/replay.json and the table of docs/benchmarks.md.
 """
@@ -158,7 +157,7 @@ def measure(notices: int, seconds: float, rounds: int, rate: int) -> dict[str, A
             "--capacity", str(4 * CHUNK), "--replay-buffer", str(BUFFER),
             "--wal-dir", str(directory / "wal"), "--retain-age", "1d",
         )  # fmt: skip
-        with own_daemon(directory, "replay", settings, own_core=True):
+        with own_daemon(directory, "replay", settings):
             fill("replay", directory, notices)
             for number in range(rounds):
                 part = range(notices * number // rounds, notices * (number + 1) // rounds)
