@@ -205,7 +205,7 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n\n")[0])
     parser.add_argument("--jobs", type=int, default=100_000, help="jobs of a measured rate")
     parser.add_argument("--timed", type=int, default=2000, help="jobs of a measured lateness")
-    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--only", default="", help="measure the sides whose names contain this")
     parser.add_argument("--quick", action="store_true", help="few jobs; writes no result")
     parser.add_argument("--installed", action="store_true", help="use the importable purgatoryd")
