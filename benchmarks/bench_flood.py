@@ -250,8 +250,8 @@ def table(figures: dict[str, dict[str, Any]]) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seconds", type=float, default=5.0, help="seconds of each run")
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=3.0, help="seconds of each run")
+    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--timers", type=int, default=1_000_000, help="late timers")
     parser.add_argument("--rate", type=int, default=0, help="late timers per second; 0 = default")
     parser.add_argument("--dry", action="store_true", help="write nothing")
