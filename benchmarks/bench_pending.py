@@ -290,7 +290,7 @@ def main() -> None:
                 settings = ["--capacity", str(timers * 6 // 5), "--payload-memory", "300M",
                             "--replay-memory", "16M"]  # fmt: skip
                 settings += ["--wal-dir", f"{folder}/wal"] if way == "with a WAL" else []
-                with own_daemon(Path(folder), "pending", settings) as pid:
+                with own_daemon(Path(folder), "pending", settings, own_core=True) as pid:
                     found.append(measure("pending", pid, timers))
     lines = rows_of(results)
     print("\n".join(lines))
