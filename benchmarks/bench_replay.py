@@ -197,8 +197,8 @@ def table(found: dict[str, Any]) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--notices", type=int, default=10_000_000)
-    parser.add_argument("--seconds", type=float, default=8.0, help="window without a reader")
-    parser.add_argument("--rounds", type=int, default=12)
+    parser.add_argument("--seconds", type=float, default=5.0, help="window without a reader")
+    parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--rate", type=int, default=1000, help="live notices per second")
     parser.add_argument("--quick", action="store_true", help="a short run that writes no file")
     parser.add_argument("--installed", action="store_true", help="use the importable purgatoryd")
