@@ -75,9 +75,7 @@ class AsyncJob(LeasedJob):
         trace: TracebackType | None,
     ) -> bool:  # fmt: skip
         if error is None and not self.answered:
-            if self.lost:
-                raise self._lease.error()
-            self._desk.finish((self,))
+            self._finish()
         elif error is not None and not self.answered:
             with suppress(PurgatorydError):
                 await (self.nack(error) if isinstance(error, Exception) else self.release())

@@ -164,9 +164,7 @@ class Job(LeasedJob):
         if self.answered:
             return isinstance(error, Exception) and self._logged(error)
         if error is None:
-            if self.lost:
-                raise self._lease.error()
-            self._desk.finish((self,))
+            self._finish()
             return False
         with suppress(PurgatorydError):
             if isinstance(error, Exception):
@@ -327,15 +325,15 @@ class Consumer(JobSource):
 
     Settings of a new consumer group. `max_backlog` and `max_bytes`: its budget in pending timers,
     jobs and dead letters, 4,096 by default, and in bytes of their keys and payloads, 2 MiB by
-    default (0 = no limit). `full`: if the
-    budget is used up, "refuse" new timers of the topics with FullGroup, or "drop_oldest" waiting
-    job. `retention`: time after which a waiting job becomes a dead letter (0 = never). `backoff`,
-    `backoff_cap`: longest delay before the second and before any attempt. `max_attempts`: failed
-    attempts after which a job is a dead letter. `max_dead`: dead letters that are kept. `rate`:
-    leases per second (0 = no limit). `ordered`: lease one job of a key at a time, in order of their
-    deadlines; `on_dead`: a dead letter lets later jobs of its key pass ("skip") or not ("block").
-    `start`: "earliest" adds the notices that the replay buffer has, the oldest first, up to the
-    budget; the others count as dropped. Times are seconds or timedeltas.
+    default (0 = no limit). `full`: if the budget is used up, "refuse" new timers of the topics with
+    FullGroup, or "drop_oldest" waiting job. `retention`: time after which a waiting job becomes a
+    dead letter (0 = never). `backoff`, `backoff_cap`: longest delay before the second and before
+    any attempt. `max_attempts`: failed attempts after which a job is a dead letter. `max_dead`:
+    dead letters that are kept. `rate`: leases per second (0 = no limit). `ordered`: lease one job
+    of a key at a time, in order of their deadlines; `on_dead`: a dead letter lets later jobs of its
+    key pass ("skip") or not ("block"). `start`: "earliest" adds the notices that the replay buffer
+    has, the oldest first, up to the budget; the others count as dropped. Times are seconds or
+    timedeltas.
 
     Raises GroupMissing, GroupMismatch, GroupRefused, Refused, InvalidArgument, and the errors of
     Client.

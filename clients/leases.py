@@ -278,6 +278,12 @@ class LeasedJob(_pack.Job):
         """True once the job has an answer, which perhaps the daemon has not confirmed."""
         return self._lease.op != 0
 
+    def _finish(self) -> None:
+        """Acknowledge the job at the end of its block. Raises LeaseLost if its lease has ended."""
+        if self.lost:
+            raise self._lease.error()
+        self._desk.finish((self,))
+
     def __repr__(self) -> str:
         return f"<job {self.key!r}, ticket {self.ticket}, attempt {self.attempt}>"
 

@@ -43,8 +43,8 @@ class Past:
         return self._asked == asked
 
     def page(self, asked: PastRange) -> PastPage | None:
-        """Return a page with the first existing notices of a range; None = not yet. All notices of
-        another stream are lost."""
+        """Return a page with the first existing notices of a range; None = there is no answer so
+        far. All notices of another stream are lost."""
         if self._asked != asked:
             self._asked, self._sequence, self._ask_at_s = asked, self._sequence + 1, 0.0
         with suppress(PurgatorydError):

@@ -82,7 +82,7 @@ class PastServer:
         self._pages = _Pages(cell.daemon.paths.arena, self._folder, cell.world.host())
 
     def page(self, asked: PastRange) -> PastPage | None:
-        """Return a page; None = not yet."""
+        """Return a page; None = there is no answer so far."""
         self._copy()
         try:
             return wire.decode_replay(self._pages.page(asked))
@@ -154,7 +154,7 @@ class _Hold(CursorSteps):
         self._reader.client.wake()
 
     def _question(self, action: CursorAction, topics: Committed, stream_id: int) -> Any:
-        """Make a question. An answer to a renewal shows who has the cursor."""
+        """Make a question. An answer to a renewal names the holder of the cursor."""
         question = super()._question(action, topics, stream_id)
         settle, cuts = question.query.settle, self._reader.judge.cuts
 
@@ -436,7 +436,7 @@ class Readers:
         self.judge.received(holder, stream, item.topic, item.seq, sent)
 
     def past(self, asked: PastRange) -> PastPage | None:
-        """Return a page of past notices; None = not yet."""
+        """Return a page of past notices; None = there is no answer so far."""
         daemon = self._cell.daemon
         if not daemon.alive or daemon.frozen:
             return None
