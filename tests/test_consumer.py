@@ -144,7 +144,7 @@ def test_a_refused_answer_can_be_given_again(model: GroupDaemon) -> None:
         model.fire("a")
         job = taken(jobs)
         with pytest.raises(Busy):
-            job.ack(timeout=0.1)
+            job.ack(timeout=1)
         model.refuse_with.clear()
         job.ack()
         assert model.states() == ["acked"]
@@ -194,7 +194,7 @@ def test_many_refused_answers_can_be_given_again(model: GroupDaemon) -> None:
         model.fire("a", "b", "c")
         got = [taken(jobs) for _ in range(3)]
         with pytest.raises(Busy):
-            jobs.ack_many(got, timeout=0.1)
+            jobs.ack_many(got, timeout=1)
         assert not any(job.answered for job in got)
         model.refuse_with.clear()
         jobs.ack_many(got)

@@ -215,7 +215,7 @@ def test_a_notice_waits_until_its_shard_knows_the_namespace(demo: Daemon) -> Non
         ThreadPoolExecutor(1) as other,
     ):
         with pytest.raises(WrongShard):
-            admin.publish("default", "news", namespace="late", timeout=0.2)
+            admin.publish("default", "news", namespace="late", timeout=2)
         ticket = other.submit(admin.publish, "default", "news", namespace="late", timeout=60)
         holder.set_namespace("late")
         assert ticket.result() > 0
