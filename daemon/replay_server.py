@@ -25,6 +25,7 @@ import zmq
 from purgatoryd.daemon.config import Config
 from purgatoryd.daemon.listeners.access import Access
 from purgatoryd.daemon.listeners.sockets import accept_only, listen_at, listen_tcp
+from purgatoryd.daemon.listeners.whole_messages import send_whole
 from purgatoryd.daemon.listeners.zap import DOMAIN, ENDPOINT, NOBODY
 from purgatoryd.daemon.log import log
 from purgatoryd.daemon.parent import end_with
@@ -311,7 +312,7 @@ class Listener:
             uid = self._keys.get(credentials[0])
             admitted = uid is not None and self._access.may_connect(uid, NOBODY)
         status = b"200" if admitted else b"400"
-        self._zap.send_multipart([version, number, status, b"", b"", b""])
+        send_whole(self._zap, version, number, status, b"", b"", b"")
 
     def receive(self) -> list[bytes] | None:
         """Return route and body of the next request; None if there is none."""
@@ -369,9 +370,7 @@ def _serve(listener: Listener, pages: Pages) -> None:
         while (frames := listener.receive()) is not None:
             if frames:
                 with suppress(zmq.ZMQError):  # the client is gone or does not read: it asks again
-                    listener.socket.send_multipart(
-                        [frames[0], answer(pages, frames[1])], zmq.NOBLOCK
-                    )
+                    send_whole(listener.socket, frames[0], answer(pages, frames[1]))
 
 
 def _main(arguments: str) -> int:

@@ -902,7 +902,9 @@ struct pg_zmq_calls {
     int (*recv)(void *socket, void *buffer, size_t bytes, int flags);
     int (*send)(void *socket, const void *buffer, size_t bytes, int flags);
     int (*msg_init)(void *message);
+    int (*msg_init_size)(void *message, size_t bytes);
     int (*msg_recv)(void *message, void *socket, int flags);
+    int (*msg_send)(void *message, void *socket, int flags);
     int (*msg_close)(void *message);
     void *(*msg_data)(void *message);
     size_t (*msg_size)(const void *message);

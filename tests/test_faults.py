@@ -137,6 +137,7 @@ class Before:
         real.kill()
         self._bytes = {n: path_of(n).read_bytes() for n in (real.paths.arena, real.paths.private)}
         self._calls: dict[tuple[tuple[str, ...], Path | None], Counter[str]] = {}
+        self._victim: Victim | None = None
         self.tally: Counter[str] = Counter()
 
     def victims(
@@ -148,12 +149,12 @@ class Before:
         """
         if (args, after) not in self._calls:
             self.again()
-            victim = Victim(self.directory, args, shim, fault, 0, after)
+            self._victim = victim = Victim(self.directory, args, shim, fault, 0, after)
             yield victim
             self._calls[args, after] = victim.calls
         for nth in numbers(self._calls[args, after][fault.call], COMPLETE):
             self.again()
-            victim = Victim(self.directory, args, shim, fault, nth, after)
+            self._victim = victim = Victim(self.directory, args, shim, fault, nth, after)
             yield victim
             if not victim.hit:
                 return
@@ -166,7 +167,11 @@ class Before:
         return present == self._bytes and not self.paths.lock.exists()
 
     def again(self) -> None:
-        """Restore the arena for the next N. Remove the lock file: the next start creates it."""
+        """Restore the arena for the next N. Remove the lock file: the next start creates it. End a
+        daemon that a failed test has left."""
+        if self._victim is not None and self._victim.running:
+            self._victim.process.kill()
+            self._victim.process.wait()
         remove_arena_files(self.paths)
         self.paths.lock.unlink(missing_ok=True)
         for name, data in self._bytes.items():
@@ -190,6 +195,7 @@ def before(request: pytest.FixtureRequest) -> Iterator[Before]:
     real = Daemon("demo", directory, SIZES)
     found = Before(real)
     yield found
+    found.again()
     reported = ", ".join(f"{count} {how}" for how, count in found.tally.most_common())
     capture = request.config.pluginmanager.getplugin("capturemanager")
     with capture.global_and_fixture_disabled():

@@ -25,6 +25,7 @@ from purgatoryd.daemon.listeners import libzmq
 from purgatoryd.daemon.listeners.access import Access
 from purgatoryd.daemon.listeners.sockets import Sockets
 from purgatoryd.daemon.listeners.transport import Served
+from purgatoryd.daemon.listeners.whole_messages import send_whole
 from purgatoryd.daemon.main import loop_of
 from purgatoryd.daemon.processes import Processes
 from purgatoryd.daemon.reaper import Reaper
@@ -46,6 +47,32 @@ UNPLACED: Any = SimpleNamespace(
 def socket() -> Iterator[zmq.Socket[bytes]]:
     with zmq.Context() as context, context.socket(zmq.ROUTER) as router:
         yield router
+
+
+def test_a_message_without_memory_is_not_sent_in_part(
+    socket: zmq.Socket[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise the socket takes the next message, that of another client, for the rest of it."""
+    make = zmq.Frame
+
+    def short_of_memory(data: bytes, *, copy: bool) -> zmq.Frame:
+        if len(data) > 100:
+            raise MemoryError
+        return make(data, copy=copy)
+
+    socket.bind("inproc://replies")
+    with socket.context.socket(zmq.DEALER) as client:
+        client.setsockopt(zmq.ROUTING_ID, b"a")
+        client.connect("inproc://replies")
+        client.send(b"hello")
+        assert socket.recv_multipart() == [b"a", b"hello"]
+        with monkeypatch.context() as patch, pytest.raises(MemoryError):
+            patch.setattr(zmq, "Frame", short_of_memory)
+            send_whole(socket, b"a", bytes(1000))
+        reused = bytearray(b"answer" * 20_000)
+        send_whole(socket, b"a", reused)
+        reused[:] = bytes(len(reused))
+        assert client.recv_multipart() == [b"answer" * 20_000]
 
 
 # ---- the functions of libzmq -------------------------------------------------------------------

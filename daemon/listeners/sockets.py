@@ -30,6 +30,7 @@ from purgatoryd.daemon.listeners.transport import (
     Request,
     Served,
 )
+from purgatoryd.daemon.listeners.whole_messages import send_whole
 from purgatoryd.daemon.listeners.zap import DOMAIN, ZapHandler, sender_of
 from purgatoryd.daemon.log import log
 from purgatoryd.shm_layout import curve
@@ -145,7 +146,7 @@ class RequestSocket:
             return False
         self.state.quiet = 0
         try:
-            self.zmq_socket.send_multipart([cast(bytes, route), body], zmq.NOBLOCK)
+            send_whole(self.zmq_socket, cast(bytes, route), body)
         except zmq.Again:
             return False
         return True
@@ -428,8 +429,7 @@ class Sockets:
     def _answer_probe(self, subject: bytes) -> None:
         """Confirm a subscription to a probe. The earlier subscriptions of its connection take
         effect before it, so they are live."""
-        self.notices.send(subject, zmq.SNDMORE | zmq.NOBLOCK)
-        self.notices.send(b"", zmq.NOBLOCK)
+        send_whole(self.notices, subject, b"")
 
     def publish(self, messages: Iterable[Outgoing]) -> int:
         """Hand notices to the socket, which drops them for slow peers. Return the number of
@@ -437,8 +437,7 @@ class Sockets:
         sent = 0
         for message in messages:
             self._notices_quiet = False
-            self.notices.send(message.subject, zmq.SNDMORE | zmq.NOBLOCK)
-            self.notices.send(message.body, zmq.NOBLOCK)
+            send_whole(self.notices, message.subject, message.body)
             sent += 1
         return sent
 

@@ -14,6 +14,7 @@ import zmq
 
 from purgatoryd.daemon.listeners.access import Access
 from purgatoryd.daemon.listeners.admission_control import AdmissionControl
+from purgatoryd.daemon.listeners.whole_messages import send_whole
 
 ENDPOINT = "inproc://zeromq.zap.01"
 DOMAIN = b"purgatoryd"
@@ -61,7 +62,7 @@ class ZapHandler:
             if sender is not None:
                 status = _ADMITTED if self._admission.admits(sender.uid) else _NOT_NOW
             name = ":".join(map(str, sender or ())).encode()
-            self._socket.send_multipart([version, number, status, b"", name, b""])
+            send_whole(self._socket, version, number, status, b"", name, b"")
         return True
 
     def _sender(self, mechanism: bytes, address: bytes, credentials: list[bytes]) -> Sender | None:

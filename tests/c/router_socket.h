@@ -76,6 +76,22 @@ static inline int socket_msg_init(void *message)
     return 0;
 }
 
+static int socket_init_fails;     /* errno of the next msg_init_size; 0 = it succeeds */
+
+static inline int socket_msg_init_size(void *message, size_t bytes)
+{
+    if (socket_fails(&socket_init_fails))
+        return -1;
+    struct socket_message *m = calloc(1, sizeof *m);
+    socket_expect(m != NULL);
+    m->bytes = bytes;
+    m->body = malloc(bytes);
+    socket_expect(bytes == 0 || m->body != NULL);
+    memset(message, 0, 64);
+    memcpy(message, &m, sizeof m);
+    return 0;
+}
+
 static inline struct socket_message *socket_opened(const void *message)
 {
     struct socket_message *m;
@@ -125,24 +141,31 @@ static inline int socket_send(void *socket, const void *buffer, size_t bytes, in
     struct router_socket *s = socket;
     if (socket_fails(&s->send_fails))
         return -1;
-    if (flags == (1 | SOCKET_SNDMORE)) {
-        socket_expect(!s->has_to && bytes <= sizeof s->to);
-        memcpy(s->to, buffer, bytes);
-        s->to_bytes = (uint32_t)bytes;
-        s->has_to = true;
-        return (int)bytes;
-    }
+    socket_expect(flags == (1 | SOCKET_SNDMORE) && !s->has_to && bytes <= sizeof s->to);
+    memcpy(s->to, buffer, bytes);
+    s->to_bytes = (uint32_t)bytes;
+    s->has_to = true;
+    return (int)bytes;
+}
+
+static inline int socket_msg_send(void *message, void *socket, int flags)
+{
+    struct router_socket *s = socket;
+    const struct socket_message *m = socket_opened(message);
+    const size_t bytes = m->bytes;
     socket_expect(flags == 1 && s->has_to);
-    memcpy(s->reply, buffer, bytes < sizeof s->reply ? bytes : sizeof s->reply);
+    memcpy(s->reply, m->body, bytes < sizeof s->reply ? bytes : sizeof s->reply);
     s->reply_bytes = bytes;
     s->has_to = false;
     s->replies++;
+    socket_msg_close(message);
     return (int)bytes;
 }
 
 static const struct pg_zmq_calls socket_calls = {
-    socket_recv, socket_send, socket_msg_init, socket_msg_recv, socket_msg_close, socket_msg_data,
-    socket_msg_size, socket_msg_more, socket_msg_get, socket_msg_gets};
+    socket_recv, socket_send, socket_msg_init, socket_msg_init_size, socket_msg_recv,
+    socket_msg_send, socket_msg_close, socket_msg_data, socket_msg_size, socket_msg_more,
+    socket_msg_get, socket_msg_gets};
 
 /* Let a message wait. A full socket drops it. */
 static inline void socket_put(struct router_socket *s, const struct socket_message *message)

@@ -329,6 +329,18 @@ static void test_a_reply_that_the_socket_refuses_is_left_to_the_caller(void)
     CHECK_EQUAL(t->socket.replies, 1);
 }
 
+static void test_a_reply_without_memory_sends_no_routing_id(void)
+{
+    struct test *t = opened();
+    ping(t, &t->clients[0], 1);
+    socket_init_fails = ENOMEM;
+    CHECK_EQUAL(serve(t, 16), PG_RE_REPLY);
+    CHECK(t->server.applied == 1 && t->socket.replies == 0 && !t->socket.has_to);
+    ping(t, &t->clients[1], 1);
+    CHECK_EQUAL(serve(t, 16), PG_RE_NONE);
+    CHECK_EQUAL(t->socket.replies, 1);
+}
+
 static void test_the_socket_and_rings_alternate(void)
 {
     static struct pg_ring_pair words;
@@ -394,6 +406,7 @@ int main(void)
     RUN(test_failures_of_the_socket_are_left_to_the_caller);
     RUN(test_refusals_and_large_replies_are_left_to_the_caller);
     RUN(test_a_reply_that_the_socket_refuses_is_left_to_the_caller);
+    RUN(test_a_reply_without_memory_sends_no_routing_id);
     RUN(test_the_socket_and_rings_alternate);
     RUN(test_the_loop_serves_the_socket_while_it_sleeps);
     RUN(test_a_message_for_the_caller_ends_the_sleep);

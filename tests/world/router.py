@@ -35,6 +35,7 @@ class SimulatedRouter:
         self._kept: list[Any] = []
         """Memory of the received message."""
         self._route = b""
+        self._reply: Any = None
         functions = {
             name: ffi.callback(field.type, getattr(self, f"_{name}"))
             for name, field in _FIELDS.items()
@@ -82,6 +83,10 @@ class SimulatedRouter:
     def _msg_init(self, _: Any) -> int:
         return 0
 
+    def _msg_init_size(self, _: Any, size: int) -> int:
+        self._reply = ffi.new("uint8_t[]", size)
+        return 0
+
     def _msg_recv(self, _message: Any, _socket: Any, _flags: int) -> int:
         assert self._received is not None
         one = self._received
@@ -89,12 +94,18 @@ class SimulatedRouter:
         self._kept = [ffi.from_buffer(one.body), ffi.new("char[]", name)]
         return len(one.body)
 
-    def _msg_close(self, _: Any) -> int:
-        self._kept.clear()
+    def _is_received(self, message: Any) -> bool:
+        """Return whether it is the received message; otherwise it is a reply."""
+        return bool(message == ffi.addressof(self.state, "message"))
+
+    def _msg_close(self, message: Any) -> int:
+        if self._is_received(message):
+            self._kept.clear()
         return 0
 
-    def _msg_data(self, _: Any) -> Any:
-        return ffi.cast("void *", self._kept[0])
+    def _msg_data(self, message: Any) -> Any:
+        kept = self._kept[0] if self._is_received(message) else self._reply
+        return ffi.cast("void *", kept)
 
     def _msg_size(self, _: Any) -> int:
         assert self._received is not None
@@ -111,13 +122,14 @@ class SimulatedRouter:
         return self._kept[1]
 
     def _send(self, _: Any, buffer: Any, size: int, flags: int) -> int:
-        frame = bytes(ffi.buffer(buffer, size))
-        if flags & SNDMORE:
-            self._route = frame
-            return size
+        assert flags & SNDMORE
+        self._route = bytes(ffi.buffer(buffer, size))
+        return size
+
+    def _msg_send(self, _message: Any, _socket: Any, _flags: int) -> int:
         try:
-            self._requests.send(self._route, frame)
+            self._requests.send(self._route, bytes(ffi.buffer(self._reply)))
         except Killed:
             ffi.errno = errno.EINVAL
             return -1
-        return size
+        return len(self._reply)

@@ -72,21 +72,40 @@ struct pg_ring_client *router_client(const struct pg_router *r, const void *body
     return is_sender ? c : NULL;
 }
 
-static bool frame_send(struct pg_router *r, const void *frame, uint64_t bytes, int flags)
+static bool route_send(struct pg_router *r, const struct pg_ring_client *c)
 {
     int sent;
     do
-        sent = r->calls->send(r->socket, frame, bytes, flags | DONTWAIT);
+        sent = r->calls->send(r->socket, c->route, c->route_bytes, SNDMORE | DONTWAIT);
     while (sent < 0 && errno == EINTR);
     return sent >= 0;
 }
 
+/* After the routing id, libzmq takes or drops the frame. */
+static void body_send(struct pg_router *r, void *body)
+{
+    int sent;
+    do
+        sent = r->calls->msg_send(body, r->socket, DONTWAIT);
+    while (sent < 0 && errno == EINTR);
+    if (sent < 0)
+        r->calls->msg_close(body);
+}
+
+/* The body gets its memory first: a routing id without a body would send the next message of another
+ * client to this one. */
 bool router_send(struct pg_router *r, const struct pg_ring_client *c, const void *reply,
                  uint64_t bytes)
 {
+    uint64_t body[sizeof r->message / sizeof(uint64_t)];
     r->quiet = false;             /* sending may take the event for which `fd` is readable */
-    if (!frame_send(r, c->route, c->route_bytes, SNDMORE))
+    if (r->calls->msg_init_size(body, bytes) != 0)
         return false;
-    frame_send(r, reply, bytes, 0);     /* after the routing id, libzmq takes or drops the frame */
+    memcpy(r->calls->msg_data(body), reply, bytes);
+    if (!route_send(r, c)) {
+        r->calls->msg_close(body);
+        return false;
+    }
+    body_send(r, body);
     return true;
 }
