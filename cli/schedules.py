@@ -284,8 +284,8 @@ def backfill_command(
 ) -> None:  # fmt: skip
     """Fire the occurrences of KEY from START to END that have not fired, at once.
 
-    These are occurrences before the put, during a pause, and skipped ones. Armed occurrences are not
-    fired again, not even with --repeat.
+    These are occurrences before the put, during a pause, and skipped ones. Armed occurrences are
+    not fired again, not even with --repeat.
     """
     with _client(name, namespace, timeout) as client:
         result = client.backfill_schedule(key, start, end, repeat=repeat)

@@ -285,8 +285,8 @@ def cat_command(
     after `committed_lsn` of `purgatoryd stats` may be written but not synced.
 
     Records with the ticket of a timer show its key, if the files have the record that armed it and
-    it is among the 100,000 newest timers. The `job_state` of a job is waiting, leased, delayed, dead
-    or ended; `dead_reason` and `cause` say why.
+    it is among the 100,000 newest timers. The `job_state` of a job is waiting, leased, delayed,
+    dead or ended; `dead_reason` and `cause` say why.
     """
     from purgatoryd.shm_layout.errors import InvalidSetting
     from purgatoryd.shm_layout.wal import KINDS, segments

@@ -425,14 +425,14 @@ class ScheduleCalls(ABC, Generic[One, Found, Several, Existed, Ticket, Filled, T
         once; return those of the range as Backfilled. `end` must not be in the future.
 
         An occurrence has not fired if it was before the put of the schedule, during a pause, or
-        skipped by `overlap` or a late policy. Occurrences that were fired by the schedule, a trigger
-        or a backfill, that are armed, or that a client cancelled or moved, are left out, for as long
-        as the schedule exists. The daemon stores fired occurrences as 8 ranges of times; if a
-        schedule has more, everything between its oldest ranges counts as fired. `repeat`: fire these
-        occurrences again, except those that are armed.
+        skipped by `overlap` or a late policy. Occurrences that were fired by the schedule, a
+        trigger or a backfill, that are armed, or that a client cancelled or moved, are left out,
+        for as long as the schedule exists. The daemon stores fired occurrences as 8 ranges of
+        times; if a schedule has more, everything between its oldest ranges counts as fired.
+        `repeat`: fire these occurrences again, except those that are armed.
 
-        Occurrences of a backfill fire whatever `overlap` is; with "delay" there are none, because no
-        times are fixed. Raises the same errors as trigger_schedule(). If a table is full, the
+        Occurrences of a backfill fire whatever `overlap` is; with "delay" there are none, because
+        no times are fixed. Raises the same errors as trigger_schedule(). If a table is full, the
         occurrences before the error have been armed.
         """
         first_ns, last_ns = times.wall_ns(start), times.wall_ns(end)

@@ -312,8 +312,8 @@ class ScheduleOracle:
         return found
 
     def backfilled(self, put: Put, expected: list[int], nominal: list[int], armed: int) -> None:
-        """Judge the answer to a backfill: its nominal times. If all of them were armed, their notices
-        must arrive; otherwise some have fired before."""
+        """Judge the answer to a backfill: its nominal times. If all of them were armed, their
+        notices must arrive; otherwise some have fired before."""
         same = len(expected) == len(nominal) and all(
             abs(one - two) < TRUNCATED_NS for one, two in zip(expected, nominal, strict=True)
         )
