@@ -391,10 +391,12 @@ def import_command(
 
     Each row takes effect once: after an interruption, the same command adds the rest. Timers keep
     deadlines, tags, priorities, order keys, late policies and slack, and their keys stay unique for
-    the rest of their time, except under the virtual clock. A deadline that has passed is due at
-    once. Exit code 1 means that rows were refused. The namespace must have one partition, because
-    a bulk load needs that, and because FILE has only the hash of an order key, from which its
-    partition cannot be found.
+    the rest of their time. A deadline that has passed is due at once. Exit code 1 means that rows
+    were refused.
+
+    The namespace must have one partition. A bulk load needs that. A timer with an order key needs
+    it as well: it has to be in the partition of its order key, which follows from the key itself,
+    and FILE has only the hash that the daemon stores.
     """
     from purgatoryd.cli.timer_files import read_rows
 
@@ -404,7 +406,7 @@ def import_command(
     )
     with opened(options) as client:
         offset_ns = None if client.virtual else wall_offset_ns()
-        rows = read_rows(path, offset_ns)
+        rows = read_rows(path, offset_ns, client.list_timers(limit=1).now_boot_ns)
         counts: dict[str, int] = {}
         for first in range(0, len(rows), PAGE):
             result = client.add_many(

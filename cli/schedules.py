@@ -275,18 +275,20 @@ def trigger_command(
 @click.argument("end", type=units.Moment())
 @name_option
 @namespace_option
+@click.option("--repeat", is_flag=True, help="Also fire the occurrences that have fired.")
 @timeout_option
 @json_option
 def backfill_command(
-    key: str, start: datetime, end: datetime, name: str, namespace: str, timeout: float,
-    as_json: bool,
+    key: str, start: datetime, end: datetime, name: str, namespace: str, repeat: bool,
+    timeout: float, as_json: bool,
 ) -> None:  # fmt: skip
-    """Fire all occurrences of KEY from START to END at once.
+    """Fire the occurrences of KEY from START to END that have not fired, at once.
 
-    Occurrences that are armed, or whose notices are in the replay buffer, are not fired again.
+    These are occurrences before the put, during a pause, and skipped ones. Armed occurrences are
+    not fired again, not even with --repeat.
     """
     with _client(name, namespace, timeout) as client:
-        result = client.backfill_schedule(key, start, end)
+        result = client.backfill_schedule(key, start, end, repeat=repeat)
     text = f"armed {result.armed} of {len(result.nominal)} occurrences of {visible(key)}"
     nominal = [units.format_moment(moment) for moment in result.nominal]
     emit({"key": key, "armed": result.armed, "nominal": nominal}, text, as_json)

@@ -13,6 +13,7 @@ from typing import Any
 from purgatoryd.cli.options import read_key
 from purgatoryd.clients import OrderHash
 from purgatoryd.shm_layout.errors import InvalidRows
+from purgatoryd.shm_layout.layout import UNIQUE_MAX_NS
 
 _TEXTS = ("key", "key_type", "topic", "tag", "deadline_at", "payload", "payload_base64",
           "late")  # fmt: skip
@@ -60,19 +61,20 @@ def _raw(path: Path) -> list[Any]:
     return rows
 
 
-def read_rows(path: Path, offset_ns: int | None) -> list[dict[str, Any]]:
+def read_rows(path: Path, offset_ns: int | None, now_boot_ns: int) -> list[dict[str, Any]]:
     """Return the rows of a file as add_many takes them. `offset_ns`: wall clock minus the daemon's
-    clock; None = the daemon has a virtual clock. Raises InvalidRows, OSError."""
+    clock; None = the daemon has a virtual clock. `now_boot_ns`: time of the daemon's clock. Raises
+    InvalidRows, OSError."""
     rows = []
     for number, row in enumerate(_raw(path)):
         try:
-            rows.append(_row(row, offset_ns))
+            rows.append(_row(row, offset_ns, now_boot_ns))
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise InvalidRows(f"is no exported timer: {error!r}", number) from None
     return rows
 
 
-def _row(row: dict[str, Any], offset_ns: int | None) -> dict[str, Any]:
+def _row(row: dict[str, Any], offset_ns: int | None, now_boot_ns: int) -> dict[str, Any]:
     found: dict[str, Any] = {
         "key": read_key(row["key"], row.get("key_type", "str")),
         "topic": row["topic"],
@@ -82,9 +84,8 @@ def _row(row: dict[str, Any], offset_ns: int | None) -> dict[str, Any]:
     found |= {name: row[name] for name in ("tag", "priority") if name in row}
     if "order_hash" in row:
         found["order_key"] = OrderHash(row["order_hash"])
-    unique_ns = 0 if offset_ns is None else int(row.get("unique_until_ns", 0)) - time.time_ns()
-    if unique_ns > 0:
-        found["unique_for"] = unique_ns / 1e9
+    if (unique_ns := _unique_ns(row, offset_ns, now_boot_ns)) > 0:
+        found["unique_for"] = min(unique_ns, UNIQUE_MAX_NS) / 1e9
     if "late" in row:
         grace = "grace_ns" in row and int(row["grace_ns"]) / 1e9
         found["late"] = (row["late"], grace) if grace else row["late"]
@@ -93,6 +94,13 @@ def _row(row: dict[str, Any], offset_ns: int | None) -> dict[str, Any]:
     if offset_ns is None or "deadline_ns" not in row:
         return found | {"deadline_boot_ns": int(row["deadline_boot_ns"])}
     return found | {"deadline_boot_ns": max(int(row["deadline_ns"]) - offset_ns, 0)}
+
+
+def _unique_ns(row: dict[str, Any], offset_ns: int | None, now_boot_ns: int) -> int:
+    """Return for how long the key of a row stays unique; 0 or less = it does not."""
+    if offset_ns is None or "unique_until_ns" not in row:
+        return int(row.get("unique_until_boot_ns", 0)) - now_boot_ns
+    return int(row["unique_until_ns"]) - time.time_ns()
 
 
 def _payload(row: dict[str, Any]) -> bytes:

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from purgatoryd.shm_layout.errors import WalDamaged
     from purgatoryd.shm_layout.retention_holds import RetentionHold
     from purgatoryd.shm_layout.wal import Frame, Walk
+    from purgatoryd.shm_layout.wire import Key
 
 _WAL: dict[str, Any] = {
     "type": click.Path(file_okay=False, path_type=Path),
@@ -37,6 +38,8 @@ _WAL: dict[str, Any] = {
 }
 VERIFICATIONS = 3
 """Number of reads that must all find damage before it is reported."""
+KEYS_MOST = 100_000
+"""Number of timers whose keys `wal cat` has for later records."""
 wal_option = click.option(
     "--wal-dir", **_WAL, required=True, help="Directory of the WALs, as for `purgatoryd run`."
 )
@@ -139,19 +142,28 @@ def ls_command(name: str, wal_dir: Path, as_json: bool) -> None:
 # ---- cat -------------------------------------------------------------------------------------
 
 
-def frames_of(paths: Iterable[Path]) -> Iterator[Frame]:
-    """Yield the records of files in order, read from the disk. Damage is an error only if each of
-    several reads finds it. Raises WalDamaged, WalMismatch."""
+def frames_of(paths: Iterable[Path]) -> Iterator[tuple[bytes, Frame]]:
+    """Yield the records of files in order, each with the uuid of its arena, read from the disk.
+    Damage is an error only if each of several reads finds it. Raises WalDamaged, WalMismatch."""
     from purgatoryd.shm_layout.layout import WalkState
 
     for walk in walks(paths):
-        yield from walk.frames()
+        yield from ((walk.uuid, frame) for frame in walk.frames())
         for _ in range(VERIFICATIONS - 1):
             if walk.state == WalkState.DAMAGED:
                 last = walk.lsn
                 walk.enter_again()
-                yield from (frame for frame in walk.frames() if frame.lsn > last)
+                yield from ((walk.uuid, frame) for frame in walk.frames() if frame.lsn > last)
         walk.check()
+
+
+def named(frames: Iterable[tuple[bytes, Frame]]) -> Iterator[tuple[Frame, Key | None]]:
+    """Yield records with their keys. The tickets of another arena are those of other timers."""
+    keys, newest = TimerKeys(), b""
+    for uuid, frame in frames:
+        if uuid != newest:
+            keys, newest = TimerKeys(), uuid
+        yield frame, keys.of(frame)
 
 
 def walks(paths: Iterable[Path]) -> Iterator[Walk]:
@@ -179,8 +191,32 @@ def entered(walk: Walk, path: Path) -> Walk:
     return walk
 
 
-def frame_record(frame: Frame) -> dict[str, Any]:
-    """Return a record for JSON."""
+class TimerKeys:
+    """The keys of the newest timers among the records that have been read."""
+
+    def __init__(self, most: int = KEYS_MOST) -> None:
+        self._most = most
+        self._keys: dict[int, Key] = {}
+
+    def of(self, frame: Frame) -> Key | None:
+        """Return the key of a record, or the key that an earlier record has for its ticket; None =
+        there is neither."""
+        from purgatoryd.shm_layout.wal import contents
+
+        ticket, key = frame.fields.get("ticket"), contents(frame).key
+        if ticket is None:
+            return key
+        ticket >>= 8 if frame.kind in ("entry", "job") else 0
+        if key is None:
+            return self._keys.get(ticket)
+        self._keys[ticket] = key
+        if len(self._keys) > self._most:
+            del self._keys[next(iter(self._keys))]
+        return key
+
+
+def frame_record(frame: Frame, key: Key | None) -> dict[str, Any]:
+    """Return a record and its key for JSON."""
     from purgatoryd.shm_layout.wal import contents, explained
 
     fields = {n: v for n, v in explained(frame).items() if n != "key_type" and "_len" not in n}
@@ -194,8 +230,8 @@ def frame_record(frame: Frame) -> dict[str, Any]:
     found = contents(frame)
     if found.name is not None:
         record["name"] = found.name
-    if found.key is not None:
-        record |= key_record(found.key)
+    if key is not None:
+        record |= key_record(key)
     if found.payload is not None:
         record |= payload_record(found.payload)
     return record
@@ -215,12 +251,12 @@ def histogram_records(frame: Frame) -> dict[str, dict[str, int]]:
     }  # fmt: skip
 
 
-def frame_text(frame: Frame) -> str:
-    """Return a record as a line of text."""
+def frame_text(frame: Frame, key: Key | None) -> str:
+    """Return a record and its key as a line of text."""
     from purgatoryd.shm_layout.wal import contents, explained
 
     found, fields = contents(frame), explained(frame)
-    detail = visible(found.name or "") if found.key is None else key_text(found.key)
+    detail = visible(found.name or "") if key is None else key_text(key)
     shown = ("ticket", "topic", "group", "position", "watermark", "row", "job_state", "cause",
              "dead_reason", "leases", "failures", "upto", "start_lsn", "session", "sequence",
              "count", "bucket_count")  # fmt: skip
@@ -248,8 +284,9 @@ def cat_command(
     cache, and omits records that a crash left incomplete. While the daemon runs, records
     after `committed_lsn` of `purgatoryd stats` may be written but not synced.
 
-    A record of a job has the ticket of its timer. Its `job_state` is waiting, leased, delayed, dead
-    or ended; `dead_reason` and `cause` say why.
+    Records with the ticket of a timer show its key, if the files have the record that armed it and
+    it is among the 100,000 newest timers. The `job_state` of a job is waiting, leased, delayed,
+    dead or ended; `dead_reason` and `cause` say why.
     """
     from purgatoryd.shm_layout.errors import InvalidSetting
     from purgatoryd.shm_layout.wal import KINDS, segments
@@ -261,9 +298,10 @@ def cat_command(
         if wal_dir is None:
             raise click.UsageError("Give either --wal-dir or FILES.")
         paths = tuple(file.path for file in segments(folder(wal_dir, name)))
-    found = (f for f in frames_of(paths) if f.lsn >= from_lsn and kind in (None, f.kind))
-    for frame in islice(found, limit):
-        emit(frame_record(frame), frame_text(frame), as_json)
+    read = named(frames_of(paths))
+    found = (one for one in read if one[0].lsn >= from_lsn and kind in (None, one[0].kind))
+    for frame, key in islice(found, limit):
+        emit(frame_record(frame, key), frame_text(frame, key), as_json)
 
 
 # ---- verify ----------------------------------------------------------------------------------

@@ -798,6 +798,9 @@ class AsyncSubscriber(AsyncClosing):
         self._watched: tuple[zmq.Socket[bytes], ...] = ()
         self._fds: list[int] = []
         self._news = asyncio.Event()
+        self._looking = asyncio.Lock()
+        """Held by the task that looks for notices or sleeps. A look of another task would replace
+        the values that the sleep compares with the words."""
         self._sleeper: ThreadPoolExecutor | None = None
         self._sleeping: Sleep | None = None
         """The words of the last sleep."""
@@ -905,20 +908,34 @@ class AsyncSubscriber(AsyncClosing):
         if self._auto_commit:
             await self.commit()
         deadline_s = None if limit_s is None else HOST.monotonic_s() + limit_s
+        try:
+            async with asyncio.timeout(limit_s):
+                await self._looking.acquire()
+        except TimeoutError:
+            return None
+        try:
+            return await self._next(self._inbox, look, deadline_s)
+        finally:
+            self._looking.release()
+
+    async def _next(
+        self, inbox: Inbox | Merged, look: Callable[[Inbox | Merged], Next[Item] | None],
+        deadline_s: float | None,
+    ) -> tuple[Taker, Item] | None:  # fmt: skip
+        """Return (source, next item that `look` finds); None if none came before the deadline."""
         while True:
             self._news.clear()
-            if (found := look(self._inbox)) is not None:
-                break
-            if (sockets := self._inbox.sockets) != self._watched:
+            if (found := look(inbox)) is not None:
+                return delivered(*found)
+            if (sockets := inbox.sockets) != self._watched:
                 self._watch(sockets)
                 continue
-            wait_s = self._inbox.patience_s
+            wait_s = inbox.patience_s
             if deadline_s is not None:
                 wait_s = min(wait_s, deadline_s - HOST.monotonic_s())
             if wait_s < 0:
                 return None
             await self._sleep(wait_s)
-        return delivered(*found)
 
     async def _sleep(self, limit_s: float) -> None:
         """Wait until peek() may find something, at most `limit_s` seconds."""

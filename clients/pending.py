@@ -52,10 +52,11 @@ class Selection(TypedDict, total=False):
 @dataclass(frozen=True, slots=True)
 class TimerPage(Sequence[TimerInfo]):
     """Timers in the order of their deadlines. `cursor`: for the next page; None = this is the
-    last."""
+    last. `now_boot_ns`: time of the daemon's clock when it read them."""
 
     timers: tuple[TimerInfo, ...]
     cursor: str | None
+    now_boot_ns: int
 
     def __len__(self) -> int:
         return len(self.timers)
@@ -328,20 +329,23 @@ def _place(row: _Row) -> tuple[int, int]:
 
 def _first(
     connection: Connection, select: wire.Select, part: wire.Part, limit: int, limit_s: float
-) -> Job[tuple[list[_Row], int]]:
-    """Return the first `limit` timers of a partition, unordered, and the bound on tickets."""
+) -> Job[tuple[list[_Row], int, int]]:
+    """Return the first `limit` timers of a partition, unordered, the bound on tickets, and the time
+    of the daemon's clock."""
     best: list[_Row] = []
+    now_ns = 0
     slot: int | None = 0
     while slot is not None:
         part = part._replace(slot=slot, most=min(limit, _MESSAGE_TIMERS))
         found = yield from _ask_list(connection, part, select, limit_s)
         select, slot = select._replace(tickets=found.tickets), found.slot
+        now_ns = found.now_ns
         best += [(info.deadline_ns, info.ticket, info) for info in found.timers]
         if len(best) > 2 * limit:
             best = heapq.nsmallest(limit, best, key=_place)
             deadline_ns, ticket, _ = best[-1]
             part = part._replace(before=(deadline_ns, ticket + 1))
-    return best, select.tickets
+    return best, select.tickets, now_ns
 
 
 def listed(
@@ -350,13 +354,13 @@ def listed(
 ) -> Job[TimerPage]:  # fmt: skip
     """Return a page of timers. `cursor`: None = the first page."""
     rows: list[_Row] = []
-    tickets = []
+    tickets, now_ns = [], 0
     arenas = yield from _arenas(core, limit_s, chosen)
     start = cursor or Cursor(wire.Part().after, (0,) * len(arenas))
     start.check(len(arenas))
     part = wire.Part(after=start.after, payloads=payloads)
     for (connection, select), before in zip(arenas, start.tickets, strict=True):
-        some, bound = yield from _first(
+        some, bound, now_ns = yield from _first(
             connection, select._replace(tickets=before), part, limit + 1, limit_s
         )
         rows += some
@@ -364,7 +368,7 @@ def listed(
     rows = heapq.nsmallest(limit + 1, rows, key=_place)
     page, more = rows[:limit], len(rows) > limit
     behind = Cursor(_place(page[-1]), tuple(tickets)).text() if more else None
-    return TimerPage(tuple(timer_info(info) for *_, info in page), behind)
+    return TimerPage(tuple(timer_info(info) for *_, info in page), behind, now_ns)
 
 
 # ---- sweeps ------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from datetime import datetime, timedelta, tzinfo
 from typing import Any, Generic, Literal, NamedTuple, TypeVar, get_args
 
 from purgatoryd.clients import jobs, times
-from purgatoryd.clients.arguments import check_choice, check_type, check_whole
+from purgatoryd.clients.arguments import check_choice, check_flag, check_type, check_whole
 from purgatoryd.clients.connection import Connection
 from purgatoryd.clients.core import Asked, Core
 from purgatoryd.clients.items import check_priority
@@ -95,7 +95,7 @@ class Backfilled(NamedTuple):
     armed: int
     """Number of occurrences that were armed."""
     nominal: list[datetime]
-    """Nominal times of all occurrences in the range; those that existed were not armed again."""
+    """Nominal times of all occurrences in the range, also of those that had fired before."""
 
 
 # ---- arguments -------------------------------------------------------------------------------
@@ -290,7 +290,7 @@ def _list(core: Core, limit_s: float) -> tuple[Connection, Job[list[Schedule]]]:
     return core.connections[0], job()
 
 
-def _backfill(key: str, first_ns: int, last_ns: int) -> Plan[Backfilled]:
+def _backfill(key: str, first_ns: int, last_ns: int, *, repeat: bool) -> Plan[Backfilled]:
     data = _key(key)
 
     def plan(core: Core, limit_s: float) -> tuple[Connection, Job[Backfilled]]:
@@ -301,7 +301,7 @@ def _backfill(key: str, first_ns: int, last_ns: int) -> Plan[Backfilled]:
             while start != NOMINAL_NONE:
                 ask = ScheduleAsk(
                     ScheduleAction.BACKFILL, core.names.namespace, key=data, start=start,
-                    until=last_ns,
+                    until=last_ns, repeat=repeat,
                 )  # fmt: skip
                 answer = yield from _asked(connection, ask, limit_s)
                 nominal += _nominal("", answer)
@@ -418,20 +418,28 @@ class ScheduleCalls(ABC, Generic[One, Found, Several, Existed, Ticket, Filled, T
         return self._planned(_single(_key(key), ask, _ticket), timeout)  # type: ignore[no-any-return]
 
     def backfill_schedule(
-        self, key: str, start: datetime, end: datetime, *, timeout: float | timedelta | None = None
-    ) -> Filled:
-        """Fire all occurrences with nominal times from `start` to `end` at once; return them as
-        Backfilled. `end` must not be in the future.
+        self, key: str, start: datetime, end: datetime, *, repeat: bool = False,
+        timeout: float | timedelta | None = None,
+    ) -> Filled:  # fmt: skip
+        """Fire the occurrences with nominal times from `start` to `end` that have not fired, at
+        once; return those of the range as Backfilled. `end` must not be in the future.
 
-        Occurrences that are armed, or whose notices are in the replay buffer, are not fired again.
-        They fire whatever `overlap` is; with "delay" there are none, because no times are fixed.
-        Raises the same errors as trigger_schedule(). If a table is full, the occurrences before the
-        error have been armed.
+        An occurrence has not fired if it was before the put of the schedule, during a pause, or
+        skipped by `overlap` or a late policy. Occurrences that were fired by the schedule, a
+        trigger or a backfill, that are armed, or that a client cancelled or moved, are left out,
+        for as long as the schedule exists. The daemon stores fired occurrences as 8 ranges of
+        times; if a schedule has more, everything between its oldest ranges counts as fired.
+        `repeat`: fire these occurrences again, except those that are armed.
+
+        Occurrences of a backfill fire whatever `overlap` is; with "delay" there are none, because
+        no times are fixed. Raises the same errors as trigger_schedule(). If a table is full, the
+        occurrences before the error have been armed.
         """
         first_ns, last_ns = times.wall_ns(start), times.wall_ns(end)
         if last_ns < first_ns:
             raise InvalidArgument(f"the end {end} must not be before the start {start}")
-        return self._planned(_backfill(key, first_ns, last_ns), timeout)  # type: ignore[no-any-return]
+        plan = _backfill(key, first_ns, last_ns, repeat=check_flag("repeat", repeat))
+        return self._planned(plan, timeout)  # type: ignore[no-any-return]
 
     def preview_schedule(
         self, key: str | None = None, n: int = 5, *, every: Span | None = None,

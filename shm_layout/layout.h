@@ -961,9 +961,16 @@ enum pg_overlap {
 };
 #define PG_NOMINAL_UNKNOWN -9223372036854775807 /* the daemon has to compute the time */
 #define PG_NOMINAL_NONE 9223372036854775807 /* no occurrence follows */
+#define PG_FIRED_SPANS 8          /* maximum number of spans of fired occurrences of a schedule */
+
+/* Nominal times whose occurrences have fired, are armed, or may have fired. */
+struct pg_fired_span {            /* 16 bytes */
+    int64_t  first_ns;
+    int64_t  last_ns;
+};
 
 /* All fields of a schedule that change together. Nominal times are on the wall clock. */
-struct pg_schedule_fields {       /* 160 bytes */
+struct pg_schedule_fields {       /* 288 bytes */
     uint64_t put_version;         /* version of the row at which the blob was written */
     uint64_t revision;            /* 1, and 1 more for each put that changed the schedule */
     uint64_t since_ticket;        /* timers with an older ticket are no occurrences of this row */
@@ -983,7 +990,8 @@ struct pg_schedule_fields {       /* 160 bytes */
                                      the first occurrence, a time after that */
     uint64_t first_ticket;        /* jobs with an older ticket are those of an earlier schedule */
     int64_t  before_ns;           /* newest nominal time that fired before the put; 0 = none */
-    uint64_t reserved;
+    uint32_t spans;               /* number of spans in `fired` */
+    uint32_t pad;
     uint32_t blob;                /* first granule of the blob: key, spec, zone, tag, payload */
     uint32_t payload_len;
     uint32_t topic;               /* row of the topic of the occurrences */
@@ -996,11 +1004,12 @@ struct pg_schedule_fields {       /* 160 bytes */
     uint8_t  tag_len;             /* 0 = the occurrences have no tag */
     uint8_t  has_priority;        /* 1 = the occurrences have a priority */
     uint8_t  priority;            /* priority of their jobs, 0..PG_PRIORITY_MAX */
+    struct pg_fired_span fired[PG_FIRED_SPANS]; /* sorted; a backfill leaves these times out */
 };
 
 /* A schedule. Authoritative except for the fields marked "derived". A change writes the fields that
  * are not in use and then stores `version`, which decides. */
-struct pg_schedule {              /* 360 bytes */
+struct pg_schedule {              /* 632 bytes */
     uint64_t version;             /* number of changes of the row; fields[version % 2] is in use */
     uint32_t hash;                /* derived: hash of namespace and key */
     uint32_t slot;                /* derived: slot of the armed occurrence; PG_NIL = none */
@@ -1012,6 +1021,8 @@ struct pg_schedule {              /* 360 bytes */
     uint32_t open;                /* derived: jobs of its occurrences that are open */
     uint32_t first_hashed;        /* derived: first row whose hash leads to this row; PG_NIL = none */
     uint32_t next_hashed;         /* derived: next row whose hash leads to the same row */
+    struct pg_fired_span found;   /* derived: for a rebuild: nominal times of armed additional
+                                     occurrences that the fields lack */
     struct pg_schedule_fields fields[2];
 };
 
@@ -2596,7 +2607,8 @@ enum pg_schedule_action {
     PG_SA_PAUSE,                  /* take the armed occurrence back, and arm no other */
     PG_SA_RESUME,                 /* go on with the first occurrence after the current time */
     PG_SA_TRIGGER,                /* fire an additional occurrence with nominal time `from` at once */
-    PG_SA_BACKFILL,               /* fire all occurrences with nominal times `from` to `until` */
+    PG_SA_BACKFILL,               /* fire the occurrences with nominal times `from` to `until` that
+                                     have not fired */
     PG_SA_NEXT,                   /* report the next `count` nominal times after `from`, of a schedule
                                      or, with an empty key, of the settings in the message */
     PG_SCHEDULE_ACTIONS
@@ -2614,7 +2626,8 @@ struct pg_schedule_ask {          /* 56 bytes */
     uint8_t  has_priority;        /* PUT: 1 = the occurrences have a priority; else 0 */
     uint8_t  priority;            /* with has_priority: priority of their jobs, 0 to
                                      PG_PRIORITY_MAX; else 0 */
-    uint8_t  pad[2];
+    uint8_t  repeat;              /* BACKFILL: 1 = also the occurrences that have fired; else 0 */
+    uint8_t  pad;
     int64_t  every_ns;            /* PUT, NEXT: time between occurrences, at least 1,000,000 ns; 0 =
                                      the spec is a cron expression */
     int64_t  from;                /* TRIGGER, BACKFILL, NEXT: nominal time; LIST: row */
@@ -2629,7 +2642,8 @@ struct pg_schedule_reply {        /* 24 bytes */
                                      (unchanged), DONE, UNKNOWN (no such schedule). TRIGGER: KEPT = this
                                      occurrence exists */
     uint32_t pad;
-    uint64_t ticket;              /* TRIGGER: ticket of the occurrence */
+    uint64_t ticket;              /* TRIGGER: ticket of the occurrence. BACKFILL: number of occurrences
+                                     that were armed */
     int64_t  next;                /* LIST, BACKFILL: value of `from` for the next request;
                                      PG_NOMINAL_NONE = nothing is left */
 };

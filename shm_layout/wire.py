@@ -422,6 +422,7 @@ class ScheduleAsk(NamedTuple):
     overlap: int = 0
     tag: bytes = b""
     priority: int | None = None
+    repeat: bool = False
 
 
 def encode_schedule(
@@ -431,8 +432,8 @@ def encode_schedule(
     texts = (ask.namespace, ask.topic, ask.key, ask.spec, ask.zone, ask.tag, ask.payload)
     head = SCHEDULE_ASK.pack(
         ask.action, *(len(text) for text in texts[:-2]), ask.overlap, len(ask.tag),
-        len(ask.payload), ask.priority is not None, ask.priority or 0, ask.every_ns, ask.start,
-        ask.until, ask.jitter_ns, ask.most,
+        len(ask.payload), ask.priority is not None, ask.priority or 0, ask.repeat, ask.every_ns,
+        ask.start, ask.until, ask.jitter_ns, ask.most,
     )  # fmt: skip
     flags = layout.FLAG_DURABLE * durable
     return encode_frame(Message.SCHEDULE, session, sequence, flags=flags) + head + b"".join(texts)

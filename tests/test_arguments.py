@@ -35,6 +35,7 @@ from purgatoryd.clients import (
     BulkLoad,
     CancelResult,
     Client,
+    Consumer,
     DelayedOperation,
     InvalidArgument,
     InvalidTime,
@@ -270,6 +271,31 @@ def test_bad_limits_of_waits(daemon: StartDaemon) -> None:
                 tried(lambda: operation.add_done_callback(value), value)  # noqa: B023
             assert handle.result().key == "k"
         assert operation_ended.result(math.inf).cause == "expired"
+
+
+@pytest.mark.tier("test")
+def test_a_flag_of_another_type_is_refused(daemon: StartDaemon) -> None:
+    daemon("demo")
+    flags = [value for value in BAD if type(value) is not bool]
+    with (
+        Client("demo", timeout=PATIENCE_S) as client,
+        Consumer("demo", group="g", topics=["t"], timeout=PATIENCE_S) as jobs,
+    ):
+        client.put_schedule("s", every=HOUR_S)
+        client.add("k", 0, topic="t")
+        job = jobs.get(PATIENCE_S)
+        assert job is not None
+        for value in flags:
+            for call in (
+                lambda: client.cancel("k", delivered=value),  # noqa: B023
+                lambda: client.cancel_many(["k"], delivered=value),  # noqa: B023
+                lambda: client.backfill_schedule("s", PAST, PAST, repeat=value),  # noqa: B023
+                lambda: jobs.ack_many([job], wait=value),  # noqa: B023
+            ):
+                with pytest.raises(InvalidArgument):
+                    call()
+        jobs.ack_many([job])
+        assert client.group("g").acked == 1
 
 
 PATIENCE = timedelta(seconds=PATIENCE_S)

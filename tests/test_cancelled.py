@@ -43,6 +43,7 @@ from purgatoryd.clients.aio import AsyncClient, AsyncHandle, AsyncSubscriber
 from purgatoryd.clients.aio_consumer import AsyncConsumer, AsyncJob
 from purgatoryd.clients.aio_purgatory import AsyncOperation, AsyncPurgatory
 from purgatoryd.clients.operation_columns import AsyncOperations
+from purgatoryd.shm_layout.errors import LeaseLost
 
 pytestmark = pytest.mark.tier("all")
 
@@ -615,6 +616,52 @@ def test_a_cancelled_commit_loses_no_notice(daemon: StartDaemon) -> None:
             await subscriber.commit()
         async with AsyncSubscriber("demo", timeout=PATIENCE_S, cursor="c") as later:
             assert await later.get(0.3) is None
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.tier("test")
+def test_a_cancelled_ack_many_loses_no_job(daemon: StartDaemon) -> None:
+    daemon("demo")
+
+    async def scenario() -> None:
+        jobs = AsyncConsumer("demo", group="g", topics=["t"], timeout=PATIENCE_S, lease=300)
+        async with AsyncClient("demo", timeout=PATIENCE_S) as client, jobs:
+            held: list[AsyncJob] = []
+
+            async def take(n: int) -> None:
+                await client.add(f"k{n}", 0, topic="t")
+                job = await jobs.get(PATIENCE_S)
+                assert job is not None
+                held.append(job)
+
+            async for number, _, error in cancelled(lambda n: jobs.ack_many([held[n]]), [take]):
+                if error is not None:
+                    with suppress(LeaseLost):  # the cancelled call may have taken effect
+                        await held[number].ack()
+                assert held[number].key == f"k{number}"
+                assert (await client.group("g")).acked == number + 1
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.tier("test")
+def test_a_cancelled_task_has_sent_the_acks_that_it_does_not_wait_for(daemon: StartDaemon) -> None:
+    daemon("demo")
+
+    async def scenario() -> None:
+        jobs = AsyncConsumer("demo", group="g", topics=["t"], timeout=PATIENCE_S, lease=300)
+        async with AsyncClient("demo", timeout=PATIENCE_S) as client:
+            async with jobs:
+                for n in range(3):
+                    await client.add(f"k{n}", 0, topic="t")
+                    job = await jobs.get(PATIENCE_S)
+                    assert job is not None
+                    task = asyncio.ensure_future(jobs.ack_many([job], wait=False))
+                    await asyncio.sleep(0)
+                    task.cancel()
+                    await asyncio.gather(task, return_exceptions=True)
+            assert (await client.group("g")).acked == 3
 
     asyncio.run(scenario())
 

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path
@@ -579,16 +579,48 @@ def test_a_refused_group_exists_in_no_partition(daemon: StartDaemon) -> None:
         assert c.create_group("mailers", ["orders"], max_backlog=500).name == "mailers"
 
 
+def test_a_rate_counts_the_jobs_of_all_members(daemon: StartDaemon) -> None:
+    daemon("demo", "--clock", "virtual")
+    settings = {"rate": 4, "lease": 10**6, "max_lease": 10**6}
+    with (
+        client() as c, consumer(**settings) as one, consumer(**settings) as other,
+        Admin("demo", timeout=PATIENCE_S) as admin,
+    ):  # fmt: skip
+        c.add_many([(f"k{n}", 0, "orders") for n in range(30)])
+        found: list[Job] = []
+        for second in range(6):
+            admin.advance(1 + second * 10**9)
+            eventually(lambda: c.group("mailers").waiting == 30 - 4 * (second + 1))  # noqa: B023
+            while len(found) < 4 * (second + 1):
+                found += [job for jobs in (one, other) if (job := jobs.get(0)) is not None]
+            admin.ping()
+            assert c.group("mailers").waiting == 30 - len(found), "no time has passed"
+        assert sorted(Counter(job.key for job in found).values()) == [1] * 24
+        c.change_group("mailers", rate=0)
+        eventually(lambda: c.group("mailers").waiting == 0)
+
+
 # ---- interrupts, fork, the end -----------------------------------------------------------------
 
 
-def test_an_interrupt_loses_no_job(daemon: StartDaemon) -> None:
+@pytest.mark.parametrize(
+    "ack",
+    [
+        lambda _, job: job.ack(),
+        lambda jobs, job: jobs.ack_many([job]),
+        lambda jobs, job: jobs.ack_many([job], wait=False),
+    ],
+    ids=["ack", "ack_many", "ack_many without wait"],
+)
+def test_an_interrupt_loses_no_job(
+    daemon: StartDaemon, ack: Callable[[Consumer, Job], None]
+) -> None:
     daemon("demo")
     with client() as c, consumer(backoff=0) as jobs:
 
         def call(number: int) -> str:
             job = taken(jobs)
-            job.ack()
+            ack(jobs, job)
             return str(job.key)
 
         for number, _, error in interrupted(call, [lambda n: c.add(f"k{n}", 0, topic="orders")]):

@@ -12,6 +12,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, suppress
 from functools import partial
 from typing import Any
@@ -44,6 +45,12 @@ def real(daemon: StartDaemon) -> Daemon:
 def client(real: Daemon) -> Iterator[Client]:
     with Client("demo", namespace="shop", timeout=PATIENCE_S) as client:
         yield client
+
+
+@pytest.fixture
+def sleeps_end_by_notices(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No sleep of a subscriber ends so early that it would hide a notice that did not end it."""
+    monkeypatch.setattr(Inbox, "patience_s", property(lambda _: 10 * PATIENCE_S))
 
 
 def listen(*topics: str) -> Subscriber:
@@ -169,6 +176,52 @@ def test_an_async_subscriber_does_not_block_its_loop(client: Client) -> None:
             return sequences
 
     assert asyncio.run(use()) == list(range(1, 11))
+
+
+@pytest.mark.usefixtures("sleeps_end_by_notices")
+def test_tasks_that_wait_for_notices_do_not_delay_each_other(client: Client) -> None:
+    """The sleep of one task begins only after another task has looked."""
+
+    async def use(subscriber: AsyncSubscriber, other: Subscriber) -> list[int]:
+        begins = threading.Event()
+        subscriber._sleeper = ThreadPoolExecutor(1)
+        subscriber._sleeper.submit(begins.wait)
+        tasks = [asyncio.create_task(subscriber.get())]
+        while subscriber._sleeping is None:
+            await asyncio.sleep(0)
+        client.add_many([("a", 0, "t"), ("b", 0, "t")])
+        assert [other.get(PATIENCE_S) is not None for _ in "ab"] == [True, True]
+        tasks.append(asyncio.create_task(subscriber.get()))
+        for _ in range(10):
+            await asyncio.sleep(0)
+        begins.set()
+        found = await asyncio.wait_for(asyncio.gather(*tasks), PATIENCE_S)
+        return [notice.seq for notice in found if notice is not None]
+
+    async def opened() -> list[int]:
+        with listen("t") as other:
+            async with AsyncSubscriber("demo", namespace="shop", topics=["t"]) as subscriber:
+                return await use(subscriber, other)
+
+    assert sorted(asyncio.run(opened())) == [1, 2]
+
+
+@pytest.mark.usefixtures("real", "sleeps_end_by_notices")
+def test_a_timeout_ends_while_another_task_waits() -> None:
+    async def use() -> bool:
+        async with AsyncSubscriber("demo", namespace="shop", topics=["t"]) as subscriber:
+            waiting = asyncio.create_task(subscriber.get())
+            while subscriber._sleeping is None:
+                await asyncio.sleep(0)
+            for limit_s in (0, 0.01):
+                got = subscriber.get(timeout=limit_s)
+                assert await asyncio.wait_for(got, PATIENCE_S) is None
+            assert not waiting.done()
+            waiting.cancel()
+            await asyncio.gather(waiting, return_exceptions=True)
+            return waiting.cancelled()
+
+    assert asyncio.run(use())
 
 
 def test_an_iteration_ends_with_the_subscriber_and_in_a_forked_process(client: Client) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,7 +12,7 @@ from jobs_driver import SETTINGS, JobsCore, Session, of_job, record
 from jobs_world import MS, SECOND, World, fire, restart, step, timer
 
 from purgatoryd.shm_layout._core import ffi, lib
-from purgatoryd.shm_layout.layout import MESSAGE_MAX, Op, PutMode, Status
+from purgatoryd.shm_layout.layout import MESSAGE_MAX, Op, PutMode, Status, TimeKind
 
 pytestmark = pytest.mark.tier("test")
 
@@ -362,6 +363,39 @@ def test_a_change_of_block_frees_or_blocks_the_order_keys(core: JobsCore, restar
     assert reply.detail[0] == lib.PG_GR_SETTINGS
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_dead_letters_enter_the_order_of_their_keys_by_deadline(core: JobsCore, seed: int) -> None:
+    ordered, blocks = lib.PG_G_ORDERED, lib.PG_G_ORDERED | lib.PG_G_BLOCK
+    settings: dict[str, Any] = {**SETTINGS, "max_dead": 50}
+    core.create_group(flags=ordered, max_dead=50)
+    session, chance = Session(core), random.Random(seed)
+    session.join()
+    step(core, SECOND)
+    rows = [(key, n * MS) for n in range(1, 13) for key in (b"k", b"l", b"m")]
+    chance.shuffle(rows)
+    tickets: dict[bytes, list[tuple[int, int]]] = {b"k": [], b"l": [], b"m": []}
+    for key, deadline_ns in rows:
+        ticket = core.put(key, deadline_ns, TimeKind.BOOT).ticket
+        tickets[key].append((deadline_ns, ticket))
+        step(core)
+        (held,) = core.jobs_of(session)
+        session.reject(held)
+        step(core)
+    for _ in range(2):
+        core.ask_group(lib.PG_GA_CHANGE, b"g", **settings, flags=blocks)
+        core.ask_group(lib.PG_GA_CHANGE, b"g", **settings, flags=ordered)
+        core.check()
+    core.ask_group(lib.PG_GA_CHANGE, b"g", **settings, flags=blocks)
+    assert core.ask_dead(lib.PG_DA_REQUEUE)[0] == len(rows)
+    found: dict[bytes, list[int]] = {}
+    while sum(map(len, found.values())) < len(rows):
+        step(core)
+        for held in core.jobs_of(session):
+            found.setdefault(held.key, []).append(held.ticket)
+            assert session.ack(held) == Status.DONE
+    assert found == {key: [ticket for _, ticket in sorted(tickets[key])] for key in tickets}
+
+
 def item(kind: int, extra: int = 0, value: int = 0) -> bytes:
     """Return an extension item of a PUT."""
     return bytes(ffi.buffer(ffi.new("struct pg_ext *", [kind, extra, value])))
@@ -548,7 +582,6 @@ def test_a_member_of_a_deleted_group_gets_one_message_without_jobs(core: JobsCor
     assert messages == [(member.id, 0), (member.id, 1)]
     assert core.messages() == []
     lib.pg_inbox_to(core.a, away.id)
-    lib.pg_inbox_again(core.a, 0)
     assert core.messages() == [(away.id, [])]
     assert core.messages() == []
 

@@ -473,6 +473,25 @@ def test_an_import_keeps_keys_unique_for_the_rest_of_their_time(
             client.add("once", 1)
 
 
+@pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
+def test_an_import_under_the_virtual_clock_keeps_keys_unique(
+    daemon: StartDaemon, tmp_path: Path, suffix: str
+) -> None:
+    demo, path = daemon("demo", "--clock", "virtual"), tmp_path / f"timers.{suffix}"
+    with Client("demo", timeout=PATIENCE_S) as client, Admin("demo", timeout=PATIENCE_S) as admin:
+        admin.advance(500 * SECOND_NS)
+        for seconds in (50, 300):
+            client.add(f"for {seconds}", 1000, unique_for=seconds)
+        before = {t.key: t.unique_until_boot_ns for t in client.list_timers()}
+        lines(demo, "export", str(path))
+        assert client.cancel_where().done == 2
+        admin.advance(600 * SECOND_NS)
+        assert client.list_timers().now_boot_ns == 600 * SECOND_NS
+        assert lines(demo, "import", str(path))[0]["added"] == 2
+        after = {t.key: t.unique_until_boot_ns for t in client.list_timers()}
+        assert after == {"for 50": None, "for 300": before["for 300"]}
+
+
 def test_rows_of_one_call_have_their_own_unique_times(daemon: StartDaemon) -> None:
     daemon("demo")
     with Client("demo", timeout=PATIENCE_S) as client:

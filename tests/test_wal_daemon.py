@@ -1517,6 +1517,12 @@ def test_cat_explains_the_jobs_of_consumer_groups(daemon: StartDaemon, wal: Path
     text = command(real, "wal", "cat", "--name", "demo", "--kind", "job", *at).stdout
     ended = next(line for line in text.splitlines() if "cause=acknowledged" in line)
     assert f"ticket={tickets['acked']} " in ended
+    assert ended.split()[2] == "acked"
+    assert {record["ticket"]: record["key"] for record in records} == {
+        ticket: key for key, ticket in tickets.items()
+    }
+    later = str([r["lsn"] for r in records if r["ticket"] == tickets["acked"]][-1])
+    assert reported(real, "cat", "--kind", "job", "--from", later, *at)[0]["key"] == "acked"
     causes = [record["cause"] for record in reported(real, "cat", "--kind", "end", *at)]
     assert set(causes) <= {"cancelled", "acknowledged", "dropped", "skipped", "coalesced"}
 

@@ -271,8 +271,12 @@ def test_a_backfill_fires_the_occurrences_of_its_range_and_no_others() -> None:
     assert expected == [BEGIN_NS + n * 100 * MS for n in (1, 2, 3)]
     for nominal in (expected[:2], [*expected[:2], BEGIN_NS + 301 * MS]):
         with pytest.raises(Violation, match="expected were"):
-            judge.backfilled(put, expected, nominal)
-    judge.backfilled(put, expected, expected)
+            judge.backfilled(put, expected, nominal, 3)
+    with pytest.raises(Violation, match="were armed"):
+        judge.backfilled(put, expected, expected, 4)
+    judge.backfilled(put, expected, expected, 2)
+    judge.finish()
+    judge.backfilled(put, expected, expected, 3)
     fire(judge, 1)
     with pytest.raises(Violation, match="was lost"):
         judge.finish()

@@ -153,9 +153,9 @@ struct arena_state {
     uint32_t wall_cursor;
     uint32_t session_rows;        /* number of the first session row after the last used row */
     uint32_t free_member;         /* first unused row of members; PG_NIL = none */
+    uint32_t evicted_session;     /* no session row before this one is `evicted`, unless it is away */
     bool jobs_wait;               /* a job may be leased: one waits, or a member has a free credit */
     bool jobs_unsent;             /* a JOBS message may have to be sent */
-    bool members_evicted;         /* some session may be `evicted` */
     int64_t jobs_again_ns;        /* time on the arena's clock at which a rate allows another lease */
     bool sweeping;                /* a sweep is running */
     bool sweep_waits;             /* the sweep waits until the WAL has committed frames */

@@ -266,6 +266,13 @@ EFFECTS: dict[str, Effect] = {
         [ADDS["add"]], lambda c, n: c.cancel_many([f"k{n}"]), cancelled,
         [lambda c, n: c.get(f"k{n}")], is_none,
     ),
+    "cancel_many of jobs": Effect(
+        [lambda c, n: c.create_group("j", ["of j"], max_backlog=10_000),
+         lambda c, n: c.add(f"j{n}", 0, topic="of j"), lambda c, n: c.get(f"j{n}")],
+        lambda c, n: c.cancel_many([f"j{n}"], delivered=True), cancelled,
+        [lambda c, n: c.cancel(f"j{n}", delivered=True)],
+        lambda found: found is not CancelResult.CANCELLED,
+    ),
     "advance_many": Effect(
         [watched], lambda c, n: c.advance_many({f"w{n}": 1}), lambda ended: ended == [1],
         [advanced], lambda ended: ended == 0,

@@ -311,14 +311,16 @@ class ScheduleOracle:
             put.extras[nominal_ns].backfilled = True
         return found
 
-    def backfilled(self, put: Put, expected: list[int], nominal: list[int]) -> None:
-        """Judge the answer to a backfill: its nominal times. Their notices must arrive."""
+    def backfilled(self, put: Put, expected: list[int], nominal: list[int], armed: int) -> None:
+        """Judge the answer to a backfill: its nominal times. If all of them were armed, their
+        notices must arrive; otherwise some have fired before."""
         same = len(expected) == len(nominal) and all(
             abs(one - two) < TRUNCATED_NS for one, two in zip(expected, nominal, strict=True)
         )
         self._require(same, put, "backfilled {}, expected were {}", nominal, expected)
+        self._require(armed <= len(expected), put, "{} were armed", armed)
         for nominal_ns in expected:
-            put.extras[nominal_ns].awaited = True
+            put.extras[nominal_ns].awaited |= armed == len(expected)
 
     # ---- answers -------------------------------------------------------------------------------
 

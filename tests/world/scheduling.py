@@ -240,7 +240,7 @@ def backfill_schedule(cell: Cell, slot: int, back_ns: int, span_ns: int) -> None
 
     def report(answer: schedules.Backfilled) -> None:
         nominal = [times.wall_ns(one) for one in answer.nominal]
-        cell.schedules.backfilled(put, expected, nominal)
+        cell.schedules.backfilled(put, expected, nominal, answer.armed)
 
     moments = [EPOCH + timedelta(microseconds=one // 1000) for one in (begin_ns, end_ns)]
     _ask(cell, found, CALLS.backfill_schedule(found.key, *moments), report)

@@ -548,8 +548,7 @@ static bool eviction_again(struct pg_arena *a)
         a->call.sent_session == 0 ? NULL : session_find(a, a->call.sent_session);
     if (s == NULL)
         return false;
-    s->evicted = 1;
-    a->state.members_evicted = a->state.jobs_unsent = true;
+    session_evict(a, s);
     return true;
 }
 

@@ -8,6 +8,7 @@
 #include "core/arena.h"
 #include "core/wal/wal_buffer.h"
 #include "core/state/bulk_loads.h"
+#include "core/state/delivery.h"
 #include "core/state/inbox.h"
 #include "core/state/keys.h"
 #include "core/state/names.h"
@@ -88,7 +89,7 @@ static bool handle_hello(struct pg_arena *a, struct request *q, struct sink *out
         return refused(why, PG_ERR_SESSIONS_FULL, a->secret->sessions,
                        (uint64_t)sessions_silence_ns(a));
     s->used_boot_ns = a->call.real_boot_ns;
-    s->away = 0;
+    session_returns(a, s);
     const struct pg_placement *placed = &a->header->placement;
     struct pg_welcome w = {.session = s->id, .stream_id = a->header->stream_id,
                            .layout_id = a->header->layout_id, .epoch = a->header->epoch,

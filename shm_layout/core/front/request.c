@@ -3,6 +3,7 @@
 #include "core/base/common.h"
 #include "core/base/sink.h"
 #include "core/arena.h"
+#include "core/state/delivery.h"
 #include "core/state/session.h"
 #include "core/front/request.h"
 
@@ -23,7 +24,7 @@ bool session_of(struct pg_arena *a, const struct request *q, struct pg_session *
     if ((*s)->uid != q->uid)
         return refused(why, PG_ERR_DENIED, q->uid, 0);
     (*s)->used_boot_ns = a->call.real_boot_ns;
-    (*s)->away = 0;
+    session_returns(a, *s);
     return true;
 }
 

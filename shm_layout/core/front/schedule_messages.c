@@ -6,6 +6,7 @@
 #include "core/base/sink.h"
 #include "core/arena.h"
 #include "core/wal/wal_buffer.h"
+#include "core/state/fired_spans.h"
 #include "core/state/names.h"
 #include "core/state/quotas.h"
 #include "core/state/rows.h"
@@ -37,11 +38,11 @@ struct ask {
 /* ---- reading ------------------------------------------------------------------------------ */
 
 /* The fields that an action uses. Fields that it does not use have to be 0. */
-enum { SETTINGS = 1, TEMPLATE = 2, KEY = 4, COUNT = 8, FROM = 16, UNTIL = 32 };
+enum { SETTINGS = 1, TEMPLATE = 2, KEY = 4, COUNT = 8, FROM = 16, UNTIL = 32, REPEAT = 64 };
 static const uint8_t uses[PG_SCHEDULE_ACTIONS] = {
     [PG_SA_PUT] = SETTINGS | TEMPLATE | KEY | COUNT | UNTIL, [PG_SA_GET] = KEY, [PG_SA_LIST] = FROM,
     [PG_SA_DELETE] = KEY, [PG_SA_PAUSE] = KEY, [PG_SA_RESUME] = KEY,
-    [PG_SA_TRIGGER] = KEY | FROM, [PG_SA_BACKFILL] = KEY | FROM | UNTIL,
+    [PG_SA_TRIGGER] = KEY | FROM, [PG_SA_BACKFILL] = KEY | FROM | UNTIL | REPEAT,
     [PG_SA_NEXT] = SETTINGS | KEY | COUNT | FROM | UNTIL,
 };
 
@@ -52,7 +53,8 @@ static bool fields_sound(const struct pg_schedule_ask *h)
            (in_use & TEMPLATE || (h->topic_len == 0 && h->payload_len == 0 && h->jitter_ns == 0 &&
                                   h->overlap == 0 && h->tag_len == 0 && h->has_priority == 0)) &&
            (in_use & COUNT || h->count == 0) && (in_use & FROM || h->from == 0) &&
-           (in_use & UNTIL || h->until == 0) &&
+           (in_use & UNTIL || h->until == 0) && (in_use & REPEAT || h->repeat == 0) &&
+           h->repeat <= 1 &&
            (in_use & KEY ? h->key_len != 0 || h->action == PG_SA_NEXT : h->key_len == 0) &&
            h->key_len <= PG_SCHEDULE_KEY_MAX && h->tag_len <= PG_TAG_MAX &&
            h->has_priority <= 1 && h->priority <= h->has_priority * PG_PRIORITY_MAX;
@@ -392,15 +394,32 @@ static bool resume_apply(struct pg_arena *a, const struct ask *k)
 static bool trigger_apply(struct pg_arena *a, const struct ask *k)
 {
     struct pg_result r;
-    schedule_extra(a, k->row, k->head.from, k->limited, &r);
+    schedule_extra(a, k->row, k->head.from, k->limited, false, &r);
     const unsigned status = r.ticket & 0xff;
     if (status != PG_ST_ADDED && status != PG_ST_KEPT)
         return refuse_as(a, k, &r);
+    if (schedule_has_nominal(schedule_fields(a, k->row), k->head.from))
+        schedule_fired(a, k->row, k->head.from, k->head.from);
     reply(k, status, r.ticket >> 8, PG_NOMINAL_NONE);
     info_put(a, k->row, k->out);
     *k->count = 1;
     a->call.durable |= namespace_at(a, k->namespace_row)->durability != 0;
     return true;
+}
+
+/* Arm the occurrence at a time, unless it has fired. *r receives the answer. Return false if it is
+ * refused. */
+static bool backfill_one(struct pg_arena *a, const struct ask *k, int64_t nominal_ns,
+                         struct pg_result *r)
+{
+    if (!k->head.repeat && spans_have(schedule_fields(a, k->row), nominal_ns))
+        answer(r, 0, PG_ST_KEPT, 0);
+    else if (wal_buffer_refusal(a) != PG_ST_NONE)
+        answer(r, 0, wal_buffer_refusal(a), 0);
+    else
+        schedule_extra(a, k->row, nominal_ns, k->limited, k->head.repeat, r);
+    const unsigned status = r->ticket & 0xff;
+    return status == PG_ST_ADDED || status == PG_ST_KEPT || status == PG_ST_EXISTS;
 }
 
 /* Arm the occurrences at these times. If one is refused, the reply says where to continue. */
@@ -409,18 +428,14 @@ static bool backfill(struct pg_arena *a, const struct ask *k, const int64_t *tim
 {
     uint32_t armed = 0, done = 0;
     struct pg_result r = {0, 0};
-    for (; done < count; done++) {
-        if (wal_buffer_refusal(a) != PG_ST_NONE)
-            answer(&r, 0, wal_buffer_refusal(a), 0);
-        else
-            schedule_extra(a, k->row, times[done], k->limited, &r);
-        if ((r.ticket & 0xff) != PG_ST_ADDED && (r.ticket & 0xff) != PG_ST_KEPT)
-            break;
+    for (; done < count && backfill_one(a, k, times[done], &r); done++)
         armed += (r.ticket & 0xff) == PG_ST_ADDED;
-    }
     if (done < count && done == 0)
         return refuse_as(a, k, &r);
     const int64_t next = done < count ? times[done] : more ? times[count - 1] + 1 : PG_NOMINAL_NONE;
+    if (armed != 0)
+        schedule_fired(a, k->row, k->head.from,
+                       next == PG_NOMINAL_NONE ? k->head.until : next - 1);
     reply(k, PG_ST_DONE, armed, next);
     a->call.durable |= namespace_at(a, k->namespace_row)->durability != 0;
     return reply_times(k, times, done);

@@ -21,6 +21,7 @@
 #include "core/state/jobs.h"
 #include "core/state/compaction.h"
 #include "core/state/cursors.h"
+#include "core/state/fired_spans.h"
 #include "core/state/inbox.h"
 #include "core/state/items.h"
 #include "core/state/lateness.h"
@@ -420,6 +421,7 @@ static bool schedule_fields_sound(const struct redo *r, const struct pg_schedule
 {
     return below(r, "state of a schedule", PG_SCHEDULE_PAUSED + 1, f->state) &&
            below(r, "overlap of a schedule", PG_OVERLAPS, f->overlap) &&
+           (spans_sound(f) || refuse(r, "spans of a schedule", PG_FIRED_SPANS, f->spans)) &&
            below(r, "a topic that does not exist", r->a->topic_rows, f->topic) &&
            (f->state == PG_SCHEDULE_NONE ||
             key_sound(r, PG_KEY_STR, f->key_len, f->payload_len)) &&

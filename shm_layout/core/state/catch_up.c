@@ -35,7 +35,10 @@ static void late_end(struct pg_arena *a, uint32_t slot, enum pg_end_cause cause)
 
 static void late_skip(struct pg_arena *a, uint32_t slot)
 {
+    const uint32_t row = schedule_of_slot(a, slot);
     late_end(a, slot, PG_END_SKIPPED);
+    if (row != PG_NIL)
+        schedule_skipped(a, row);
     a->metrics->skipped++;
 }
 

@@ -51,8 +51,7 @@ static void member_evict(struct pg_arena *a, uint32_t row)
     member_free(a, row);
     if (s == NULL)
         return;
-    s->evicted = 1;
-    a->state.members_evicted = a->state.jobs_unsent = true;
+    session_evict(a, s);
 }
 
 void members_forget_group(struct pg_arena *a, uint32_t group)
@@ -150,18 +149,30 @@ uint32_t member_unsent(const struct pg_arena *a)
     return PG_NIL;
 }
 
+void session_evict(struct pg_arena *a, struct pg_session *s)
+{
+    const uint32_t row = (uint32_t)(s - session_at(a, 0));
+    s->evicted = 1;
+    a->state.jobs_unsent = true;
+    if (row < a->state.evicted_session)
+        a->state.evicted_session = row;
+}
+
+void session_returns(struct pg_arena *a, struct pg_session *s)
+{
+    s->away = 0;
+    if (UNLIKELY(s->evicted))
+        session_evict(a, s);
+}
+
 struct pg_session *session_evicted(struct pg_arena *a)
 {
-    bool any = false;
-    for (uint32_t i = 0; a->state.members_evicted && i < a->state.session_rows; i++) {
-        struct pg_session *s = session_at(a, i);
-        if (s->id == 0 || !s->evicted)
-            continue;
-        if (!s->away)
+    for (uint32_t *row = &a->state.evicted_session; *row < a->state.session_rows; ++*row) {
+        struct pg_session *s = session_at(a, *row);
+        if (s->id != 0 && s->evicted && !s->away)
             return s;
-        any = true;               /* its client joins again once it is back */
     }
-    a->state.members_evicted = any;
+    a->state.evicted_session = PG_NIL;
     return NULL;
 }
 
@@ -180,6 +191,7 @@ void members_rebuild(struct pg_arena *a)
     }
     for (uint32_t row = 0; row < a->member_rows; row++)
         member_at(a, row)->unsent = PG_NIL;
-    a->state.jobs_unsent = a->state.members_evicted = false;
+    a->state.evicted_session = PG_NIL;
+    a->state.jobs_unsent = false;
     a->state.jobs_wait = true;
 }

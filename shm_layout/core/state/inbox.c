@@ -282,7 +282,7 @@ static void inbox_repeat(struct pg_arena *a, struct pg_session *s)
 
 void pg_inbox_again(struct pg_arena *a, int64_t real_boot_ns)
 {
-    a->state.jobs_unsent |= a->metrics->jobs != 0 || a->state.members_evicted;
+    a->state.jobs_unsent |= a->metrics->jobs != 0 || a->state.evicted_session != PG_NIL;
     for (uint32_t i = 0; i < a->state.session_rows; i++) {
         struct pg_session *s = session_at(a, i);
         const uint32_t doubled = s->repeats < REPEATS_DOUBLING ? s->repeats : REPEATS_DOUBLING;
@@ -299,7 +299,8 @@ void pg_inbox_to(struct pg_arena *a, uint64_t session)
     struct pg_session *s = session_find(a, session);
     if (s == NULL)
         return;
-    s->away = s->repeats = 0;
+    session_returns(a, s);
+    s->repeats = 0;
     if (s->inbox_head != PG_NIL)
         inbox_repeat(a, s);
 }

@@ -233,15 +233,15 @@ static bool is_earlier(const struct pg_job *j, const struct pg_job *than)
 }
 
 /* Insert a job behind the first job of its order key, in the order of deadlines. Most jobs come
- * last. */
-static void order_insert(struct pg_arena *a, uint32_t first, uint32_t row)
+ * last. `from`: the first job, or one behind it that is earlier than this job. */
+static void order_insert(struct pg_arena *a, uint32_t first, uint32_t from, uint32_t row)
 {
     struct pg_job *head = job_at(a, first), *j = job_at(a, row);
     uint32_t before = head->order_last;
     if (before == first || !is_earlier(j, job_at(a, before))) {
         head->order_last = row;
     } else {
-        before = first;
+        before = from;
         while (!is_earlier(j, job_at(a, job_at(a, before)->order_next)))
             before = job_at(a, before)->order_next;
     }
@@ -276,8 +276,9 @@ static bool order_overtake(struct pg_arena *a, uint32_t first, uint32_t row, con
     return true;
 }
 
-/* Enter the order of a key. Return whether the job is the first one. */
-static bool order_enter(struct pg_arena *a, uint32_t row)
+/* Enter the order of a key. `from`: an earlier job in this order, to begin there; PG_NIL = begin at
+ * the first one. Return whether the job is the first one. */
+static bool order_enter_behind(struct pg_arena *a, uint32_t from, uint32_t row)
 {
     struct pg_job *j = job_at(a, row);
     struct probe at;
@@ -290,8 +291,13 @@ static bool order_enter(struct pg_arena *a, uint32_t row)
     }
     if (order_overtake(a, first, row, &at))
         return true;
-    order_insert(a, first, row);
+    order_insert(a, first, from == PG_NIL ? first : from, row);
     return false;
+}
+
+static bool order_enter(struct pg_arena *a, uint32_t row)
+{
+    return order_enter_behind(a, PG_NIL, row);
 }
 
 static void order_leave_behind(struct pg_arena *a, uint32_t first, uint32_t row)
@@ -538,21 +544,91 @@ void jobs_drop_dead(struct pg_arena *a, uint32_t group, uint32_t most)
         job_drop(a, g->dead_first);
 }
 
+/* ---- dead letters in the order of their keys --------------------------------------------------- */
+
+/* Merge two chains of dead letters that are sorted by order key and deadline. They are linked by
+ * order_next, because they are in no order yet. */
+static uint32_t chains_merge(struct pg_arena *a, uint32_t x, uint32_t y)
+{
+    uint32_t first = PG_NIL, *end = &first;
+    while (x != PG_NIL && y != PG_NIL) {
+        const struct pg_job *j = job_at(a, x), *k = job_at(a, y);
+        uint32_t *from = j->order != k->order ? (j->order < k->order ? &x : &y)
+                         : is_earlier(j, k)   ? &x
+                                              : &y;
+        *end = *from;
+        end = &job_at(a, *from)->order_next;
+        *from = *end;
+    }
+    *end = x != PG_NIL ? x : y;
+    return first;
+}
+
+/* Return the dead letters of a group as a sorted chain. The merge sort needs no memory: chains[n] is
+ * empty or has 2^n jobs. */
+static uint32_t dead_sort(struct pg_arena *a, const struct pg_consumer_group *g)
+{
+    uint32_t chains[32], all = PG_NIL;
+    memset(chains, 0xff, sizeof chains);
+    for (uint32_t row = g->dead_first; row != PG_NIL; row = job_at(a, row)->next) {
+        uint32_t chain = row, n = 0;
+        job_at(a, row)->order_next = PG_NIL;
+        for (; chains[n] != PG_NIL; n++) {
+            chain = chains_merge(a, chains[n], chain);
+            chains[n] = PG_NIL;
+        }
+        chains[n] = chain;
+    }
+    for (uint32_t n = 0; n < 32; n++)
+        all = chains_merge(a, chains[n], all);
+    return all;
+}
+
+/* Let all dead letters of a group enter the orders of their keys. */
+static void dead_enter(struct pg_arena *a, const struct pg_consumer_group *g)
+{
+    uint32_t before = PG_NIL, next;
+    for (uint32_t row = dead_sort(a, g); row != PG_NIL; row = next) {
+        const bool same = before != PG_NIL && job_at(a, before)->order == job_at(a, row)->order;
+        next = job_at(a, row)->order_next;
+        order_enter_behind(a, same ? before : PG_NIL, row);
+        before = row;
+    }
+}
+
+/* Let all dead letters that have the order key of this one leave its order. */
+static void dead_leave(struct pg_arena *a, uint32_t row)
+{
+    struct probe at;
+    const uint32_t first = order_first(a, job_at(a, row), &at);
+    uint32_t before = first, next;
+    for (uint32_t behind = job_at(a, first)->order_next; behind != PG_NIL; behind = next) {
+        next = job_at(a, behind)->order_next;
+        if (job_state(job_at(a, behind)) == PG_JOB_DEAD) {
+            job_at(a, before)->order_next = next;
+            job_at(a, behind)->behind = 0;
+        } else {
+            before = behind;
+        }
+    }
+    job_at(a, first)->order_last = before;
+    if (job_state(job_at(a, first)) == PG_JOB_DEAD)
+        order_leave(a, first);
+}
+
 void jobs_order_dead(struct pg_arena *a, uint32_t group)
 {
     const struct pg_consumer_group *g = group_at(a, group);
-    const bool blocks = (g->settings.flags & PG_G_BLOCK) != 0;
-    uint32_t row = blocks ? g->dead_last : g->dead_first;
-    while (row != PG_NIL) {
-        const struct pg_job *j = job_at(a, row);
-        const uint32_t next = blocks ? j->previous : j->next;
-        if (blocks)
-            order_enter(a, row);
-        else
-            order_leave(a, row);
-        row = next;
+    if (g->settings.flags & PG_G_BLOCK) {
+        dead_enter(a, g);
+        return;
     }
+    for (uint32_t row = g->dead_first; row != PG_NIL; row = job_at(a, row)->next)
+        if (job_at(a, row)->in_order || job_at(a, row)->behind)
+            dead_leave(a, row);
 }
+
+/* ---- dead letters -------------------------------------------------------------------------------- */
 
 #define DEAD_PER_CALL 64
 

@@ -249,7 +249,8 @@ bool tokens_take(struct pg_tokens *t, uint64_t ops, int64_t now_ns, int64_t *aga
         *again_ns = now_ns + (int64_t)((OPERATION - now + ops - 1) / ops);
         return false;
     }
-    *t = (struct pg_tokens){now - OPERATION, now_ns};
+    /* 0 stands for a full bucket, and a virtual clock begins at 0 */
+    *t = (struct pg_tokens){now - OPERATION, now_ns != 0 ? now_ns : 1};
     return true;
 }
 

@@ -11,6 +11,7 @@
 #include "core/base/tickets.h"
 #include "core/arena.h"
 #include "core/wal/wal_buffer.h"
+#include "core/state/fired_spans.h"
 #include "core/state/items.h"
 #include "core/state/records.h"
 #include "core/state/rows.h"
@@ -183,12 +184,20 @@ bool schedules_group_ending(struct pg_arena *a)
 void fields_unarm(const struct pg_arena *a, uint32_t row, struct pg_schedule_fields *f)
 {
     if (schedule_at(a, row)->slot != PG_NIL) {
+        spans_remove(f, f->nominal_ns, f->base_ns);
         f->armed--;
         f->nominal_ns = f->base_ns;
         if (__builtin_sub_overflow(f->due_ns, f->every_ns, &f->due_ns))
             f->due_ns = PG_NOMINAL_UNKNOWN + 1;
     }
     f->since_ticket = a->header->next_ticket;
+}
+
+void schedule_skipped(struct pg_arena *a, uint32_t row)
+{
+    struct pg_schedule_fields f = *schedule_fields(a, row);
+    spans_remove(&f, f.nominal_ns, f.base_ns);
+    schedule_store(a, row, &f, false);
 }
 
 void schedule_take_back(struct pg_arena *a, uint32_t slot)

@@ -24,6 +24,7 @@
 #include "core/arena.h"
 #include "core/wal/wal_buffer.h"
 #include "core/state/compaction.h"
+#include "core/state/fired_spans.h"
 #include "core/state/jobs.h"
 #include "core/state/lateness.h"
 #include "core/state/names.h"
@@ -34,6 +35,7 @@
 #include "core/state/schedule_rows.h"
 #include "core/state/timers.h"
 
+#define SECOND_NS 1000000000
 #define LOOKED_AT 64              /* schedules among which the earliest occurrence is armed first */
 
 /* ---- times --------------------------------------------------------------------------------- */
@@ -216,11 +218,11 @@ static uint32_t occurrence_items(const struct pg_arena *a, const struct pg_sched
     return (uint32_t)(to - items);
 }
 
-/* Put the timer of an occurrence. `row` goes into its item. Return its slot; PG_NIL = the key has a
- * timer, or the timer was refused. An additional occurrence is not armed if its notice is in the
- * replay buffer. */
+/* Put the timer of an occurrence. `row` goes into its item; PG_NIL = the occurrence is an additional
+ * one. Return its slot; PG_NIL = the key has a timer, or the timer was refused. `once`: it is not
+ * armed either if its notice is in the replay buffer. */
 static uint32_t occurrence_put(struct pg_arena *a, const struct pg_schedule_fields *f,
-                               struct put *p, int64_t nominal_ns, uint32_t row,
+                               struct put *p, int64_t nominal_ns, uint32_t row, bool once,
                                struct pg_result *r)
 {
     uint8_t key[PG_KEY_MAX];
@@ -237,7 +239,7 @@ static uint32_t occurrence_put(struct pg_arena *a, const struct pg_schedule_fiel
     p->items = items;
     p->items_len = occurrence_items(a, f, row, nominal_ns, items);
     p->occurrence = true;
-    const uint32_t id = row == PG_NIL ? key_find(a, &p->key, &at) : PG_NIL;
+    const uint32_t id = once ? key_find(a, &p->key, &at) : PG_NIL;
     if (id != PG_NIL && id >= a->slots.capacity)
         answer(r, replay_of_id(a, id)->ticket >> 8, PG_ST_KEPT, 0);
     else
@@ -268,6 +270,8 @@ static void row_advance(struct pg_arena *a, uint32_t row)
     f.after_ns = limited(&f, f.every_ns == 0 ? f.then_ns : time_plus(f.nominal_ns, f.every_ns));
     if (f.overlap == PG_OVERLAP_DELAY)
         f.after_ns = after_delay(&f);
+    const bool follows = f.base_ns < f.nominal_ns && spans_have(&f, f.base_ns);
+    spans_add(&f, follows ? f.base_ns : f.nominal_ns, f.nominal_ns);
     f.then_ns = f.after_ns == PG_NOMINAL_NONE ? PG_NOMINAL_NONE : PG_NOMINAL_UNKNOWN;
     schedule_store(a, row, &f, false);
 }
@@ -338,7 +342,7 @@ static bool row_arm(struct pg_arena *a, uint32_t row, bool *more)
     struct pg_result r;
     struct put p = {.time_kind = f->every_ns != 0 ? PG_T_BOOT : PG_T_WALL,
                     .time_ns = next_ns(a, row)};
-    const uint32_t slot = occurrence_put(a, f, &p, f->after_ns, row, &r);
+    const uint32_t slot = occurrence_put(a, f, &p, f->after_ns, row, false, &r);
     const unsigned status = r.ticket & 0xff;
     if (slot == PG_NIL && status != PG_ST_KEPT && status != PG_ST_EXISTS) {
         *more |= status == PG_ST_BUSY && wal_buffer_refusal(a) == PG_ST_NONE;
@@ -449,6 +453,16 @@ bool schedule_same(const struct pg_arena *a, uint32_t row, const struct pg_sched
            memcmp(key_of(a, f), bytes, schedule_bytes(w)) == 0;
 }
 
+/* Copy the spans of a schedule to its changed fields, without its armed occurrence. */
+static void spans_copy(const struct pg_arena *a, uint32_t row, struct pg_schedule_fields *f)
+{
+    const struct pg_schedule_fields *old = schedule_fields(a, row);
+    f->spans = old->spans;
+    memcpy(f->fired, old->fired, sizeof f->fired);
+    if (schedule_at(a, row)->slot != PG_NIL)
+        spans_remove(f, old->nominal_ns, old->base_ns);
+}
+
 /* Store a new or changed schedule in its row, and free what it replaces. */
 static void row_put(struct pg_arena *a, uint32_t row, struct pg_schedule_fields *f)
 {
@@ -460,6 +474,8 @@ static void row_put(struct pg_arena *a, uint32_t row, struct pg_schedule_fields 
     f->since_ticket = a->header->next_ticket;
     f->first_ticket = replaces ? old.first_ticket : f->since_ticket;
     f->before_ns = replaces ? schedule_fired_ns(a, row) : 0;
+    if (replaces)
+        spans_copy(a, row, f);
     schedule_store(a, row, f, true);
     if (!replaces) {
         schedule_at(a, row)->open = 0;
@@ -547,10 +563,25 @@ void schedule_resume(struct pg_arena *a, uint32_t row, int64_t base_ns, int64_t 
 }
 
 void schedule_extra(struct pg_arena *a, uint32_t row, int64_t nominal_ns, bool is_limited,
-                    struct pg_result *r)
+                    bool repeat, struct pg_result *r)
 {
     struct put p = {.time_kind = PG_T_BOOT, .time_ns = a->state.now_ns, .limited = is_limited};
-    occurrence_put(a, schedule_fields(a, row), &p, nominal_ns, PG_NIL, r);
+    occurrence_put(a, schedule_fields(a, row), &p, nominal_ns, PG_NIL, !repeat, r);
+}
+
+bool schedule_has_nominal(const struct pg_schedule_fields *f, int64_t time_ns)
+{
+    if (f->overlap == PG_OVERLAP_DELAY)
+        return false;
+    return f->every_ns != 0 ? ((__int128)time_ns - f->nominal_ns) % f->every_ns == 0
+                            : time_ns % SECOND_NS == 0;
+}
+
+void schedule_fired(struct pg_arena *a, uint32_t row, int64_t first_ns, int64_t last_ns)
+{
+    struct pg_schedule_fields f = *schedule_fields(a, row);
+    spans_add(&f, first_ns, last_ns);
+    schedule_store(a, row, &f, false);
 }
 
 /* ---- questions to the daemon ---------------------------------------------------------------- */
@@ -697,6 +728,7 @@ void schedules_init(struct pg_arena *a)
         s->slot = s->first_hashed = PG_NIL;
         s->is_due = s->is_asked = s->rechecks = 0;
         s->open = 0;
+        s->found = (struct pg_fired_span){INT64_MAX, INT64_MIN};
     }
 }
 
@@ -707,6 +739,7 @@ bool schedule_sound(const struct pg_arena *a, const struct pg_schedule_fields *f
            f->key_len <= PG_SCHEDULE_KEY_MAX && f->zone_len <= PG_ZONE_MAX &&
            f->tag_len <= PG_TAG_MAX && f->priority <= PG_PRIORITY_MAX &&
            f->payload_len <= PG_PAYLOAD_MAX && f->every_ns >= 0 && f->jitter_ns >= 0 &&
+           spans_sound(f) &&
            (f->every_ns != 0 || (f->spec_len != 0 && f->overlap != PG_OVERLAP_DELAY)) &&
            (uint64_t)f->blob + granules_of(f) <= a->blobs.granules;
 }
@@ -737,12 +770,41 @@ static bool is_current(const struct pg_arena *a, uint32_t row, uint32_t slot)
                          schedule_fields(a, row)->since_ticket);
 }
 
+/* Return the schedule of an armed additional occurrence whose nominal time its fields lack, because a
+ * kill interrupted the message that armed it; PG_NIL = there is none. An occurrence from before the
+ * newest put is left out, because that put may have changed the nominal times. */
+static uint32_t lacking_row(const struct pg_arena *a, uint32_t slot, int64_t nominal_ns)
+{
+    const struct pg_cold *c = slot_cold(a, slot);
+    const uint8_t *key = blob_at(&a->blobs, c->blob) + c->ext_len;
+    const struct name prefix = {(const char *)key, occurrence_prefix(key, c->key_len)};
+    const uint32_t row = schedule_find(a, slot_namespace(a, slot), prefix);
+    if (row == PG_NIL)
+        return PG_NIL;
+    const struct pg_schedule_fields *f = schedule_fields(a, row);
+    const bool lacks = !ticket_older(ctl_ticket(slot_hot(a, slot)->ctl), f->since_ticket) &&
+                       schedule_has_nominal(f, nominal_ns) && !spans_have(f, nominal_ns);
+    return lacks ? row : PG_NIL;
+}
+
+static void extra_note(struct pg_arena *a, uint32_t slot, int64_t nominal_ns)
+{
+    const uint32_t row = lacking_row(a, slot, nominal_ns);
+    if (row == PG_NIL)
+        return;
+    struct pg_fired_span *found = &schedule_at(a, row)->found;
+    found->first_ns = nominal_ns < found->first_ns ? nominal_ns : found->first_ns;
+    found->last_ns = nominal_ns > found->last_ns ? nominal_ns : found->last_ns;
+}
+
 void schedule_note(struct pg_arena *a, uint32_t slot)
 {
     const struct pg_ext *item = occurrence_item(a, slot);
-    if (item == NULL || item->extra == PG_NIL)
+    if (item == NULL)
         return;
-    if (is_current(a, item->extra, slot) && schedule_at(a, item->extra)->slot == PG_NIL)
+    if (item->extra == PG_NIL)
+        extra_note(a, slot, item->value);
+    else if (is_current(a, item->extra, slot) && schedule_at(a, item->extra)->slot == PG_NIL)
         slot_set(a, item->extra, slot);
     else
         a->state.stale_occurrence = slot;
@@ -758,6 +820,9 @@ static void row_settle(struct pg_arena *a, uint32_t row)
         f->after_ns = item->value;
         row_advance(a, row);
     }
+    const struct pg_fired_span found = schedule_at(a, row)->found;
+    if (found.first_ns <= found.last_ns)
+        schedule_fired(a, row, found.first_ns, found.last_ns);
     schedule_queue(a, row);
 }
 
@@ -798,7 +863,7 @@ static bool row_check(const struct pg_arena *a, uint32_t row, struct pg_fault *f
     if (s->slot == PG_NIL)
         return true;
     if (s->slot >= a->slots.capacity || !ctl_live(slot_hot(a, s->slot)->ctl) ||
-        schedule_of_slot(a, s->slot) != row ||
+        schedule_of_slot(a, s->slot) != row || !spans_have(f, f->nominal_ns) ||
         occurrence_item(a, s->slot)->value != f->nominal_ns)
         return fault_set(fault, "schedules", "the armed occurrence of a schedule", row, row,
                          s->slot);
@@ -822,6 +887,19 @@ static bool open_check(const struct pg_arena *a, struct pg_fault *fault)
     return found == counted || fault_set(fault, "schedules", "counts of open jobs", 0, found, counted);
 }
 
+/* Look for an armed additional occurrence that its schedule would fire again. */
+static bool extras_check(const struct pg_arena *a, struct pg_fault *fault)
+{
+    for (uint32_t slot = 0; slot < a->slots.capacity; slot++) {
+        const struct pg_ext *item =
+            ctl_live(slot_hot(a, slot)->ctl) ? occurrence_item(a, slot) : NULL;
+        if (item != NULL && item->extra == PG_NIL && lacking_row(a, slot, item->value) != PG_NIL)
+            return fault_set(fault, "schedules", "an occurrence that does not count as fired", slot,
+                             0, 1);
+    }
+    return true;
+}
+
 static bool counts_check(const struct pg_arena *a, uint64_t used, uint64_t armed,
                          struct pg_fault *fault)
 {
@@ -833,7 +911,7 @@ static bool counts_check(const struct pg_arena *a, uint64_t used, uint64_t armed
     if (armed != a->metrics->schedules_armed)
         return fault_set(fault, "schedules", "count of armed schedules", 0, armed,
                          a->metrics->schedules_armed);
-    return open_check(a, fault);
+    return open_check(a, fault) && (used == 0 || extras_check(a, fault));
 }
 
 bool schedules_check(const struct pg_arena *a, struct pg_fault *fault, uint64_t *granules)

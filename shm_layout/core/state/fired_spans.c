@@ -1,0 +1,80 @@
+/* fired_spans.c - the nominal times of a schedule that have fired or may have fired.
+ *
+ * Occurrences that follow each other share a span, so a schedule that neither pauses nor skips has
+ * one. The spans are sorted and apart. If there are too many, the two oldest become one, and the
+ * occurrences between them count as fired: a backfill then leaves them out, and fires none twice. */
+
+#include "core/state/fired_spans.h"
+
+static bool covers(const struct pg_fired_span *s, int64_t nominal_ns)
+{
+    return s->first_ns <= nominal_ns && nominal_ns <= s->last_ns;
+}
+
+/* Return whether span x ends before y begins, and at least one time lies between them. */
+static bool is_apart(const struct pg_fired_span *x, const struct pg_fired_span *y)
+{
+    return x->last_ns < y->first_ns && x->last_ns < y->first_ns - 1;
+}
+
+static void spans_set(struct pg_schedule_fields *f, struct pg_fired_span *spans, uint32_t count)
+{
+    const bool drops = count > PG_FIRED_SPANS;
+    if (drops)
+        spans[1].first_ns = spans[0].first_ns;
+    f->spans = count - drops;
+    memcpy(f->fired, spans + drops, f->spans * sizeof *spans);
+}
+
+bool spans_have(const struct pg_schedule_fields *f, int64_t nominal_ns)
+{
+    for (uint32_t i = 0; i < f->spans; i++)
+        if (covers(&f->fired[i], nominal_ns))
+            return true;
+    return false;
+}
+
+void spans_add(struct pg_schedule_fields *f, int64_t first_ns, int64_t last_ns)
+{
+    struct pg_fired_span spans[PG_FIRED_SPANS + 1], added = {first_ns, last_ns};
+    uint32_t count = 0, i = 0;
+    for (; i < f->spans && is_apart(&f->fired[i], &added); i++)
+        spans[count++] = f->fired[i];
+    for (; i < f->spans && !is_apart(&added, &f->fired[i]); i++) {
+        if (f->fired[i].first_ns < added.first_ns)
+            added.first_ns = f->fired[i].first_ns;
+        if (f->fired[i].last_ns > added.last_ns)
+            added.last_ns = f->fired[i].last_ns;
+    }
+    spans[count++] = added;
+    for (; i < f->spans; i++)
+        spans[count++] = f->fired[i];
+    spans_set(f, spans, count);
+}
+
+void spans_remove(struct pg_schedule_fields *f, int64_t nominal_ns, int64_t before_ns)
+{
+    struct pg_fired_span spans[PG_FIRED_SPANS + 1];
+    uint32_t count = 0;
+    for (uint32_t i = 0; i < f->spans; i++) {
+        const struct pg_fired_span s = f->fired[i];
+        if (!covers(&s, nominal_ns)) {
+            spans[count++] = s;
+            continue;
+        }
+        if (s.first_ns <= before_ns && before_ns < nominal_ns)
+            spans[count++] = (struct pg_fired_span){s.first_ns, before_ns};
+        if (nominal_ns < s.last_ns)
+            spans[count++] = (struct pg_fired_span){nominal_ns + 1, s.last_ns};
+    }
+    spans_set(f, spans, count);
+}
+
+bool spans_sound(const struct pg_schedule_fields *f)
+{
+    bool sound = f->spans <= PG_FIRED_SPANS;
+    for (uint32_t i = 0; sound && i < f->spans; i++)
+        sound = f->fired[i].first_ns <= f->fired[i].last_ns &&
+                (i == 0 || is_apart(&f->fired[i - 1], &f->fired[i]));
+    return sound;
+}
