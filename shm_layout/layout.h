@@ -498,9 +498,9 @@ enum pg_ext_kind {
                                      its grace in ns, as in struct pg_topic_set */
     PG_EXT_UNIQUE                 /* until when no other timer may get the key. A PUT gives the time
                                      from the arming as value, 1..PG_UNIQUE_MAX_NS, and 0 as extra.
-                                     A blob, a pg_info and the WAL have the time on the arena's clock
-                                     as value, and the length of the key as extra; the key follows,
-                                     padded with zeros to a multiple of 16 */
+                                     A blob, a pg_info and the WAL have the time on the arena's
+                                     clock as value, and the length of the key as extra; the key
+                                     follows, padded with zeros to a multiple of 16 */
 };
 #define PG_EXT_KINDS 8            /* all kinds are below */
 struct pg_ext {
