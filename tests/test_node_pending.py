@@ -156,9 +156,9 @@ const rows = Array.from({ length: 5000 }, (_, n) => [
 ]);
 const count = (answers) =>
   answers.reduce((sum, { status }) => ({ ...sum, [status]: (sum[status] ?? 0) + 1 }), {});
-const load = (from, upto, more = {}) =>
+const addRows = (from, upto, more = {}) =>
   client.addMany(rows.slice(from, upto), { bulkLoad: { id, firstRow: from, ...more } }).then(count);
-const first = [await load(0, 1000), await load(2000, 3000)];
+const first = [await addRows(0, 1000), await addRows(2000, 3000)];
 const status = await client.bulkLoadStatus(id);
 const holes = [
   status.missing(0, 5000),
@@ -168,9 +168,9 @@ const holes = [
 const cancelled = count(
   await client.cancelMany(["b:1", "none"], { bulkLoad: { id, firstRow: 4000 } }),
 );
-const again = await load(0, 5000);
+const again = await addRows(0, 5000);
 const claimed = await client.openBulkLoad(id, 5);
-const fenced = await load(0, 1, { fencingToken: 4 });
+const fenced = await addRows(0, 1, { fencingToken: 4 });
 const refused = await client.openBulkLoad(id, 4).catch((error) => [error.name, error.error]);
 await client.closeBulkLoad(id, 5);
 const closed = await client.addMany([["new", { delayMs: 1 }]], {

@@ -34,7 +34,7 @@ const daily = {
 };
 const limits = { payload: "p", count: 100, until: new Date("2040-01-01"), jitterMs: 5 };
 const put = await client.putSchedule("daily", { ...daily, ...limits });
-const kept = await client.putSchedule("daily", { ...daily, ...limits });
+const repeated = await client.putSchedule("daily", { ...daily, ...limits });
 const changed = await client.putSchedule("daily", { ...daily, ...limits, count: 99 });
 const probe = await client.putSchedule("probe", { everyMs: 3600_000, overlap: "delay" });
 const errors = [
@@ -59,7 +59,7 @@ const gone = [
 ];
 show({
   put: { ...put, payload: `${put.payload}` },
-  kept: kept.status,
+  kept: repeated.status,
   errors,
   keys,
   gone,

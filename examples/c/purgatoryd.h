@@ -96,7 +96,7 @@ enum pg_cause { /* those of docs/protocol.md */
     PG_CAUSE_PUBLISHED,
 };
 
-/* How an operation ended. */
+/* The verdict on an operation that ended. */
 struct pg_verdict {
     int64_t elapsed_ns;
     uint32_t error; /* code of the key that failed; 0 = none failed */
@@ -104,7 +104,7 @@ struct pg_verdict {
     uint16_t bitmap_bytes;
 };
 
-/* How a timer or an operation ended. */
+/* The end of a timer or an operation. */
 struct pg_end {
     int cause;        /* enum pg_cause */
     bool has_verdict; /* an operation ended */

@@ -35,8 +35,8 @@ export const timers = (Base) =>
     }
 
     /** Add timers in batches: rows of [key, options of add()]. Return for each what add() returns,
-     * or its error. `bulkLoad`: { id, firstRow = 0, fencingToken = 0 }: the rows belong to a bulk
-     * load, and count once in all its runs; a row that is done has status BULK_LOADED. */
+     * or its error. `bulkLoad`: { id, firstRow = 0, fencingToken = 0 }: the rows count once in all
+     * runs of this bulk load; a row that is done has status BULK_LOADED. */
     async addMany(rows, { bulkLoad } = {}) {
       const items = await settled(rows.map(async ([key, options]) => this.#addItem(key, options)));
       return this.#putRows(items, bulkLoad);
