@@ -77,8 +77,7 @@
 #define PG_PRIORITY_MAX 9                /* the most urgent priority of a job */
 #define PG_JOB_ERROR_MAX 1024            /* maximum length of a job's error text in bytes */
 #define PG_GROUP_TIME_MAX_NS 31536000000000000 /* longest lease, delay and retention: 365 days */
-#define PG_SCHEDULE_KEY_MAX 234          /* maximum length of a schedule's key in bytes; '@' and a
-                                            time follow it in the keys of the occurrences */
+#define PG_SCHEDULE_KEY_MAX 234          /* maximum length of a schedule's key in bytes */
 #define PG_SPEC_MAX 255                  /* maximum length of a cron expression in bytes */
 #define PG_ZONE_MAX 63                   /* maximum length of a time zone's name in bytes */
 #define PG_NOMINAL_MAX 256               /* maximum number of nominal times in one reply */
@@ -499,9 +498,9 @@ enum pg_ext_kind {
                                      its grace in ns, as in struct pg_topic_set */
     PG_EXT_UNIQUE                 /* until when no other timer may get the key. A PUT gives the time
                                      from the arming as value, 1..PG_UNIQUE_MAX_NS, and 0 as extra.
-                                     A blob and the WAL have the time on the arena's clock as value,
-                                     and the length of the key as extra; the key follows, padded
-                                     with zeros to a multiple of 16 */
+                                     A blob, a pg_info and the WAL have the time on the arena's
+                                     clock as value, and the length of the key as extra; the key
+                                     follows, padded with zeros to a multiple of 16 */
 };
 #define PG_EXT_KINDS 8            /* all kinds are below */
 struct pg_ext {
@@ -2160,11 +2159,11 @@ struct pg_record {                /* 32 bytes */
                                      group's settings say. JOB_EXTEND: time until the lease ends */
     uint64_t value;               /* CANCEL: ticket that the timer must have, 0 = any. PUT with mode
                                      EXTEND: as for CANCEL, but an operation is extended only if its
-                                     ticket is given. UNPARK: ticket of the parked timer. WATCH:
-                                     threshold of a SUM, number of keys of a QUORUM. ADVANCE_KEY:
-                                     new watermark. BUMP: amount to add. FAIL: error code. COMPLETE:
-                                     version of the CHECK. JOIN: number of jobs that the member may
-                                     hold; 0 = it gets no more jobs */
+                                     ticket is given; without such a timer UNKNOWN. UNPARK: ticket of
+                                     the parked timer. WATCH: threshold of a SUM, number of keys of a
+                                     QUORUM. ADVANCE_KEY: new watermark. BUMP: amount to add. FAIL:
+                                     error code. COMPLETE: version of the CHECK. JOIN: number of jobs
+                                     that the member may hold; 0 = it gets no more jobs */
 };
 
 /* Identity of a lease: the key, with type BYTES, of the records that answer a job. */
@@ -2174,7 +2173,9 @@ struct pg_lease {                 /* 16 bytes */
     uint32_t lease;               /* number of the job's lease, which is the fencing token */
 };
 
-enum pg_watch_key_flag { PG_WK_OWN = 1 };   /* the key is forgotten when the operation ends */
+enum pg_watch_key_flag {
+    PG_WK_OWN = 1                 /* the key is forgotten when the operation ends */
+};
 
 struct pg_watch_key {             /* 24 bytes, then the key_len bytes of the key */
     uint64_t target;              /* ALL, ANY, QUORUM: target, at most PG_TARGET_MAX. SUM: watermark
@@ -2630,10 +2631,12 @@ struct pg_schedule_ask {          /* 56 bytes */
     uint8_t  pad;
     int64_t  every_ns;            /* PUT, NEXT: time between occurrences, at least 1,000,000 ns; 0 =
                                      the spec is a cron expression */
-    int64_t  from;                /* TRIGGER, BACKFILL, NEXT: nominal time; LIST: row */
+    int64_t  from;                /* TRIGGER, BACKFILL, NEXT: nominal time; NEXT:
+                                     PG_NOMINAL_UNKNOWN = the current time; LIST: row, 0 to begin */
     int64_t  until;               /* PUT, NEXT: latest nominal time, 2^63 - 1 = no limit; BACKFILL:
-                                     last nominal time; else 0 */
-    int64_t  jitter_ns;           /* PUT: see struct pg_schedule_fields; else 0 */
+                                     last nominal time, not in the future; else 0 */
+    int64_t  jitter_ns;           /* PUT: an occurrence is up to this much after its nominal time;
+                                     else 0 */
     uint64_t count;               /* PUT: number of occurrences, 0 = no limit; NEXT: number of
                                      times, 1 to PG_NOMINAL_MAX; else 0 */
 };
@@ -2733,7 +2736,7 @@ struct pg_replay_info {           /* 16 bytes */
     uint64_t lost_until;          /* the notices from `first` to this sequence are lost; first - 1 =
                                      none is lost */
     uint64_t next;                /* value of `first` for the next request; above `last` = the range
-                                     is complete */
+                                     is complete; above `tail` = no later notice has fired */
 };
 
 /* SESSIONS reply: frame, `count` structs. DROP request: frame, whose `session` is the session to

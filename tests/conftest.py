@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-pytest_plugins = "tiers", "costs", "scheduling", "transports"
+pytest_plugins = "tiers", "costs", "scheduling", "transports", "node_client"
 
 DAEMONS = pytest.StashKey[list[Daemon]]()
 """The daemons that a test started."""

@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 
 import example_clients
@@ -14,7 +15,7 @@ from cffi import FFI
 from machine import needs
 from real_daemon import PATIENCE_S, StartDaemon, eventually
 
-from purgatoryd.clients import Client, JobReason
+from purgatoryd.clients import Cause, Client, JobReason, Purgatory, Quorum
 from purgatoryd.clients.groups import DEFAULTS
 from purgatoryd.shm_layout import layout
 from purgatoryd.shm_layout._core import lib
@@ -140,6 +141,87 @@ def test_it_creates_a_missing_group(
         info = client.group("mailers")
     assert (info.topics, info.members) == (("orders",), 0)
     assert info.settings == DEFAULTS
+
+
+def test_a_timer_has_its_options(demo_command: list[str], daemon: StartDaemon) -> None:
+    """The order key of the C client has the hash of the other clients."""
+    demo = daemon("demo")
+    order_key = "a customer whose key has more bytes than a block of the hash function has"
+    with Client("demo", namespace="shop", timeout=PATIENCE_S) as client:
+        client.add("other", 3600, topic="orders", order_key=order_key)
+        command = [*demo_command, "options", str(demo.dir / "demo")]
+        for status in (Status.ADDED, Status.EXISTS):
+            done = example_clients.run(command)
+            assert (done.returncode, done.stderr, done.stdout) == (0, "", f"{int(status)}\n")
+        timer, other = client.get("order:1"), client.get("other")
+    assert timer is not None
+    assert other is not None
+    assert (timer.tag, timer.priority) == ("customer of the north", 7)
+    assert (timer.late, timer.payload) == (("skip", 0.5), b"pay up")
+    assert timer.order_key == other.order_key is not None
+
+
+def test_jobs_tell_how_they_ended(demo_command: list[str], daemon: StartDaemon) -> None:
+    """A job of an operation has its verdict, and that of an occurrence has its nominal time."""
+    demo = daemon("demo")
+    with Purgatory("demo", namespace="shop", timeout=PATIENCE_S) as owner:
+        owner.create_group("mailers", ["orders"])
+        owner.add("k", 0, topic="orders", payload=b"timer")
+        condition = Quorum(["a", "b", "c"], need=2)
+        for key in ("first", "second"):
+            owner.watch(key, condition, timeout=3600, topic="orders", payload=key.encode())
+        owner.advance("b", 1)
+        owner.cancel("first")
+        owner.fail("a", 7)
+        owner.fail("c", 9)
+        owner.put_schedule("daily", cron="0 0 * * *", topic="orders", payload=b"report")
+        owner.trigger_schedule("daily", datetime(2026, 1, 1, tzinfo=UTC))
+        command = [*demo_command, "ends", str(demo.dir / "demo"), "4"]
+        done = example_clients.run(command)
+        assert owner.group("mailers").acked == 4
+    assert (done.returncode, done.stderr) == (0, "")
+    nominal_ns = 1_767_225_600 * 10**9
+    assert sorted(done.stdout.splitlines()) == [
+        f"daily@{nominal_ns} {int(Cause.EXPIRED)} report occurrence daily {nominal_ns}",
+        f"first {int(Cause.CANCELLED)} first verdict 0 3 5",
+        f"k {int(Cause.EXPIRED)} timer",
+        f"second {int(Cause.FAILED)} second verdict 7 3 5",
+    ]
+
+
+def test_a_longer_lease_of_the_group_holds_at_once(
+    demo_command: list[str], daemon: StartDaemon, tmp_path: Path
+) -> None:
+    """The client takes the end of a lease from the daemon's answer: it holds a job for longer than
+    max_lease was when the consumer began."""
+    demo = daemon("demo")
+    command = [*demo_command, "hold", str(demo.dir / "demo"), "4000"]
+    with Client("demo", namespace="shop", timeout=PATIENCE_S) as client:
+        client.create_group("mailers", ["orders"], max_lease=2)
+        client.add("k", 0, topic="orders")
+        with example_clients.running(command, tmp_path / "out.txt") as program:
+            eventually(lambda: program.lines() == [["held"]])
+            client.change_group("mailers", max_lease=3600)
+            assert program.process.wait(PATIENCE_S) == 0
+        info = client.group("mailers")
+    assert program.lines()[1:] == [["1", "0", str(int(Status.DONE))]]
+    assert (info.acked, info.retried) == (1, 0)
+
+
+def test_a_lease_ends_at_the_limit_of_the_group(
+    demo_command: list[str], daemon: StartDaemon, tmp_path: Path
+) -> None:
+    """A job that nobody takes goes back in time, so that only the job of the handler fails."""
+    demo = daemon("demo")
+    command = [*demo_command, "hold", str(demo.dir / "demo"), "3000"]
+    with Client("demo", namespace="shop", timeout=PATIENCE_S) as client:
+        client.create_group("mailers", ["orders"], max_lease=1, backoff=3600)
+        client.add_many([(f"k{n}", 0.0, "orders", b"") for n in range(2)])
+        with example_clients.running(command, tmp_path / "out.txt") as program:
+            assert program.process.wait(PATIENCE_S) == 0
+        info = client.group("mailers")
+    assert program.lines()[1:] == [["1", "1", str(int(Status.LEASE_LOST))]]
+    assert (info.acked, info.retried, info.waiting) == (0, 1, 1)
 
 
 def test_a_refused_message_is_an_error(demo_command: list[str], daemon: StartDaemon) -> None:

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import re
-import shutil
 import subprocess
 from pathlib import Path
-from typing import Any
 
 import example_clients
 import pytest
-from machine import needs, required
-from real_daemon import PATIENCE_S, Daemon, StartDaemon
+from node_client import SOURCES, script
+from real_daemon import PATIENCE_S, StartDaemon
 
 from purgatoryd.clients import Client
 from purgatoryd.shm_layout import layout
@@ -20,25 +17,11 @@ from purgatoryd.shm_layout._core import lib
 
 pytestmark = pytest.mark.tier("all")
 
-SOURCES = Path(__file__).resolve().parent.parent / "examples" / "node"
-PROTOCOL = (SOURCES / "protocol.js").read_text()
-TYPES = {"u8": "uint8_t", "u16": "uint16_t", "u32": "uint32_t", "u64": "uint64_t", "i64": "int64_t"}
-
-
-@pytest.fixture(scope="module")
-def node(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a copy of the client, with its dependency from npm."""
-    needs("node")
-    folder = tmp_path_factory.mktemp("node") / "client"
-    shutil.copytree(SOURCES, folder, ignore=shutil.ignore_patterns("node_modules"))
-    command = ["npm", "ci", "--ignore-scripts", "--no-audit", "--no-fund"]
-    done = subprocess.run(
-        command, cwd=folder, stdin=subprocess.DEVNULL, capture_output=True, text=True
-    )
-    if done.returncode != 0 and "node" not in required():
-        pytest.skip(f"npm did not install the client: {done.stderr}")
-    assert done.returncode == 0, done.stderr
-    return folder
+STRUCTS, CONSTANTS = ((SOURCES / name).read_text() for name in ("structs.js", "constants.js"))
+TYPES = {
+    "u8": "uint8_t", "u16": "uint16_t", "u32": "uint32_t", "u64": "uint64_t", "i64": "int64_t",
+    "id": "uint8_t",
+}  # fmt: skip
 
 
 @pytest.fixture
@@ -46,27 +29,14 @@ def demo_command(node: Path) -> list[str]:
     return ["node", str(node / "demo.js")]
 
 
-def script(node: Path, demo: Daemon, text: str) -> Any:
-    """Run a script of the client that prints JSON, and return it."""
-    head = f"""
-import * as pg from "{node}/index.js";
-const place = "{demo.dir}/demo";
-const plain = (_, value) => typeof value === "bigint" ? Number(value) : value;
-const show = (value) => console.log(JSON.stringify(value, plain));
-"""
-    done = example_clients.run(["node", "--input-type=module", "--eval", head + text])
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
-
-
 # ---- the layout ----------------------------------------------------------------------------------
 
 
 def structs() -> dict[str, tuple[int, list[tuple[str, str, int]]]]:
-    """Return size and fields (name, type, offset) of each struct of protocol.js, by name."""
-    shared = re.search(r"^const SETTINGS = \{\n(.*?)^\};", PROTOCOL, re.M | re.S)
+    """Return size and fields (name, type, offset) of each struct of structs.js, by name."""
+    shared = re.search(r"^const SETTINGS = \{\n(.*?)^\};", STRUCTS, re.M | re.S)
     assert shared is not None
-    text = PROTOCOL.replace("  ...SETTINGS,", shared[1])
+    text = STRUCTS.replace("  ...SETTINGS,", shared[1])
     found = re.findall(r'new Struct\("(\w+)", (\d+), (\{.*?\}|SETTINGS)\)', text, re.S)
     return {
         name: (
@@ -97,7 +67,7 @@ def laid_out(name: str) -> dict[str, tuple[int, str]]:
 @pytest.mark.tier("check")
 def test_its_structs_are_those_of_the_layout() -> None:
     found = structs()
-    assert len(found) == PROTOCOL.count("new Struct(") == 16
+    assert len(found) == STRUCTS.count("new Struct(") >= 35
     for name, (size, fields) in found.items():
         assert size == layout.size_of(name), name
         wanted = laid_out(name)
@@ -108,14 +78,14 @@ def test_its_structs_are_those_of_the_layout() -> None:
 
 @pytest.mark.tier("check")
 def test_its_constants_are_those_of_the_layout() -> None:
-    limits = re.findall(r"^export const (PG_\w+) = (\d+);", PROTOCOL, re.M)
-    assert len(limits) >= 10
+    limits = re.findall(r"^export const (PG_\w+) = (-?\d+)n?;", CONSTANTS, re.M)
+    assert len(limits) == CONSTANTS.count("export const PG_") >= 25
     for name, value in limits:
         assert int(value) == getattr(lib, name), name
-    assert f"WIRE_MAGIC = {lib.PG_WIRE_MAGIC:#x}" in PROTOCOL
-    assert f"NOTICE_MAGIC = {lib.PG_NOTICE_MAGIC:#x}" in PROTOCOL
-    enums = re.findall(r"^export const ([A-Z]+) = \{(.*?)\};", PROTOCOL, re.M | re.S)
-    assert {"M", "OP", "ST", "ERR", "GA", "GR", "DA", "JR", "T", "MODE"} <= dict(enums).keys()
+    assert f"WIRE_MAGIC = {lib.PG_WIRE_MAGIC:#x}" in CONSTANTS
+    assert f"NOTICE_MAGIC = {lib.PG_NOTICE_MAGIC:#x}" in CONSTANTS
+    enums = re.findall(r"^export const ([A-Z_]+) = \{(.*?)\};", CONSTANTS, re.M | re.S)
+    assert len(enums) == CONSTANTS.count("= {") >= 25
     for prefix, body in enums:
         for name, value in re.findall(r"(\w+): (\d+)", body):
             assert int(value) == getattr(lib, f"PG_{prefix}_{name}"), f"{prefix}.{name}"
@@ -374,6 +344,91 @@ show({ attempts, acked: (await client.group("g")).acked });
 await client.close();
 """)  # fmt: skip
     assert found == {"attempts": [[1, False], [1, False]], "acked": 1}
+
+
+def test_a_longer_lease_of_the_group_holds_at_once(node: Path, daemon: StartDaemon) -> None:
+    """The client takes the end of a lease from the daemon's answer: it holds a job for longer than
+    maxLeaseMs was when the consumer began."""
+    found = script(node, daemon("demo"), """
+const client = new pg.Client(place, { namespace: "shop" });
+const group = { namespace: "shop", group: "g", topics: ["t"], leaseMs: 600, maxLeaseMs: 2000 };
+const jobs = await pg.Consumer.open(place, group);
+await client.add("slow", { delayMs: 0, topic: "t" });
+const job = await jobs.next();
+await client.changeGroup("g", { maxLeaseMs: 3600_000 });
+await new Promise((resolve) => setTimeout(resolve, 4000));
+const lost = job.lost;
+await job.ack();
+await jobs.close();
+const { acked, retried } = await client.group("g");
+show([lost, acked, retried]);
+await client.close();
+""")  # fmt: skip
+    assert found == [False, 1, 0]
+
+
+def test_a_lease_ends_at_the_limit_of_the_group(node: Path, daemon: StartDaemon) -> None:
+    """A job that nobody takes goes back in time, so that only the job of the handler fails."""
+    found = script(node, daemon("demo"), """
+const client = new pg.Client(place, { namespace: "shop" });
+const group = {
+  namespace: "shop",
+  group: "g",
+  topics: ["t"],
+  backoffMs: 3600_000,
+  backoffCapMs: 3600_000,
+};
+const jobs = await pg.Consumer.open(place, { ...group, leaseMs: 300_000, maxLeaseMs: 1000 });
+await client.addMany(["a", "b"].map((key) => [key, { delayMs: 0, topic: "t" }]));
+const first = await jobs.next();
+while (!first.lost) await new Promise((resolve) => setTimeout(resolve, 10));
+const ack = await first.ack().catch((error) => error.name);
+await new Promise((resolve) => setTimeout(resolve, 2000));
+const second = await jobs.next();
+await second.ack();
+await jobs.close();
+const { acked, retried } = await client.group("g");
+show([ack, second.attempt, acked, retried]);
+await client.close();
+""")  # fmt: skip
+    assert found == ["LeaseLost", 1, 1, 1]
+
+
+def test_jobs_and_notices_of_an_operation_have_its_verdict(node: Path, daemon: StartDaemon) -> None:
+    found = script(node, daemon("demo"), """
+const client = new pg.Client(place, { namespace: "shop" });
+const jobs = await pg.Consumer.open(place, { namespace: "shop", group: "g", topics: ["t"] });
+const notices = new pg.Subscriber(place, { namespace: "shop", topic: "t" });
+await notices.live();
+const condition = pg.quorum(["a", "b", "c"], 2);
+const options = { timeoutMs: 3600_000, topic: "t", payload: "p" };
+const operation = await client.watch("op", condition, options);
+await client.advance("b", 1);
+await client.fail("a", 7);
+await client.fail("c", 9);
+const { elapsedNs } = await operation.result();
+const job = await jobs.next();
+let notice;
+for await (notice of notices) if (notice.type === "notice") break;
+await job.reject("no");
+let letter;
+for await (letter of client.deadLetters("g")) break;
+const view = ({ key, payload, cause, verdict, occurrence }) => [
+  key,
+  `${payload}`,
+  cause,
+  verdict.keys,
+  verdict.missing,
+  verdict.error,
+  verdict.elapsedNs === elapsedNs,
+  occurrence,
+];
+show([job, notice, letter].map(view));
+notices.close();
+await jobs.close();
+await client.close();
+""")  # fmt: skip
+    assert found == [["op", "p", "FAILED", 3, [0, 2], 7, True, None]] * 3
 
 
 def test_a_subscriber_receives_all_topics_of_a_namespace(node: Path, daemon: StartDaemon) -> None:

@@ -491,6 +491,16 @@ def test_a_backfill_fires_each_missed_occurrence_once(daemon: StartDaemon) -> No
             one.backfill_schedule("cron", now, now - timedelta(hours=1))
 
 
+def test_a_backfill_may_begin_at_the_begin_of_1970(daemon: StartDaemon) -> None:
+    daemon("demo", *VIRTUAL)
+    begin = datetime(1970, 1, 1, tzinfo=UTC)
+    with client() as one:
+        one.put_schedule("cron", cron="0 * * * *", topic="ticks")
+        filled = one.backfill_schedule("cron", begin, begin + timedelta(hours=3))
+    assert filled.nominal == [begin + timedelta(hours=n) for n in range(4)]
+    assert filled.armed == 4
+
+
 def test_a_preview_agrees_with_the_occurrences(daemon: StartDaemon) -> None:
     daemon("demo", *VIRTUAL)
     with client() as one, subscriber() as source:

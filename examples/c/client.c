@@ -9,7 +9,6 @@
 #include <zmq.h>
 
 enum { HELLO = 1, BATCH = 2, BYE = 4, PING = 5, JOBS = 13 };
-enum { PUT = 1, CANCEL = 2 };
 enum {
     ERR_SESSION_EXPIRED = 5,
     ERR_OUT_OF_ORDER = 6,
@@ -77,7 +76,7 @@ struct item {
     char names[64 + 128]; /* lengths of namespace and topic, then both: an entry of the name table */
     size_t names_len;
     struct record record;
-    char bytes[]; /* key and payload */
+    char bytes[]; /* key, payload and extension */
 };
 
 struct items {
@@ -127,13 +126,18 @@ static void clear(struct items *items)
     items->end = &items->first;
 }
 
+static size_t size_of(const struct item *item)
+{
+    return item->record.key_len + (size_t)item->record.payload_len + item->record.ext_len;
+}
+
 static void append(struct items *items, struct item *item)
 {
     item->next = NULL;
     *items->end = item;
     items->end = &item->next;
     items->count++;
-    items->bytes += item->record.key_len + item->record.payload_len;
+    items->bytes += size_of(item);
 }
 
 static struct item *take(struct items *items)
@@ -143,7 +147,7 @@ static struct item *take(struct items *items)
     if (items->first == NULL)
         items->end = &items->first;
     items->count--;
-    items->bytes -= item->record.key_len + item->record.payload_len;
+    items->bytes -= size_of(item);
     return item;
 }
 
@@ -457,7 +461,7 @@ static size_t name_index(struct names *names, const struct item *item)
     return names->count++;
 }
 
-/* Write the message of a batch: frame, names, records, then keys and payloads. */
+/* Write the message of a batch: frame, names, records, then keys, payloads and extensions. */
 static void encode(struct batch *batch, const struct names *names, size_t table_bytes)
 {
     struct frame *frame = frame_of(batch);
@@ -475,7 +479,7 @@ static void encode(struct batch *batch, const struct names *names, size_t table_
     at += table_bytes - names->bytes;
     char *bytes = at + batch->items.count * sizeof(struct record);
     for (struct item *item = batch->items.first; item != NULL; item = item->next) {
-        const size_t length = item->record.key_len + item->record.payload_len;
+        const size_t length = size_of(item);
         memcpy(at, &item->record, sizeof item->record);
         memcpy(bytes, item->bytes, length);
         at += sizeof item->record;
@@ -545,51 +549,56 @@ static bool send_waiting(struct pg_client *c)
 
 /* ---- calls ---- */
 
-bool pg_pack(struct pg_client *c, struct pg_topic topic, struct bytes key, const void *payload,
-             struct record record, struct pg_answer *answer)
+bool pg_fail(struct pg_client *c, const char *error)
 {
-    const size_t key_len = key.length, ns = strlen(topic.namespace), tp = strlen(topic.topic);
-    answer->status = PG_NO_ANSWER;
-    if (key_len == 0 || key_len > 255 || ns == 0 || ns > 63 || tp > 127 ||
-        record.payload_len > 65536)
-        c->error = "a name, a key or a payload has an invalid length";
-    struct item *item = malloc(sizeof *item + key_len + record.payload_len);
+    c->error = error;
+    return false;
+}
+
+/* Append bytes, and return the end. */
+static char *copy(char *to, struct bytes from)
+{
+    if (from.length > 0)
+        memcpy(to, from.at, from.length);
+    return to + from.length;
+}
+
+/* Return the item of a record; NULL if memory is exhausted. */
+static struct item *make_item(struct pg_topic topic, const struct pg_content *content,
+                              struct record record)
+{
+    const size_t ns = strlen(topic.namespace), tp = strlen(topic.topic);
+    const size_t length = content->key.length + content->payload.length + content->extension.length;
+    struct item *item = malloc(sizeof *item + length);
     if (item == NULL)
-        c->error = "out of memory";
-    if (c->error != NULL) {
-        free(item);
-        return false;
-    }
-    record.key_len = (uint8_t)key_len;
-    *item = (struct item){.answer = answer, .record = record, .names_len = 2 + ns + tp};
+        return NULL;
+    record.key_len = (uint8_t)content->key.length;
+    record.payload_len = (uint32_t)content->payload.length;
+    record.ext_len = (uint32_t)content->extension.length;
+    *item = (struct item){.record = record, .names_len = 2 + ns + tp};
     item->names[0] = (char)ns;
     item->names[1] = (char)tp;
-    memcpy(item->names + 2, topic.namespace, ns);
-    memcpy(item->names + 2 + ns, topic.topic, tp);
-    memcpy(item->bytes, key.at, key_len);
-    if (record.payload_len > 0)
-        memcpy(item->bytes + key_len, payload, record.payload_len);
+    copy(copy(item->names + 2, (struct bytes){topic.namespace, ns}),
+         (struct bytes){topic.topic, tp});
+    copy(copy(copy(item->bytes, content->key), content->payload), content->extension);
+    return item;
+}
+
+bool pg_pack(struct pg_client *c, struct pg_topic topic, struct pg_content content,
+             struct record record, struct pg_answer *answer)
+{
+    const size_t ns = strlen(topic.namespace), tp = strlen(topic.topic);
+    answer->status = PG_NO_ANSWER;
+    if (content.key.length == 0 || content.key.length > 255 || ns == 0 || ns > 63 || tp > 127)
+        return pg_fail(c, "a name or a key has an invalid length");
+    if (c->error != NULL)
+        return false;
+    struct item *item = make_item(topic, &content, record);
+    if (item == NULL)
+        return pg_fail(c, "out of memory");
+    item->answer = answer;
     append(&c->waiting, item);
     return c->waiting.count < RECORDS_MAX || send_waiting(c);
-}
-
-bool pg_put(struct pg_client *c, struct pg_topic topic, const char *key, const void *payload,
-            size_t payload_len, int64_t deadline_ns, enum pg_mode mode, struct pg_answer *answer)
-{
-    const struct record record = {
-        .op = PUT,
-        .mode = (uint8_t)mode,
-        .payload_len = payload_len > 65536 ? UINT32_MAX : (uint32_t)payload_len,
-        .time_ns = deadline_ns,
-    };
-    return pg_pack(c, topic, (struct bytes){key, strlen(key)}, payload, record, answer);
-}
-
-bool pg_cancel(struct pg_client *c, struct pg_topic topic, const char *key, uint64_t ticket,
-               struct pg_answer *answer)
-{
-    const struct record record = {.op = CANCEL, .value = ticket};
-    return pg_pack(c, topic, (struct bytes){key, strlen(key)}, NULL, record, answer);
 }
 
 bool pg_flush(struct pg_client *c)

@@ -1,4 +1,5 @@
 /* A member of a consumer group; see purgatoryd.h, and "Consumer groups" in docs/protocol.md. */
+#include "end.h"
 #include "session.h"
 
 #include <stdlib.h>
@@ -12,6 +13,7 @@ enum { KEY_STR = 0, KEY_BYTES = 1 };
 #define PING_NS (15 * S)
 #define JOIN_AGAIN_NS (1 * S)
 #define ERROR_MAX 1024u
+#define GRANTED_PARTS 120 /* leases count as at least this part of the requested length */
 
 struct settings {
     uint64_t max_jobs, max_bytes;
@@ -24,14 +26,6 @@ struct group_ask {
     struct settings settings;
     uint32_t action, topics;
     uint8_t earliest, namespace_len, name_len, pad[5];
-};
-
-struct group_info {
-    struct settings settings;
-    uint64_t pending, waiting, leased, delayed, dead, bytes, acked, retried, dropped;
-    int64_t oldest_ns, created_ns;
-    uint32_t row, members, topics;
-    uint8_t namespace_len, name_len, pad[2];
 };
 
 struct job_info {
@@ -49,7 +43,6 @@ struct lease {
 
 _Static_assert(sizeof(struct settings) == 72, "pg_group_settings");
 _Static_assert(sizeof(struct group_ask) == 88, "pg_group_ask");
-_Static_assert(sizeof(struct group_info) == 176, "pg_group_info");
 _Static_assert(sizeof(struct job_info) == 80, "pg_job_info");
 _Static_assert(sizeof(struct lease) == 16, "pg_lease");
 
@@ -58,10 +51,13 @@ struct held {
     struct pg_job job; /* the first field, so that a job leads to its struct held */
     struct held *next;
     struct lease lease;
-    int64_t ends_ns, last_ns; /* end of the lease; its end however often it is extended */
-    int64_t extended_to_ns;   /* end of the lease if the extension in flight succeeds */
-    bool extending, taken, lost, over;
-    struct pg_answer extension;
+    int64_t ends_ns;   /* end of the lease */
+    int64_t look_ns;   /* time of the next extension or release by this consumer */
+    int64_t sent_ns;   /* time at which the record in flight was packed */
+    bool in_flight;    /* an extension, or a release without a caller, has no answer so far */
+    bool limited;      /* the longest lease of the group limited the last extension */
+    bool taken, lost, over;
+    struct pg_answer sent;
     char bytes[]; /* topic, key and payload */
 };
 
@@ -72,7 +68,8 @@ struct pg_consumer {
     bool stale;        /* the daemon may have forgotten this member */
     bool joining;
     struct pg_answer joined;
-    int64_t join_ns, ping_ns, max_lease_ns;
+    int64_t join_ns, ping_ns;
+    int64_t granted_ns; /* length of the leases that the daemon grants: the group may limit it */
     const char *error;
 };
 
@@ -107,12 +104,11 @@ static size_t encode_ask(const struct pg_group *group, uint32_t action, char *to
     return (size_t)(at - to);
 }
 
-/* Ask about the group, and take its max_lease_ns. Return the number of groups in the reply. */
+/* Ask about the group. Return the number of groups in the reply. */
 static uint32_t ask_group(struct pg_consumer *c, uint32_t action)
 {
     char message[sizeof(struct group_ask) + 128 + 64 * 128];
     struct pg_reply reply = {.body = NULL};
-    struct group_info info;
     const size_t length = encode_ask(&c->group, action, message);
     if (length == 0)
         c->error = "a name of the consumer group has an invalid length";
@@ -120,10 +116,6 @@ static uint32_t ask_group(struct pg_consumer *c, uint32_t action)
         c->error = pg_error(c->client);
     else if (reply.error != 0)
         c->error = "the daemon refused the consumer group";
-    else if (reply.count > 0 && reply.length >= sizeof info) {
-        memcpy(&info, reply.body, sizeof info);
-        c->max_lease_ns = info.settings.max_lease_ns;
-    }
     free(reply.body);
     return c->error == NULL ? reply.count : 0;
 }
@@ -161,6 +153,21 @@ static void append(struct pg_consumer *c, struct held *held)
     *end = held;
 }
 
+/* Note the length of a new lease. */
+static void note_lease(struct pg_consumer *c, int64_t length_ns)
+{
+    const int64_t least_ns = c->group.lease_ns / GRANTED_PARTS;
+    const int64_t most_ns = length_ns < c->group.lease_ns ? length_ns : c->group.lease_ns;
+    c->granted_ns = most_ns > least_ns ? most_ns : least_ns;
+}
+
+/* Note the length of an extended lease: the longest lease of the group may have been raised. */
+static void note_extension(struct pg_consumer *c, int64_t length_ns)
+{
+    const int64_t most_ns = length_ns < c->group.lease_ns ? length_ns : c->group.lease_ns;
+    c->granted_ns = most_ns > c->granted_ns ? most_ns : c->granted_ns;
+}
+
 static struct held *make(struct pg_consumer *c, const struct job_info *info, const char *bytes)
 {
     const size_t length = (size_t)info->topic_len + info->key_len + info->payload_len;
@@ -170,22 +177,26 @@ static struct held *make(struct pg_consumer *c, const struct job_info *info, con
         return NULL;
     }
     memcpy(h->bytes, bytes, length);
+    const char *key = h->bytes + info->topic_len, *payload = key + info->key_len;
+    size_t payload_len = info->payload_len;
+    const struct pg_raw_end raw = {(int)(info->ticket & 0xff), info->flags, key, info->key_len};
+    const struct pg_end end = pg_end_of(raw, &payload, &payload_len);
     h->job = (struct pg_job){
         .ticket = info->ticket >> 8,
-        .cause = (int)(info->ticket & 0xff),
+        .end = end,
         .attempt = info->attempt,
         .missed = info->missed,
         .deadline_ns = info->deadline_ns,
         .fired_ns = info->fired_ns,
         .topic = h->bytes,
         .topic_len = info->topic_len,
-        .key = h->bytes + info->topic_len,
+        .key = key,
         .key_len = info->key_len,
-        .payload = h->bytes + info->topic_len + info->key_len,
-        .payload_len = info->payload_len,
+        .payload = payload,
+        .payload_len = payload_len,
     };
     h->lease = (struct lease){info->ticket >> 8, info->row, info->lease};
-    h->last_ns = info->now_ns + c->max_lease_ns;
+    note_lease(c, info->lease_ends_ns - info->now_ns);
     return h;
 }
 
@@ -221,11 +232,12 @@ static void on_jobs(void *context, struct bytes body, uint32_t count)
 
 /* ---- what is due ---- */
 
-static bool pack(struct pg_consumer *c, struct bytes key, struct record record, const char *text,
+static bool pack(struct pg_consumer *c, struct bytes key, struct record record, struct bytes text,
                  struct pg_answer *answer)
 {
-    record.key_len = (uint8_t)key.length;
-    if (!pg_pack(c->client, (struct pg_topic){c->group.namespace, ""}, key, text, record, answer))
+    const struct pg_topic topic = {c->group.namespace, ""};
+    const struct pg_content content = {.key = key, .payload = text};
+    if (!pg_pack(c->client, topic, content, record, answer))
         c->error = pg_error(c->client);
     return c->error == NULL;
 }
@@ -250,46 +262,71 @@ static void keep_joined(struct pg_consumer *c, int64_t now_ns)
     pack(c, (struct bytes){c->group.name, strlen(c->group.name)},
          (struct record){.op = JOIN, .key_type = KEY_STR, .time_ns = c->group.lease_ns,
                          .value = c->group.max_in_flight},
-         NULL, &c->joined);
+         (struct bytes){NULL, 0}, &c->joined);
 }
 
-static void take_extension(struct held *h)
+/* Take the answer to an extension: the time until the end of the lease. */
+static void take_answer(struct pg_consumer *c, struct held *h)
 {
-    if (!h->extending || h->extension.status == PG_NO_ANSWER)
+    if (!h->in_flight || h->sent.status == PG_NO_ANSWER)
         return;
-    h->extending = false;
-    const int64_t to_ns = h->extended_to_ns < h->last_ns ? h->extended_to_ns : h->last_ns;
-    if (h->extension.status == PG_DONE)
-        h->ends_ns = to_ns > h->ends_ns ? to_ns : h->ends_ns;
-    else
+    h->in_flight = false;
+    if (h->over)
+        return;
+    if (h->sent.status != PG_DONE) {
         h->lost = true;
+        return;
+    }
+    const int64_t left_ns = h->sent.deadline_ns, ends_ns = h->sent_ns + left_ns;
+    h->limited = left_ns < c->group.lease_ns;
+    h->ends_ns = ends_ns > h->ends_ns ? ends_ns : h->ends_ns;
+    note_extension(c, left_ns);
 }
 
-/* Extend a lease that ends in less than two thirds of its length. */
+/* Pack an extension, or a release, for which no caller waits. */
+static void send_own(struct pg_consumer *c, struct held *h, struct record record, int64_t now_ns)
+{
+    record.key_type = KEY_BYTES;
+    h->in_flight = true;
+    h->sent_ns = now_ns;
+    h->look_ns = now_ns + c->granted_ns / 12;
+    pack(c, (struct bytes){&h->lease, sizeof h->lease}, record, (struct bytes){NULL, 0}, &h->sent);
+}
+
+/* Return whether the lease has ended. An extension in flight may still move its end. */
+static bool has_ended(const struct held *h, int64_t now_ns)
+{
+    return h->lost || (now_ns >= h->ends_ns && (h->limited || !h->in_flight));
+}
+
+/* Extend a lease that ends in less than two thirds of its length. Give back a job without a caller
+ * whose lease cannot be extended, because a release is no failed attempt. */
 static void keep_lease(struct pg_consumer *c, struct held *h, int64_t now_ns)
 {
-    take_extension(h);
-    if (h->over || h->extending)
+    take_answer(c, h);
+    const int64_t left_ns = h->ends_ns - now_ns;
+    if (h->over)
         return;
-    if (h->lost || now_ns >= h->ends_ns) {
+    if (has_ended(h, now_ns)) {
         h->lost = true;
         h->over |= !h->taken;
-    } else if (h->ends_ns - now_ns < c->group.lease_ns * 2 / 3 && h->ends_ns < h->last_ns) {
-        h->extending = true;
-        h->extended_to_ns = now_ns + c->group.lease_ns;
-        pack(c, (struct bytes){&h->lease, sizeof h->lease},
-             (struct record){.op = JOB_EXTEND, .key_type = KEY_BYTES, .time_ns = c->group.lease_ns},
-             NULL, &h->extension);
+    } else if (h->in_flight || now_ns < h->look_ns) {
+        return;
+    } else if (!h->taken && h->limited && left_ns < c->granted_ns / 2) {
+        h->over = true;
+        send_own(c, h, (struct record){.op = JOB_RELEASE}, now_ns);
+    } else if (left_ns < c->granted_ns * 2 / 3) {
+        send_own(c, h, (struct record){.op = JOB_EXTEND, .time_ns = c->group.lease_ns}, now_ns);
     }
 }
 
-/* Free the jobs that are over. Those with an extension in flight wait for its answer. */
+/* Free the jobs that are over. Those with a record in flight wait for its answer. */
 static void sweep(struct pg_consumer *c)
 {
     struct held **place = &c->held;
     while (*place != NULL) {
         struct held *h = *place;
-        if (h->over && !h->extending) {
+        if (h->over && !h->in_flight) {
             *place = h->next;
             free(h);
         } else {
@@ -301,7 +338,7 @@ static void sweep(struct pg_consumer *c)
 /* Pack what is due, and send it. Messages are received until `until_ns`. */
 static bool step(struct pg_consumer *c, int64_t until_ns)
 {
-    const int64_t now_ns = pg_boot_ns(), wake_ns = now_ns + c->group.lease_ns / 12;
+    const int64_t now_ns = pg_boot_ns(), wake_ns = now_ns + c->granted_ns / 12;
     keep_joined(c, now_ns);
     for (struct held *h = c->held; h != NULL && c->error == NULL; h = h->next)
         keep_lease(c, h, now_ns);
@@ -322,7 +359,7 @@ const struct pg_job *pg_take(struct pg_consumer *c, long timeout_ms)
     const int64_t until_ns = pg_boot_ns() + timeout_ms * INT64_C(1000000);
     do {
         for (struct held *h = c->held; h != NULL; h = h->next)
-            if (!h->taken && !h->lost && pg_boot_ns() < h->ends_ns) {
+            if (!h->taken && !h->over && !h->lost && pg_boot_ns() < h->ends_ns) {
                 h->taken = true;
                 return &h->job;
             }
@@ -337,8 +374,7 @@ bool pg_keep(struct pg_consumer *c)
 
 bool pg_is_lost(const struct pg_job *job)
 {
-    const struct held *h = (const struct held *)(const void *)job;
-    return h->lost || (!h->extending && pg_boot_ns() >= h->ends_ns);
+    return has_ended((const struct held *)(const void *)job, pg_boot_ns());
 }
 
 /* Answer a job, and wait for the daemon. A lost job changes nothing there. */
@@ -352,11 +388,11 @@ static int answer(struct pg_consumer *c, const struct pg_job *job, struct record
         h = h->next;
     if (h == NULL || h->over)
         return PG_NO_ANSWER;
+    const struct bytes error = {text, length < ERROR_MAX ? length : ERROR_MAX};
     record.key_type = KEY_BYTES;
-    record.payload_len = (uint32_t)(length < ERROR_MAX ? length : ERROR_MAX);
     if (h->lost)
         answer.status = PG_LEASE_LOST;
-    else if (!pack(c, (struct bytes){&h->lease, sizeof h->lease}, record, text, &answer))
+    else if (!pack(c, (struct bytes){&h->lease, sizeof h->lease}, record, error, &answer))
         return PG_NO_ANSWER;
     while (answer.status == PG_NO_ANSWER)
         if (!step(c, INT64_MAX))
@@ -397,6 +433,7 @@ struct pg_consumer *pg_consume(const char *endpoint, const char *worker,
     if (c == NULL)
         return NULL;
     c->group = *group;
+    c->granted_ns = group->lease_ns;
     c->client = pg_open(endpoint, worker);
     if (c->client == NULL) {
         free(c);

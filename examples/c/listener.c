@@ -1,6 +1,6 @@
 /* Notices of a topic; see purgatoryd.h. The numbers in brackets are the rules of "Notices" in
  * docs/protocol.md. */
-#include "purgatoryd.h"
+#include "end.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -119,6 +119,10 @@ static bool step(struct pg_listener *l, struct pg_notice *notice)
     if (sequence < l->expected || l->at > zmq_msg_size(&l->message))
         return false;
     l->expected = sequence + 1;
+    const char *payload = key + entry.key_len;
+    size_t payload_len = entry.payload_len;
+    const struct pg_raw_end raw = {entry.cause, entry.flags, key, entry.key_len};
+    const struct pg_end end = pg_end_of(raw, &payload, &payload_len);
     *notice = (struct pg_notice){
         .sequence = sequence,
         .ticket = entry.ticket,
@@ -126,9 +130,9 @@ static bool step(struct pg_listener *l, struct pg_notice *notice)
         .fired_ns = entry.fired_ns,
         .key = key,
         .key_len = entry.key_len,
-        .payload = key + entry.key_len,
-        .payload_len = entry.payload_len,
-        .cause = entry.cause,
+        .payload = payload,
+        .payload_len = payload_len,
+        .end = end,
         .missed = entry.missed,
     };
     return true;

@@ -45,16 +45,35 @@ struct pg_topic {
     const char *topic;
 };
 
+enum pg_late_policy { PG_LATE_FIRE, PG_LATE_SKIP, PG_LATE_COALESCE };
+
+/* A timer. A field of 0 or NULL has its default. */
+struct pg_timer {
+    const char *key;
+    const void *payload;
+    size_t payload_len;
+    int64_t deadline_ns; /* CLOCK_BOOTTIME */
+    enum pg_mode mode;
+    const char *tag;           /* a text for selections */
+    const char *order_key;     /* orders the jobs of consumer groups */
+    bool has_priority;         /* false = the jobs have the priority of the topic */
+    uint8_t priority;          /* 0 to 9, the most urgent one */
+    bool has_late;             /* false = the timer has the late policy of the topic */
+    enum pg_late_policy late;  /* SKIP and COALESCE need a grace of at least 1 ms, FIRE has none */
+    int64_t late_grace_ns;
+    int64_t unique_ns;         /* no other timer gets the key for this time */
+};
+
 struct pg_client;
 
 /* Return a client of the command socket, such as "ipc:///run/purgatoryd/demo.cmd". `worker` names
  * this client in the WAL. Return NULL if memory or descriptors are exhausted. */
 struct pg_client *pg_open(const char *endpoint, const char *worker);
 
-/* Pack a record: arm a timer under `key` that is due at `deadline_ns` on CLOCK_BOOTTIME. `answer` is
- * filled before pg_flush() returns. Return false after an error. */
-bool pg_put(struct pg_client *client, struct pg_topic topic, const char *key, const void *payload,
-            size_t payload_len, int64_t deadline_ns, enum pg_mode mode, struct pg_answer *answer);
+/* Pack a record: arm a timer. `answer` is filled before pg_flush() returns. Return false after an
+ * error. */
+bool pg_put(struct pg_client *client, struct pg_topic topic, const struct pg_timer *timer,
+            struct pg_answer *answer);
 
 /* Pack a record: cancel the timer of `key`, if it has this ticket or `ticket` is 0. */
 bool pg_cancel(struct pg_client *client, struct pg_topic topic, const char *key, uint64_t ticket,
@@ -69,6 +88,33 @@ const char *pg_error(const struct pg_client *client);
 /* End the session and free the client. Records without an answer may still be applied. */
 void pg_close(struct pg_client *client);
 
+enum pg_cause { /* those of docs/protocol.md */
+    PG_CAUSE_EXPIRED = 1, /* a deadline passed */
+    PG_CAUSE_SATISFIED,
+    PG_CAUSE_FAILED,
+    PG_CAUSE_CANCELLED,
+    PG_CAUSE_PUBLISHED,
+};
+
+/* The verdict on an operation that ended. */
+struct pg_verdict {
+    int64_t elapsed_ns;
+    uint32_t error; /* code of the key that failed; 0 = none failed */
+    uint16_t keys;  /* number of watch keys */
+    uint16_t bitmap_bytes;
+};
+
+/* The end of a timer or an operation. */
+struct pg_end {
+    int cause;        /* enum pg_cause */
+    bool has_verdict; /* an operation ended */
+    struct pg_verdict verdict;
+    const uint8_t *missing; /* bit n % 8 of byte n / 8: watch key n was below its target */
+    bool is_occurrence;     /* a schedule armed the timer; schedule and time are an idempotency key */
+    size_t schedule_len;    /* the schedule's key has so many bytes at the begin of the timer's key */
+    int64_t nominal_ns;     /* nominal time, ns since 1970 */
+};
+
 enum pg_event { PG_FAILED = -1, PG_SILENCE = 0, PG_NOTICE, PG_LOST, PG_NEW_STREAM };
 
 struct pg_notice {
@@ -81,7 +127,7 @@ struct pg_notice {
     size_t key_len;
     const void *payload;
     size_t payload_len;
-    int cause; /* 1 = a deadline passed */
+    struct pg_end end;
     uint32_t missed; /* timers that ended without a notice before this one */
 };
 
@@ -107,7 +153,7 @@ struct pg_group {
 
 struct pg_job {
     uint64_t ticket; /* the same in all attempts: make handlers idempotent by it */
-    int cause;       /* enum pg_cause: 1 = a deadline passed */
+    struct pg_end end;
     uint32_t attempt;
     uint32_t missed; /* timers that this one stands for, by a late policy */
     int64_t deadline_ns;
@@ -116,7 +162,7 @@ struct pg_job {
     size_t topic_len;
     const char *key;
     size_t key_len;
-    const void *payload; /* the end of an operation puts struct pg_verdict in front of it */
+    const void *payload;
     size_t payload_len;
 };
 

@@ -35,13 +35,21 @@ struct pg_reply {
     size_t length;
 };
 
+/* The bytes of a record. */
+struct pg_content {
+    struct bytes key, payload, extension;
+};
+
 int64_t pg_boot_ns(void);
+
+/* Let all later calls fail with this error. Return false. */
+bool pg_fail(struct pg_client *client, const char *error);
 
 void pg_hook(struct pg_client *client, struct pg_hooks hooks);
 
-/* Pack a record with the key and payload in `bytes`, `record.key_len` and `record.payload_len`
- * long. `answer` is filled when it comes. Return false after an error. */
-bool pg_pack(struct pg_client *client, struct pg_topic topic, struct bytes key, const void *payload,
+/* Pack a record with its bytes, whose lengths it gets. `answer` is filled when it comes. Return false
+ * after an error. */
+bool pg_pack(struct pg_client *client, struct pg_topic topic, struct pg_content content,
              struct record record, struct pg_answer *answer);
 
 /* Send what is packed, and wait for messages, at most until `until_ns` on CLOCK_BOOTTIME. */

@@ -2,13 +2,14 @@
 
 import { Client } from "./client.js";
 import { Closed, GroupMissing, InDoubt, LeaseLost, refusal } from "./errors.js";
+import { decodeEnd } from "./notices.js";
 import * as pg from "./protocol.js";
 import { CLOCK, JOB_INFO, LEASE, OP, ST } from "./protocol.js";
 import { Lease, makeItem } from "./session.js";
 
-const PING_MS = 15_000;
 const JOIN_AGAIN_MS = 1000;
 const ENDED_MAX = 65_536; // answered leases that a consumer remembers
+const GRANTED_PARTS = 120; // leases count as at least this part of `leaseMs`
 const BACKOFF = -1n; // delay of a NACK that the settings of the group choose
 
 /** A leased job. `attempt` is 1 for the first one; `ticket` is the same in all attempts, so use it to
@@ -17,15 +18,18 @@ export class Job {
   #consumer;
   #answer = null; // [op, promise] of the answer
   #extending = false;
+  #limited = false; // the longest lease of the group limited the last extension
   #lost = false;
-  #lastMs; // the latest end of the lease, however often it is extended
 
   constructor(consumer, info, topic, key, payload, lease) {
     this.#consumer = consumer;
     this.topic = topic;
     this.key = key;
-    this.payload = payload; // the end of an operation puts struct pg_verdict in front of it
-    this.cause = pg.nameOf(pg.CAUSE, Number(info.ticket & 0xffn)); // EXPIRED for a timer
+    const end = decodeEnd(Number(info.ticket & 0xffn), info.flags, key, payload);
+    this.payload = end.payload;
+    this.cause = end.cause; // EXPIRED for a timer
+    this.verdict = end.verdict; // the end of an operation; null for a timer
+    this.occurrence = end.occurrence; // schedule and nominalNs of an occurrence; else null
     this.ticket = info.ticket >> 8n;
     this.attempt = info.attempt;
     this.priority = info.priority;
@@ -33,14 +37,12 @@ export class Job {
     this.deadlineNs = info.deadline_ns;
     this.firedNs = info.fired_ns;
     this.lease = lease; // the struct pg_lease
-    this.startedMs = performance.now();
-    this.endsMs = 0; // end of the lease by performance.now()
-    this.#lastMs = this.startedMs + consumer.maxLeaseMs;
+    this.endsMs = 0; // end of the lease by performance.now(); Infinity under a virtual clock
   }
 
   /** True once the lease has ended without an answer: another member may have the job. */
   get lost() {
-    const ended = performance.now() >= this.endsMs && !this.#extending;
+    const ended = performance.now() >= this.endsMs && (this.#limited || !this.#extending);
     return this.#lost || (ended && this.#answer === null);
   }
 
@@ -74,17 +76,26 @@ export class Job {
     const sentMs = performance.now();
     this.#extending = true;
     try {
-      await this.#send(OP.JOB_EXTEND, { time_ns: pg.nanoseconds("ms", ms, 0.001) });
-      this.endsMs = Math.max(this.endsMs, Math.min(sentMs + ms, this.#lastMs));
+      const time_ns = pg.nanoseconds("ms", ms, 0.001);
+      const leftNs = await this.#send(OP.JOB_EXTEND, { time_ns });
+      this.#limited = leftNs < time_ns;
+      this.endsMs = Math.max(this.endsMs, sentMs + Number(leftNs) / 1e6);
+      this.#consumer.granted(Number(leftNs) / 1e6);
     } finally {
       this.#extending = false;
     }
   }
 
-  /** True if the lease ends before `ms`, and can still be extended. */
-  needsExtension(ms) {
+  /** True if an extension would be the next step of an open job whose lease ends in less than
+   * `ms`, or at an unknown time. */
+  endsWithin(ms) {
     const open = this.#answer === null && !this.#extending && !this.#lost;
-    return open && this.endsMs < Math.min(ms, this.#lastMs - 1);
+    return open && (this.endsMs === Infinity || this.endsMs - performance.now() < ms);
+  }
+
+  /** True if the longest lease of the group limits the lease, so that no extension helps. */
+  get limited() {
+    return this.#limited;
   }
 
   lose() {
@@ -119,6 +130,7 @@ export class Job {
     });
     if (status === ST.LEASE_LOST) throw this.#leaseLost();
     if (status !== ST.DONE) throw refusal(this.key, status, ticket, deadlineNs);
+    return deadlineNs; // of an extension: the time until the end of the lease
   }
 
   #leaseLost() {
@@ -147,7 +159,8 @@ export class Consumer {
   #takers = []; // callers that wait for a job
   #stopping = false;
   #error = null;
-  #timers;
+  #grantedMs; // length of the leases that the daemon grants: the group may limit it
+  #timer;
   #changed = []; // callers that wait for the end of a job
 
   /** Join a group, and create it if it is missing. `settings`, such as maxAttempts, are those of
@@ -157,8 +170,8 @@ export class Consumer {
     const { worker, durable, ...settings } = others;
     const client = new Client(daemon, { namespace, worker, durable });
     try {
-      const found = await client.createGroup(group, topics, settings);
-      const consumer = new Consumer(client, found, leaseMs, maxInFlight);
+      await client.createGroup(group, topics, settings);
+      const consumer = new Consumer(client, group, leaseMs, maxInFlight);
       await consumer.#join();
       return consumer;
     } catch (error) {
@@ -172,18 +185,15 @@ export class Consumer {
       throw new RangeError(`maxInFlight must be 1 to ${pg.PG_CREDITS_MAX}`);
     }
     this.client = client;
-    this.maxLeaseMs = group.settings.maxLeaseMs;
-    this.#group = group.name;
-    this.#leaseMs = leaseMs;
+    this.#group = group;
+    this.#leaseMs = this.#grantedMs = leaseMs;
     this.#credits = maxInFlight;
     client.session.on("jobs", (body, count) => this.#take(body, count));
     client.session.on("open", () => this.#joinAgain());
     client.session.on("expired", () => this.#loseAll());
     client.session.on("failed", (error) => this.#fail(error));
-    this.#timers = [
-      setInterval(() => this.#heartbeat(), leaseMs / 12),
-      setInterval(() => client.session.ping(), PING_MS),
-    ];
+    client.session.keepAlive();
+    this.#timer = setTimeout(() => this.#heartbeat(), leaseMs / 12);
   }
 
   // ---- jobs for callers --------------------------------------------------------------------------
@@ -237,8 +247,8 @@ export class Consumer {
     while (this.#jobs.size > 0 && this.#error === null && performance.now() < endMs) {
       await this.#change(endMs - performance.now());
     }
-    this.#timers.forEach(clearInterval);
     await this.client.close();
+    clearTimeout(this.#timer);
   }
 
   #change(ms) {
@@ -275,22 +285,41 @@ export class Consumer {
     this.#join().catch((error) => this.#fail(error));
   }
 
-  /** Extend the leases that end in less than two thirds of their length. Give back jobs that have
-   * waited for a caller for half of the longest lease, and forget jobs whose lease has ended. */
+  /** Look at all leases, 12 times in the length of one. */
   #heartbeat() {
-    const nowMs = performance.now();
-    for (const job of [...this.#jobs.values()]) {
-      const waited = nowMs >= job.startedMs + this.maxLeaseMs / 2 && this.#ready.includes(job);
-      if (job.lost) {
-        job.lose();
-        this.ended(job);
-      } else if (waited) {
-        this.#ready = this.#ready.filter((one) => one !== job);
-        job.release().catch(() => {});
-      } else if (job.needsExtension(nowMs + (this.#leaseMs * 2) / 3)) {
-        job.extend(this.#leaseMs).catch(() => {});
-      }
+    for (const job of [...this.#jobs.values()]) this.#keep(job);
+    clearTimeout(this.#timer);
+    this.#timer = setTimeout(() => this.#heartbeat(), this.#grantedMs / 12);
+  }
+
+  /** Extend a lease that ends in less than two thirds of its length. Give back a job without a caller
+   * whose lease cannot be extended, because a release is no failed attempt. Forget a job whose lease
+   * has ended. */
+  #keep(job) {
+    if (job.lost) {
+      job.lose();
+      this.ended(job);
+    } else if (job.limited && job.endsWithin(this.#grantedMs / 2) && this.#ready.includes(job)) {
+      this.#ready = this.#ready.filter((one) => one !== job);
+      job.release().catch(() => {});
+    } else if (job.endsWithin((this.#grantedMs * 2) / 3)) {
+      job.extend(this.#leaseMs).catch(() => {});
     }
+  }
+
+  /** Note the length of an extended lease: the longest lease of the group may have been raised. */
+  granted(ms) {
+    this.#grantedMs = Math.max(this.#grantedMs, Math.min(ms, this.#leaseMs));
+  }
+
+  /** Note the length of a new lease, and look at it in time. */
+  #leased(ms) {
+    const granted = Math.min(Math.max(ms, this.#leaseMs / GRANTED_PARTS), this.#leaseMs);
+    const shorter = granted < this.#grantedMs;
+    this.#grantedMs = granted;
+    if (!shorter) return;
+    clearTimeout(this.#timer);
+    this.#timer = setTimeout(() => this.#heartbeat(), granted / 12);
   }
 
   #loseAll() {
@@ -331,7 +360,7 @@ export class Consumer {
   #takeJob(info, reader) {
     const topic = reader.text(info.topic_len);
     const key = pg.decodeKey(info.key_type, reader.take(info.key_len));
-    const payload = Buffer.from(reader.take(info.payload_len));
+    const payload = reader.take(info.payload_len);
     const lease = LEASE.pack({ ticket: info.ticket >> 8n, row: info.row, lease: info.lease });
     const name = lease.toString("latin1");
     if (this.#ended.has(name)) return;
@@ -339,6 +368,7 @@ export class Consumer {
     job.endsMs = Math.max(job.endsMs, this.#endsMs(info));
     if (this.#jobs.has(name)) return;
     this.#jobs.set(name, job);
+    this.#leased(Number(info.lease_ends_ns - info.now_ns) / 1e6);
     this.#handOn(job);
   }
 

@@ -56,6 +56,23 @@ export class MessageRefused extends PurgatorydError {
   }
 }
 
+/** The daemon refused a request about a schedule, for example with status BAD_SPEC. UNKNOWN: there
+ * is no such schedule. */
+export class ScheduleRefused extends PurgatorydError {
+  constructor(key, number) {
+    super(`schedule ${describe(key)}: ${nameOf(ST, number)}`);
+    this.key = key;
+    this.status = nameOf(ST, number);
+  }
+}
+
+/** The session of an operation expired, so its outcome is unknown. */
+export class SessionExpired extends PurgatorydError {
+  constructor() {
+    super("the session expired, so the outcome of its operations is unknown");
+  }
+}
+
 /** The daemon refused a request about a consumer group. `reason` is a name, such as "PENDING". */
 export class GroupRefused extends PurgatorydError {
   constructor(group, detail) {

@@ -7,7 +7,7 @@ import { Dealer } from "zeromq";
 
 import { Closed, InDoubt, MessageRefused } from "./errors.js";
 import * as pg from "./protocol.js";
-import { ERR, FRAME, HELLO, M, RECORD, RESULT, ST, WELCOME } from "./protocol.js";
+import { ERR, FRAME, HELLO, M, OP, RECORD, RESULT, ROWS, ST, W, WELCOME } from "./protocol.js";
 
 const RESEND_FIRST_MS = 100;
 const RESEND_MOST_MS = 2000;
@@ -15,10 +15,12 @@ const OUT_OF_ORDER_MS = 10;
 const BUSY_FIRST_MS = 1;
 const BUSY_MOST_MS = 100;
 const BYE_MS = 1000;
+const PING_MS = 15_000;
 const NOTHING = Buffer.alloc(0);
 const BODY_GOAL = 1 << 20; // a batch of this size is sent; a message may have 8 MiB
 
-/** Return the message of a batch or query: frame, names, records, then keys and payloads. */
+/** Return the message of a batch or query: frame, rows of a bulk load, names, records, then keys,
+ * payloads and extensions. */
 function encodeRecords(message, items, fields) {
   const index = new Map();
   const rows = items.map((item) => {
@@ -30,7 +32,35 @@ function encodeRecords(message, items, fields) {
   const table = Buffer.concat([names, Buffer.alloc(-names.length & 7)]);
   const counts = { count: items.length, names: index.size, names_bytes: table.length };
   const frame = encodeFrame(message, { ...counts, ...fields });
-  return Buffer.concat([frame, table, ...rows, ...items.map((item) => item.bytes)]);
+  const numbers = items[0].row === undefined ? NOTHING : ROWS.pack(items[0].row);
+  return Buffer.concat([frame, numbers, table, ...rows, ...items.map((item) => item.bytes)]);
+}
+
+/** Return whether a record may follow others in their batch: outside of bulk loads, or as the next
+ * row of the same run. `count`: number of the others. */
+function follows(first, count, item) {
+  if (first.row === undefined || item.row === undefined) return first.row === item.row;
+  return (
+    first.row.bulk_load.equals(item.row.bulk_load) &&
+    first.row.fencing_token === item.row.fencing_token &&
+    first.row.first_row + BigInt(count) === item.row.first_row
+  );
+}
+
+/** Return the keys of the operations that each CANCEL_FOR_KEY ended, by the number of its record. */
+function decodeEnded(bytes) {
+  const ended = new Map();
+  const reader = new pg.Reader(bytes);
+  while (reader.at < bytes.length) {
+    const [record, size] = [reader.take(4).readUInt32LE(), reader.take(4).readUInt32LE()];
+    const keys = [];
+    for (const end = reader.at + size; reader.at < end;) {
+      const [type, length] = reader.take(2);
+      keys.push(pg.decodeKey(type, reader.take(length)));
+    }
+    ended.set(record, keys);
+  }
+  return ended;
 }
 
 /** Return a frame. */
@@ -38,7 +68,8 @@ export function encodeFrame(message, fields = {}) {
   return FRAME.pack({ magic: pg.WIRE_MAGIC, version: pg.VERSION, message, ...fields });
 }
 
-/** Return the item of a record, for put(). `time` is [kind, ns]. */
+/** Return the item of a record, for put(). For a row of a bulk load, set its `row` to the fields of
+ * a pg_rows. */
 export function makeItem(op, namespace, topic, key, fields = {}, payload = NOTHING, ext = NOTHING) {
   const [type, bytes] = key instanceof Lease ? [pg.KEY.BYTES, key.bytes] : pg.encodeKey(key);
   const names = [
@@ -68,7 +99,8 @@ export class Lease {
   }
 }
 
-/** Events: "open" after each welcome and reconnect, "expired", "jobs" (body, count). */
+/** Events: "open" after each welcome and reconnect, "expired", "jobs" and "outcomes" (body, count),
+ * "failed" (error). */
 export class Session extends EventEmitter {
   #socket = new Dealer({ reconnectInterval: 10, linger: 0, sendTimeout: 0 });
   #connected = false;
@@ -76,7 +108,7 @@ export class Session extends EventEmitter {
   #error = null; // the error of all later calls
   #worker;
   #graceNs;
-  #flags; // of each batch
+  #pingTimer = null;
   #nonce = randomBytes(16);
   #nonces = 0n; // number of this nonce, so that a late welcome is recognized
   #session = 0n; // 0 = not open
@@ -98,7 +130,7 @@ export class Session extends EventEmitter {
     super();
     this.#worker = pg.encodeText("worker", worker, 0, pg.PG_WORKER_MAX);
     this.#graceNs = pg.nanoseconds("graceMs", graceMs);
-    this.#flags = durable ? pg.W.DURABLE : 0;
+    this.flags = durable ? W.DURABLE : 0; // of each batch
     this.#socket.events.on("handshake", () => this.#reconnected());
     this.#socket.events.on("disconnect", () => (this.#connected = false));
     this.#socket.connect(endpoint);
@@ -141,10 +173,18 @@ export class Session extends EventEmitter {
     });
   }
 
-  /** Send a PING without waiting, so that the daemon does not count the session as silent. */
-  ping() {
-    const fields = { session: this.#session, sequence: 0n };
-    if (this.#session !== 0n && this.#connected) this.#send(encodeFrame(M.PING, fields));
+  /** Send a message that has no answer, now or never. */
+  post(message, body = NOTHING, fields = {}) {
+    if (this.#session === 0n || !this.#connected || this.#error !== null) return;
+    const frame = encodeFrame(message, { session: this.#session, ...fields });
+    this.#send(Buffer.concat([frame, body]));
+  }
+
+  /** From here on, send a PING after each reconnect and every 15 s: outcomes and jobs come to the
+   * connection on which the session sent last, and the daemon ends silent sessions. */
+  keepAlive() {
+    if (this.#pingTimer !== null || this.#error !== null) return;
+    this.#pingTimer = setInterval(() => this.post(M.PING), PING_MS);
   }
 
   /** End the session. Calls without an answer fail with Closed. */
@@ -226,6 +266,7 @@ export class Session extends EventEmitter {
     this.#connected = true;
     this.#answered();
     this.#sendAgain();
+    if (this.#pingTimer !== null) this.post(M.PING);
     if (this.#session !== 0n) this.emit("open");
     this.#soon();
   }
@@ -269,12 +310,14 @@ export class Session extends EventEmitter {
     let count = 0;
     for (let size = 0; count < this.#waiting.length && count < this.#maxRecords; count++) {
       const item = this.#waiting[count];
+      if (!follows(this.#waiting[0], count, item)) break;
       names.add(item.names.toString("latin1"));
       size += RECORD.size + item.bytes.length;
       if (count > 0 && (size > BODY_GOAL || names.size > pg.PG_BATCH_NAMES)) break;
     }
     const items = this.#waiting.splice(0, count);
-    const bytes = encodeRecords(M.BATCH, items, { flags: this.#flags });
+    const flags = this.flags + (items[0].row === undefined ? 0 : W.BULK_LOAD);
+    const bytes = encodeRecords(M.BATCH, items, { flags });
     const batch = { items, bytes, sends: 0, sequence: 0n };
     this.#number(batch, this.#unanswered[0]?.sequence);
     this.#unanswered.push(batch);
@@ -313,6 +356,7 @@ export class Session extends EventEmitter {
     const body = bytes.subarray(FRAME.size);
     if (frame.message === M.BYE) this.#closing?.();
     else if (frame.message === M.JOBS) this.emit("jobs", body, frame.count);
+    else if (frame.message === M.OUTCOMES) this.emit("outcomes", body, frame.count);
     else if (frame.error !== 0) this.#onError(frame);
     else this.#onAnswer(frame, body);
   }
@@ -356,15 +400,21 @@ export class Session extends EventEmitter {
     if (place < 0) return; // a second answer
     const [batch] = this.#unanswered.splice(place, 1);
     const busyBefore = this.#busy.length;
-    batch.items.forEach((item, n) => this.#settle(item, RESULT.unpack(body, n * RESULT.size)));
+    const ended = decodeEnded(body.subarray(batch.items.length * RESULT.size));
+    batch.items.forEach((item, n) => {
+      this.#settle(item, RESULT.unpack(body, n * RESULT.size), ended.get(n));
+    });
     if (this.#busy.length === busyBefore) this.#busyMs = BUSY_FIRST_MS;
     this.#soon();
   }
 
-  #settle(item, result) {
+  /** A WATCH of a session that owns as many operations as it may is refused, and not repeated. */
+  #settle(item, result, ended) {
     const status = Number(result.ticket & 255n);
-    if (status === ST.BUSY) this.#busy.push(item);
-    else item.resolve({ status, ticket: result.ticket >> 8n, deadlineNs: result.deadline_ns });
+    const [ticket, deadlineNs] = [result.ticket >> 8n, result.deadline_ns];
+    const full = item.record.op === OP.WATCH && deadlineNs !== 0n;
+    if (status === ST.BUSY && !full) this.#busy.push(item);
+    else item.resolve({ status, ticket, deadlineNs, ended });
   }
 
   // ---- errors ------------------------------------------------------------------------------------
@@ -372,8 +422,10 @@ export class Session extends EventEmitter {
   #onError(frame) {
     const stopped = frame.error === ERR.BUSY && Number(frame.detail) === ST.WAL;
     const later = [ERR.SESSIONS_FULL, ERR.STOPPING, ERR.BUSY].includes(frame.error) && !stopped;
-    if (frame.error === ERR.SESSION_EXPIRED) this.#renew(); // [5]
-    else if (frame.error === ERR.OUT_OF_ORDER) this.#sendSoon(); // [4]
+    if (frame.error === ERR.SESSION_EXPIRED)
+      this.#renew(); // [5]
+    else if (frame.error === ERR.OUT_OF_ORDER)
+      this.#sendSoon(); // [4]
     else if (!later) this.#refused(frame, new MessageRefused(frame.error, frame.details)); // [6], [7]
   }
 
@@ -422,6 +474,7 @@ export class Session extends EventEmitter {
     this.#error = error;
     clearTimeout(this.#resendTimer);
     clearTimeout(this.#busyTimer);
+    clearInterval(this.#pingTimer);
     const items = [...this.#unanswered.flatMap((batch) => batch.items), ...this.#busy];
     for (const item of [...items, ...this.#waiting]) item.reject(error);
     for (const question of this.#questions.values()) question.reject(error);

@@ -456,7 +456,7 @@ static bool backfill_apply(struct pg_arena *a, const struct ask *k)
         return backfill(a, k, times, count, count == ARMS_PER_MESSAGE);
     }
     const struct calendar *c = times_of(a, spec_of(a, f), zone_of(a, f), k->head.from - 1, until_ns,
-                                        ARMS_PER_MESSAGE, false);
+                                        ARMS_PER_MESSAGE, k->head.from - 1);
     if (c == NULL)
         return true;
     if (c->status != PG_ST_DONE)
