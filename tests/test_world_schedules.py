@@ -263,6 +263,19 @@ def test_a_trigger_fires_once_for_each_request() -> None:
         fire(judge, 0, key=f"s@{BEGIN_NS + 7}")
 
 
+def test_an_occurrence_that_an_earlier_put_has_fired_is_not_lost() -> None:
+    judge, put = judge_of(every_ns=0, minutes=1)
+    fire(judge, 1, step_ns=MINUTE_NS)
+    later = judge.putting("s", b"q", put.settings, MINUTE_NS)
+    for number in (1, 2):
+        judge.triggering(later, BEGIN_NS + number * MINUTE_NS)
+    judge.triggered(later, BEGIN_NS + MINUTE_NS)
+    judge.finish()
+    judge.triggered(later, BEGIN_NS + 2 * MINUTE_NS)
+    with pytest.raises(Violation, match="was lost"):
+        judge.finish()
+
+
 def test_a_backfill_fires_the_occurrences_of_its_range_and_no_others() -> None:
     judge, put = judge_of()
     fire(judge, 1)
