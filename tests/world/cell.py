@@ -779,7 +779,7 @@ class Cell:
                 self._judge_held(occurrence)
                 self.schedules.fired(occurrence, wall_ns)
             place = (head.stream_id, topic, head.first + index)
-            self.readers.judge.published(place, sent)
+            self.readers.published(place, sent)
             self.jobs.published(
                 place, subject_of(key, sent.payload), str(key), deadline_ns + self.begun_ns,
                 fired_ns + self.begun_ns,
