@@ -17,6 +17,7 @@ from world.occurrences import (
     ScheduleOracle,
     Settings,
 )
+from world.options import FIRE, Policy
 from world.oracle import FOREVER_NS, Violation
 from world.runs import run
 from world.script import MS, SCHEDULES, SLOTS, script
@@ -310,6 +311,20 @@ def test_a_delay_counts_from_the_end_of_the_occurrence_before() -> None:
     with pytest.raises(Violation, match="fired after"):
         fire(judge, 1, deadline_ns=500 * MS)
     assert judge.target_ns(put) is None
+
+
+def test_a_late_policy_may_end_occurrences() -> None:
+    judge, put = judge_of(topic="b")
+    judge._policies = lambda topic: {FIRE, Policy("skip", 20 * MS)} if topic == "b" else {FIRE}
+    with pytest.raises(Violation, match="is missing"):
+        fire(judge, 2, topic="b", at_ns=120 * MS)
+    fire(judge, 2, topic="b", at_ns=120 * MS + 1)
+    judge.triggering(put, BEGIN_NS + 7)
+    judge.triggered(put, BEGIN_NS + 7)
+    judge.finish()
+    judge._policies = lambda _: {FIRE}
+    with pytest.raises(Violation, match="was lost"):
+        judge.finish()
 
 
 @pytest.mark.parametrize("overlap", ["queue", "delay"])
