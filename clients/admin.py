@@ -464,7 +464,7 @@ class Admin(Closing):
         if reply is None:
             raise DaemonUnreachable(self.name, self._endpoint, limit_s, 1, shut(self.name))
         if reply.error:
-            raise reply.refusal()
+            raise reply.failure()
         return reply
 
     def _open(self, deadline_s: float, limit_s: float) -> Channel:

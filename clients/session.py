@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING
 from purgatoryd.clients.batch import Batch, Letter
 from purgatoryd.clients.retries import WAITING_MAX, Retries, all_busy, is_busy
 from purgatoryd.shm_layout import layout, wire
-from purgatoryd.shm_layout.errors import DaemonError, MessageRefused, NotDurable, SessionExpired
+from purgatoryd.shm_layout.errors import DaemonError, MessageRefused, SessionExpired
 from purgatoryd.shm_layout.host import HOST
 from purgatoryd.shm_layout.layout import Message, WireError
 from purgatoryd.shm_layout.wire import Reply, Welcome
@@ -399,7 +399,7 @@ class Session:
             self._desert(self._sequence + 1)  # a batch that is unknown here used the sequence
         elif reply.error == WireError.NOT_DURABLE:  # the batch was applied; the session continues
             del self._flight[reply.sequence]
-            batch.settle(NotDurable(*reply.detail))
+            batch.settle(reply.failure())
         elif reply.error not in (WireError.STOPPING, WireError.BUSY):  # else the batch is resent
             self._abandon(batch, reply.refusal())
 
@@ -428,7 +428,7 @@ class Session:
             self._forgotten()
         elif query := self._queries.pop(reply.sequence, None):
             self.astray = None
-            query.settle(reply.refusal() if reply.error else reply)
+            query.settle(reply.failure() if reply.error else reply)
 
     def _on_outcomes(self, reply: Reply) -> None:
         if reply.session == self.id and self.on_outcomes is not None:

@@ -21,6 +21,7 @@ from purgatoryd.shm_layout.errors import (
     InvalidName,
     InvalidPayload,
     MessageRefused,
+    NotDurable,
     NoWal,
     ProtocolError,
     ScheduleRefused,
@@ -599,8 +600,14 @@ class Reply(NamedTuple):
     detail: tuple[int, int]
     body: bytes
 
+    def failure(self) -> MessageRefused | NotDurable:
+        """Return the reply's error as an exception: NotDurable if the daemon has applied the
+        message."""
+        applied = self.error == WireError.NOT_DURABLE
+        return NotDurable(*self.detail) if applied else self.refusal()
+
     def refusal(self) -> MessageRefused:
-        """Return the reply's error as an exception."""
+        """Return the reply's error, which is not NOT_DURABLE, as an exception."""
         try:
             name = WireError(self.error).name
         except ValueError:

@@ -881,6 +881,22 @@ def test_a_schedule_in_a_full_arena_goes_on(daemon: StartDaemon) -> None:
         assert all(b - a == timedelta(seconds=0.02) for a, b in itertools.pairwise(found))
 
 
+def test_a_full_consumer_group_stops_only_schedules_of_its_topics(daemon: StartDaemon) -> None:
+    daemon("demo")
+    with client() as caller:
+        caller.create_group("g", ["mails"], max_backlog=1)
+        for key in ("a", "b", "c"):
+            caller.put_schedule(key, every=0.01, topic="mails")
+        caller.put_schedule("d", every=0.01, topic="ticks")
+
+        def waits() -> bool:
+            found = {one.key: one for one in caller.schedules()}
+            fires = found["d"].occurrences >= 20
+            return fires and all(found[key].deadline is None for key in ("a", "b", "c"))
+
+        assert eventually(waits)
+
+
 def scheduled(core: JobsCore, session: Session, ask: ScheduleAsk) -> None:
     """Send a message about a schedule, and answer the questions about its times."""
     question = ffi.new("struct pg_question *")

@@ -195,6 +195,22 @@ def test_a_durable_namespace_answers_no_call_that_the_disk_refused(
         assert shop.get("before") is not None
 
 
+def test_a_schedule_that_the_disk_refused_is_applied(
+    daemon: StartDaemon, wal: Path, tmp_path: Path
+) -> None:
+    needs("cc", "to compile tests/fault/shim.c")
+    shim, broken = build_library("shim", tmp_path), tmp_path / "broken"
+    fault = Fault("fdatasync", "EIO").environment(shim, 1, broken, tmp_path / "log")
+    daemon("demo", *wal_flags(wal), env=fault)
+    with Client("demo", namespace="shop", durable=True) as shop:
+        shop.add("before", delay=HOUR_S)
+        broken.touch()
+        with pytest.raises(NotDurable, match=os.strerror(errno.EIO)):
+            shop.put_schedule("applied", every=3600)
+    with Client("demo", namespace="shop", durable=False) as other:
+        assert [one.key for one in other.schedules()] == ["applied"]
+
+
 def test_every_kind_of_client_can_be_durable(daemon: StartDaemon, wal: Path) -> None:
     real = daemon("demo", *wal_flags(wal))
 

@@ -6,9 +6,11 @@ import json
 import os
 import subprocess
 from collections import Counter
+from pathlib import Path
 
 import pytest
 from world.find_bugs import LIMIT_S, ROOT, START_SEEDS, Bug, bugs
+from world.script import Setting
 
 pytestmark = pytest.mark.tier("all")
 
@@ -20,7 +22,16 @@ def test_each_bug_can_be_brought_into_the_tree(bug: Bug) -> None:
     found = subprocess.run(command, cwd=ROOT, env=outside, stderr=subprocess.PIPE, text=True)
     assert found.returncode == 0, found.stderr
     assert bug.files
+    assert {*bug.worlds} <= Setting.__dataclass_fields__.keys()
     assert bug.description.endswith(".")
+
+
+def test_a_patch_may_name_the_settings_of_the_worlds_that_can_meet_its_bug(tmp_path: Path) -> None:
+    patch = tmp_path / "bug.patch"
+    patch.write_text("planted: A bug.\nworlds: groups wal\n\ndiff\n")
+    assert Bug(patch).worlds == ["groups", "wal"]
+    patch.write_text("planted: A bug.\n\ndiff\nworlds: groups\n")
+    assert Bug(patch).worlds == []
 
 
 def test_worlds_have_found_each_bug_from_each_start_seed() -> None:

@@ -161,6 +161,25 @@ def test_one_process_at_a_time_has_the_cursor() -> None:
     arena.commit(first, 0)
 
 
+def test_a_notice_that_is_not_committed_is_safe_while_the_replay_buffer_has_space() -> None:
+    arena = Arena()
+
+    def safe(oldest: int = 1) -> list[bool]:
+        return [arena.judge.is_safe(arena.cursor, "a", n, oldest) for n in (1, 2, 3)]
+
+    for sequence in (1, 2, 3):
+        arena.judge.published((STREAM, "a", sequence), sent(sequence), 10 + sequence)
+        if sequence == 2:
+            arena.cursor.exists = True
+            arena.judge.all_committed()
+    assert safe(12) == [False, True, True]
+    arena.lose(wal=True)
+    assert safe() == [True, True, False]
+    arena.cursor.durable = False
+    arena.lose(wal=True)
+    assert safe() == [False] * 3
+
+
 @pytest.mark.parametrize("durable", [True, False])
 def test_a_power_cut_undoes_only_what_was_not_committed(*, durable: bool) -> None:
     arena = Arena()

@@ -11,7 +11,16 @@ from world.lateness import BURST_NS, SLACK_NS, Counts, Fired, LateOracle
 from world.options import FIRE, LATE_KINDS, NONE, Options, Policy, options_of
 from world.oracle import FOREVER_NS, IN_DOUBT, Call, Oracle, Timer, Violation
 from world.runs import run
-from world.script import GRACES_NS, LATE_STEPS, MS, S, script
+from world.script import (
+    GRACES_NS,
+    LATE_STEPS,
+    MS,
+    NAMESPACE_SCOPE,
+    PAUSE_STEPS,
+    UNIQUE_NS,
+    S,
+    script,
+)
 
 from purgatoryd.shm_layout.layout import Status
 
@@ -200,6 +209,51 @@ def test_late_timers_of_an_earlier_process_keep_the_pace_of_the_namespace() -> N
         fire(judge, armed(oracle, "fire4", 10), 1190 * MS, sequence=4)
 
 
+@pytest.mark.parametrize("scope", ["b", NAMESPACE_SCOPE])
+def test_no_timer_of_a_paused_topic_fires(scope: str) -> None:
+    _, judge = judges()
+    judge.pausing(scope, paused=True, now_ns=0)
+    one = Fired((STREAM, "b", 1), MS, 10 * MS, 0)
+    judge.fired_timer(one)
+    judge.pauses[scope].changed(True, 10 * MS)
+    judge.fired_timer(one)
+    late = one._replace(fired_ns=10 * MS + 1)
+    with pytest.raises(Violation, match="is paused"):
+        judge.fired_timer(late)
+    judge.pausing(scope, paused=False, now_ns=20 * MS)
+    judge.fired_timer(late)
+
+
+def test_timers_that_came_due_in_a_pause_keep_the_pace_of_the_namespace() -> None:
+    oracle, judge = judges()
+    judge.pace.changing(10)
+    judge.pace.changed(10, 0)
+    judge.pausing("b", paused=True, now_ns=0)
+    judge.pauses["b"].changed(True, 5 * MS)
+    timers = [armed(oracle, f"fire{number}", 10) for number in range(3)]
+    early, later = armed(oracle, "fire3", 4), armed(oracle, "fire4", 990)
+    judge.pausing("b", paused=False, now_ns=S)
+    fire(judge, timers[0], S)
+    for number, free in enumerate((early, later)):  # these may have fired without the pause
+        fire(judge, free, S, sequence=7 + number)
+    fire(judge, timers[1], S + S // 10 - BURST_NS, sequence=2)
+    with pytest.raises(Violation, match="fired before"):
+        fire(judge, timers[2], S + 2 * S // 10 - BURST_NS - 1, sequence=3)
+
+
+def test_a_late_occurrence_is_skipped() -> None:
+    _, judge = judges()
+    policy = Policy("skip", GRACE_NS)
+    one = Fired((STREAM, "b", 1), 10 * MS, 10 * MS + LATE_NS, 0)
+    late = one._replace(fired_ns=one.fired_ns + 1)
+    judge.fired_occurrence(late)
+    judge.policies["b"].changing(policy)
+    judge.policies["b"].changed(policy, 0)
+    judge.fired_occurrence(one)
+    with pytest.raises(Violation, match="ns late, but"):
+        judge.fired_occurrence(late)
+
+
 def test_a_new_arena_begins_with_its_own_counts() -> None:
     oracle, judge = judges()
     armed(oracle, "skip", 10)
@@ -213,11 +267,23 @@ def test_a_new_arena_begins_with_its_own_counts() -> None:
 def test_options_belong_to_keys_of_clients_in_worlds_with_late_policies() -> None:
     found = {options_of(f"k0.{number}", late=True).late for number in range(200)}
     assert found == {None, FIRE, *(Policy(kind, ns) for kind in LATE_KINDS for ns in GRACES_NS)}
+    spans_ns = {options_of(f"k0.{number}", unique=True).unique_ns for number in range(200)}
+    assert spans_ns == {None, *UNIQUE_NS}
     assert options_of("r0.1", late=True) == options_of("k0.1") == NONE
 
 
 def test_the_judge_imports_only_constants() -> None:
     assert all(isinstance(value, EnumType) for value in product_imports(lateness).values())
+
+
+@pytest.mark.tier("test")
+@pytest.mark.parametrize("seed", [13, 15])  # each of these worlds has pauses and unique keys
+def test_pauses_and_unique_keys_last_in_a_world(seed: int) -> None:
+    chosen = script(seed)
+    assert chosen.setting.pauses
+    assert chosen.setting.unique
+    assert {step.kind for step in chosen.steps} >= {*PAUSE_STEPS}
+    assert run(chosen).failure is None
 
 
 @pytest.mark.tier("test")

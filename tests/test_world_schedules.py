@@ -17,6 +17,7 @@ from world.occurrences import (
     ScheduleOracle,
     Settings,
 )
+from world.options import FIRE, Policy
 from world.oracle import FOREVER_NS, Violation
 from world.runs import run
 from world.script import MS, SCHEDULES, SLOTS, script
@@ -263,6 +264,19 @@ def test_a_trigger_fires_once_for_each_request() -> None:
         fire(judge, 0, key=f"s@{BEGIN_NS + 7}")
 
 
+def test_an_occurrence_that_an_earlier_put_has_fired_is_not_lost() -> None:
+    judge, put = judge_of(every_ns=0, minutes=1)
+    fire(judge, 1, step_ns=MINUTE_NS)
+    later = judge.putting("s", b"q", put.settings, MINUTE_NS)
+    for number in (1, 2):
+        judge.triggering(later, BEGIN_NS + number * MINUTE_NS)
+    judge.triggered(later, BEGIN_NS + MINUTE_NS)
+    judge.finish()
+    judge.triggered(later, BEGIN_NS + 2 * MINUTE_NS)
+    with pytest.raises(Violation, match="was lost"):
+        judge.finish()
+
+
 def test_a_backfill_fires_the_occurrences_of_its_range_and_no_others() -> None:
     judge, put = judge_of()
     fire(judge, 1)
@@ -301,6 +315,20 @@ def test_a_delay_counts_from_the_end_of_the_occurrence_before() -> None:
     with pytest.raises(Violation, match="fired after"):
         fire(judge, 1, deadline_ns=500 * MS)
     assert judge.target_ns(put) is None
+
+
+def test_a_late_policy_may_end_occurrences() -> None:
+    judge, put = judge_of(topic="b")
+    judge._policies = lambda topic: {FIRE, Policy("skip", 20 * MS)} if topic == "b" else {FIRE}
+    with pytest.raises(Violation, match="is missing"):
+        fire(judge, 2, topic="b", at_ns=120 * MS)
+    fire(judge, 2, topic="b", at_ns=120 * MS + 1)
+    judge.triggering(put, BEGIN_NS + 7)
+    judge.triggered(put, BEGIN_NS + 7)
+    judge.finish()
+    judge._policies = lambda _: {FIRE}
+    with pytest.raises(Violation, match="was lost"):
+        judge.finish()
 
 
 @pytest.mark.parametrize("overlap", ["queue", "delay"])

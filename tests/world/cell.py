@@ -148,13 +148,14 @@ class Cell:
         self.operator = Operator(self)
         self.jobs = JobOracle(self.options)
         self.late = LateOracle(self.oracle, self.options)
+        self.late.schedules = world.script.setting.schedules
         self.oracle.may_end = self.late.may_end
         self.consumers: list[SimulatedConsumer | None] = [None] * CONSUMERS
         self.manager: SimulatedClient | None = None
         """Client that manages consumer groups and schedules; None: the world has neither."""
         self.deleted_groups = [0] * GROUPS
         """For each slot of a consumer group, how many groups were deleted there."""
-        self.schedules = ScheduleOracle()
+        self.schedules = ScheduleOracle(lambda topic: self.late.policies[topic].since(0))
         self.schedules.skips = world.script.setting.groups
         self.deleted_schedules = [0] * SLOTS
         """For each slot of a schedule, how many schedules were deleted there."""
@@ -287,7 +288,9 @@ class Cell:
     def options(self, key: str) -> Options:
         """Return the options of the timers of a key."""
         setting = self.world.script.setting
-        return options_of(key, ranks=setting.ranks, late=setting.late)
+        return options_of(
+            key, ranks=setting.ranks, late=setting.late, unique=setting.unique
+        )  # fmt: skip
 
     def _session_lost(self, number: int, began: int) -> None:
         """Check that an event of the world explains why a client's process has lost its session."""
@@ -779,14 +782,23 @@ class Cell:
                 self._judge_held(occurrence)
                 self.schedules.fired(occurrence, wall_ns)
             place = (head.stream_id, topic, head.first + index)
-            self.readers.judge.published(place, sent)
+            self.readers.published(place, sent)
             self.jobs.published(
                 place, subject_of(key, sent.payload), str(key), deadline_ns + self.begun_ns,
                 fired_ns + self.begun_ns,
             )  # fmt: skip
-            self.late.fired(self.oracle.timers.get(sent.payload), Fired(
+            self._judge_lateness(sent, Fired(
                 place, deadline_ns + self.begun_ns, fired_ns + self.begun_ns, missed,
             ))  # fmt: skip
+
+    def _judge_lateness(self, sent: Sent, one: Fired) -> None:
+        """Judge the time of a notice."""
+        if sent.key.startswith(("k", "r", "s")):
+            self.late.fired_timer(one)
+        put = self.schedules.puts.get(sent.payload)
+        if put is not None and put.settings.every_ns:
+            self.late.fired_occurrence(one)
+        self.late.fired(self.oracle.timers.get(sent.payload), one)
 
     def _judge_held(self, one: Occurrence) -> None:
         """Judge an occurrence that fires only once the jobs of earlier ones have ended."""
@@ -825,6 +837,8 @@ class Cell:
         """Pass the result of a call to the oracle."""
         self.world.note(call.kind, call.key, status, ticket)
         deadline_ns = deadline_boot_ns + self.begun_ns
+        if status == Status.EXISTS and self.options(call.key).unique_ns and deadline_boot_ns < 0:
+            deadline_ns = deadline_boot_ns - self.begun_ns  # the key is unique until then
         self.oracle.answer(call, status, ticket, deadline_ns, self.now_ns())
         if call.durable and status != IN_DOUBT:
             self.durably_answered()
@@ -1088,6 +1102,7 @@ class Cell:
             "jobs": int(metrics.jobs),
             "schedules": int(metrics.schedules),
             "cursors": int(metrics.cursor_rows),
+            "unique keys": int(metrics.unique_keys),
         }
         if any(left.values()):
             raise Violation(f"left over: {left}")

@@ -271,11 +271,11 @@ class SimulatedClient:
     ) -> None:  # fmt: skip
         """Add a timer. `report` receives the call as soon as its result is known."""
         options = self.options(key)
-        late = options.late
+        late, unique_ns = options.late, options.unique_ns
         entry = self.core.put(
             key, None, delay_ns, deadline, None, topic, payload, mode, slack_s(key), tag(key),
-            options.priority, options.order_key, None if late is None else late.argument, None,
-            collect=not wait,
+            options.priority, options.order_key, None if late is None else late.argument,
+            None if unique_ns is None else unique_ns / 1e9, collect=not wait,
         )  # fmt: skip
         if wait:
             self._single(entry, report)

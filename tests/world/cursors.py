@@ -55,6 +55,9 @@ class Cursor:
     positions: dict[str, Position] = field(default_factory=dict)
     holders: list[Holder] = field(default_factory=list)
     """All subscribers of the cursor that have sent a request."""
+    unsafe: int = 0
+    """Newest position in the replay buffer that a recovery may have lost, because the cursor was
+    not durable when the arena was lost."""
 
     def position(self, topic: str) -> Position:
         """Return the facts about a topic. A topic without a position begins with its first
@@ -114,6 +117,11 @@ class CursorOracle:
         """Notices by stream, topic and sequence."""
         self.newest: dict[str, int] = {}
         """Sequence of the newest notice of each topic, in the present arena."""
+        self.buffered: dict[tuple[str, int], int] = {}
+        """Position in the replay buffer of each notice that no loss of the arena has undone, by
+        topic and sequence; 0: unknown."""
+        self._undurable: set[tuple[str, int]] = set()
+        """Notices that a power cut may undo."""
         self.carried: Positions = {}
         """Sequence of the newest notice of each topic that an earlier stream sent."""
         self.unsent: dict[tuple[int, str, int], Sent] = {}
@@ -251,13 +259,22 @@ class CursorOracle:
 
     # ---- notices -------------------------------------------------------------------------------
 
-    def published(self, place: tuple[int, str, int], sent: Sent) -> None:
-        """Record a notice that the daemon sent. `place`: stream, topic, sequence."""
+    def published(self, place: tuple[int, str, int], sent: Sent, position: int = 0) -> None:
+        """Record a notice that the daemon sent. `place`: stream, topic, sequence. `position`: its
+        position in the replay buffer; 0: unknown."""
         _, topic, sequence = place
+        if place not in self.sent:
+            self.buffered[topic, sequence] = position
+            self._undurable.add((topic, sequence))
         self.log.setdefault(topic, {})[sequence] = self.sent[place] = sent
         self.newest[topic] = max(self.newest.get(topic, 0), sequence)
         read = self.unsent.pop(place, sent)
         self._require(read == sent, place, "was read as {}, but {} was sent", read, sent)
+
+    def is_safe(self, cursor: Cursor, topic: str, sequence: int, oldest: int) -> bool:
+        """Return whether a notice that is not committed must be in the replay buffer, also after a
+        recovery. `oldest`: the position from which on the buffer has space for all notices."""
+        return self.buffered.get((topic, sequence), 0) >= max(oldest, cursor.unsafe + 1)
 
     def received(self, holder: Holder, stream: int, topic: str, sequence: int, sent: Sent) -> None:
         """Judge a notice that a subscriber takes."""
@@ -351,6 +368,7 @@ class CursorOracle:
 
     def all_committed(self) -> None:
         """Record that all appended records are on disk."""
+        self._undurable.clear()
         for cursor in self.cursors.values():
             cursor.durable |= cursor.exists
             for one in cursor.positions.values():
@@ -359,7 +377,12 @@ class CursorOracle:
     def arena_lost(self, *, wal: bool) -> None:
         """Record the loss of the arena. Without a WAL, all cursors are gone."""
         self.cuts += 1
+        newest = max(self.buffered.values(), default=0)
+        for place in self._undurable if wal else list(self.buffered):
+            self.buffered.pop(place, None)
+        self._undurable.clear()
         for cursor in self.cursors.values():
+            cursor.unsafe = cursor.unsafe if cursor.durable and wal else newest
             cursor.durable &= wal
             cursor.doubtful |= cursor.exists and wal and not cursor.durable
             cursor.exists = cursor.durable
@@ -371,6 +394,7 @@ class CursorOracle:
 
     def forced(self) -> None:
         """Record that a damaged WAL was accepted. Cursors may be missing or older."""
+        self.buffered.clear()
         for cursor in self.cursors.values():
             cursor.exists = cursor.durable = False
             cursor.doubtful = True

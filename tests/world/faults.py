@@ -807,6 +807,13 @@ def step_wall(cell: Cell, by_ns: int) -> None:
     cell.world.machine.step_wall(by_ns)
 
 
+def swing_wall(cell: Cell, by_ns: int) -> None:
+    """Move the wall clock forward by `by_ns`, back by twice this time, and forward again."""
+    step_wall(cell, by_ns)
+    cell.world.schedule.after(300 * MS, partial(step_wall, cell, -2 * by_ns))
+    cell.world.schedule.after(600 * MS, partial(step_wall, cell, by_ns))
+
+
 def drift(cell: Cell, ppm: int) -> None:
     """Let the wall clock drift."""
     _count(cell, "clock")
@@ -830,7 +837,7 @@ STEPS: dict[str, Callable[..., None]] = {
         leave, reuse_pid, drop_session, drop_busy, ask_durably, lose_answer, crowd, kill_daemon,
         kill_start, freeze_daemon, stop_daemon, terminate, drain, two_starts, wrong_start, move,
         kill_snapshot, disk, fail_sync, disk_full, short_write, slow_disk, rot, lose_file, ruin,
-        power_cut, cut_at_copy, lose_name, step_wall, drift, suspend, cut, kill_subscriber,
-        bar,
+        power_cut, cut_at_copy, lose_name, step_wall, swing_wall, drift, suspend, cut,
+        kill_subscriber, bar,
     )
 }  # fmt: skip

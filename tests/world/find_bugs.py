@@ -1,9 +1,10 @@
 """Check that worlds find known bugs: see `make world-bugs`.
 
 Each file in bugs/ is a patch that brings one bug into the product. Its first line describes the
-bug. The patch is applied to a copy of the tree. From each of START_SEEDS on, worlds run in that
-copy, seed after seed, until a world fails. A failure shows the bug only if the same seed passes
-without the bug.
+bug. A second line may name settings without which a world cannot meet the bug. The patch is applied
+to a copy of the tree. From each of START_SEEDS on, worlds with these settings run in that copy,
+seed after seed, until a world fails. A failure shows the bug only if the same seed passes without
+the bug.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
@@ -28,6 +29,7 @@ from typing import Any, NamedTuple
 import click
 
 from world.runs import run_seed
+from world.script import script
 
 ROOT = Path(__file__).parents[2]
 BUGS = Path(__file__).parent / "bugs"
@@ -66,6 +68,12 @@ class Bug(NamedTuple):
         return re.findall(r"^\+\+\+ b/(.+)$", self.path.read_text(), re.MULTILINE)
 
     @property
+    def worlds(self) -> list[str]:
+        """Names of the settings that a world needs to meet the bug."""
+        found = re.search(r"\A.+\nworlds: (.+)$", self.path.read_text(), re.MULTILINE)
+        return found[1].split() if found else []
+
+    @property
     def _head(self) -> str:
         return self.path.read_text().partition("\n")[0]
 
@@ -75,7 +83,7 @@ class Found(NamedTuple):
 
     start_seed: int
     seeds: int
-    """Number of seeds run."""
+    """Number of seeds up to the one that failed."""
     cpu_s: float
     failure: str | None
     """Text of the failure; None if no world failed."""
@@ -89,11 +97,15 @@ def bugs() -> list[Bug]:
 # ---- in a copy: run worlds ---------------------------------------------------------------------
 
 
-def hunt(seed: int, limit_s: float) -> None:
-    """Run worlds from a seed on until a world fails. Print a line before and after each world,
-    because a world may end this process, and the kernel ends a process that hangs."""
+def hunt(seed: int, limit_s: float, worlds: Sequence[str]) -> None:
+    """Run worlds with these settings from a seed on until a world fails. Print a line before and
+    after each world, because a world may end this process, and the kernel ends a process that
+    hangs."""
     begun_s = time.process_time()
     while (now_s := time.process_time()) - begun_s < limit_s:
+        if not all(getattr(script(seed).setting, name) for name in worlds):
+            seed += 1
+            continue
         _say(seed, round(now_s - begun_s, 2), BEGINS)
         resource.setrlimit(resource.RLIMIT_CPU, (int(now_s) + SEED_LIMIT_S, resource.RLIM_INFINITY))
         failure = run_seed(seed).failure
@@ -157,11 +169,12 @@ def compile_core(tree: Path) -> None:
     subprocess.run(command, cwd=tree, check=True, stdout=subprocess.DEVNULL)
 
 
-def run_in(tree: Path, seed: int, limit_s: float) -> Found:
+def run_in(tree: Path, seed: int, limit_s: float, worlds: Sequence[str] = ()) -> Found:
     """Run a hunt in a copy of the tree, in a process of its own."""
     paths = os.pathsep.join([os.fspath(tree / "src"), os.fspath(tree / "tests")])
+    options = ["--hunt", str(seed), "--seconds", str(limit_s)]
     process = subprocess.run(
-        [sys.executable, "-m", "world.find_bugs", "--hunt", str(seed), "--seconds", str(limit_s)],
+        [sys.executable, "-m", "world.find_bugs", *worlds, *options],
         cwd=tree, env={**os.environ, "PYTHONPATH": paths}, stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL, text=True,
     )  # fmt: skip
@@ -177,11 +190,13 @@ def run_in(tree: Path, seed: int, limit_s: float) -> Found:
     return Found(seed, int(last) - seed + 1, used_s, what)
 
 
-def search(pristine: Path, tree: Path, start_seed: int, limit_s: float) -> Found:
+def search(
+    pristine: Path, tree: Path, start_seed: int, limit_s: float, worlds: Sequence[str]
+) -> Found:
     """Hunt for one bug from one start seed. Skip seeds that fail even without the bug."""
     seed, used_s = start_seed, 0.0
     while True:
-        one = run_in(tree, seed, limit_s - used_s)
+        one = run_in(tree, seed, limit_s - used_s, worlds)
         seed, used_s = seed + one.seeds, used_s + one.cpu_s
         spent = used_s >= limit_s
         if one.failure is None or _is_found(pristine, seed - 1):
@@ -204,7 +219,7 @@ def find(
     with with_bug(pristine, bug) as tree:
         found = []
         for start in starts:
-            found.append(search(pristine, tree, start, limit_s))
+            found.append(search(pristine, tree, start, limit_s, bug.worlds))
             _report(_line(bug, found[-1]))
     return bug, found
 
@@ -258,7 +273,7 @@ def main(
 ) -> None:  # fmt: skip
     """Hunt for the bugs NAMES, or for all bugs. Exit with 1 if a bug is not found."""
     if seed is not None:
-        hunt(seed, seconds)
+        hunt(seed, seconds, names)
         return
     wanted = [bug for bug in bugs() if not names or bug.name in names]
     with (

@@ -1,5 +1,5 @@
-"""The judge of late policies: it judges which timers end without a notice, their counts, and the
-pace of a catch-up.
+"""The judge of late policies and pauses: it judges which timers end without a notice, their counts,
+that no timer of a paused topic fires, and the pace of a catch-up.
 
 Times are world time. A timer that is later than the grace of its policy ends without a notice
 (skip), or may do so if a later timer of its topic is late as well (coalesce). Worlds see such an
@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from world.options import FIRE, Options, Policy, Possible
 from world.oracle import FOREVER_NS, Oracle, Timer, Violation
-from world.script import MS, TOPICS, S
+from world.script import MS, NAMESPACE_SCOPE, TOPICS, S
 
 SLACK_NS = 20 * MS
 """The longest slack of a timer."""
@@ -52,6 +52,11 @@ class LateOracle:
         """Late policies of topics."""
         self.pace = Possible(USUAL_PER_S)
         """Number of late timers that the namespace may fire in a second."""
+        self.pauses = {scope: Possible(False) for scope in (*TOPICS, NAMESPACE_SCOPE)}
+        """State of each topic and of the namespace: True if it is paused."""
+        self.schedules = False
+        """True if occurrences of schedules may end by policies as well. Their number is not known.
+        """
         self.judged = 0
         self._oracle = oracle
         self._options = options
@@ -68,6 +73,8 @@ class LateOracle:
         """Sum of `missed` of the notices that fired in the present arena, by topic."""
         self._caught_up_ns = 0
         """Time up to which late timers have used up the pace of the namespace."""
+        self._waited: set[bytes] = set()
+        """Payloads of timers that came due while their topic was paused."""
 
     # ---- what is known of a timer --------------------------------------------------------------
 
@@ -118,9 +125,28 @@ class LateOracle:
     def lost(self) -> None:
         """Record that an arena was lost."""
         self._since = self._oracle.moment()
+        self._waited.clear()
         self.pace.lost()
+        for pause in self.pauses.values():
+            pause.lost()
         for policy in self.policies.values():
             policy.lost()
+
+    def pausing(self, scope: str, *, paused: bool, now_ns: int) -> None:
+        """Record a request to pause or resume a topic, or the namespace, before it is sent.
+        `now_ns`: time until which the daemon has handled all due timers; 0: unknown."""
+        for topic in TOPICS if not paused else ():
+            if scope in (topic, NAMESPACE_SCOPE):
+                self._hold(topic, self.pauses[scope].surely_from(value=True), now_ns)
+        self.pauses[scope].changing(paused)
+
+    def _hold(self, topic: str, from_ns: int, now_ns: int) -> None:
+        """Find the timers that have come due in a pause of a topic that began at `from_ns`."""
+        for timer in self._known():
+            earliest_ns, latest_ns = timer.deadlines_ns
+            due = from_ns < earliest_ns and latest_ns + SLACK_NS < now_ns
+            if due and timer.topic == topic and timer.wall_ns is None:
+                self._waited.add(timer.payload)
 
     def counted(
         self, counts: Counts, now_ns: int, armed: Callable[[], set[int]] = lambda: set()
@@ -135,7 +161,7 @@ class LateOracle:
                 self._gone(timer, now_ns)
         self._last = counts
         self.judged += 1
-        for kind, count in self._counted(counts):
+        for kind, count in () if self.schedules else self._counted(counts):
             most = sum(1 for _ in self._possibly(kind, now_ns))
             if count > most:
                 raise Violation(f"{count} timers ended by {kind}, at most {most} may have")
@@ -161,6 +187,23 @@ class LateOracle:
         skipped = counts.skipped - self._first.skipped
         return [("skip", skipped), ("coalesce", counts.coalesced - self._first.coalesced)]
 
+    def fired_timer(self, one: Fired) -> None:
+        """Judge the notice of any timer: its topic must not be paused."""
+        for scope in (one.place[1], NAMESPACE_SCOPE):
+            surely = self.pauses[scope].since(one.fired_ns) == {True}
+            if surely and one.fired_ns >= self._arena_ns and one.place not in self._places:
+                raise Violation(f"{one}: fired, but {scope or 'the namespace'} is paused")
+
+    def fired_occurrence(self, one: Fired) -> None:
+        """Judge the notice of an occurrence that is not due on the wall clock. It has the policy of
+        its topic."""
+        self._judge_skip(one, one, self.policies[one.place[1]].since(one.fired_ns))
+
+    def _judge_skip(self, subject: object, one: Fired, policies: set[Policy]) -> None:
+        late_ns = one.fired_ns - one.deadline_ns - SLACK_NS
+        if all(policy.kind == "skip" and late_ns > policy.grace_ns for policy in policies):
+            raise Violation(f"{subject}: fired {late_ns} ns late, but {policies}")
+
     def fired(self, timer: Timer | None, one: Fired) -> None:
         """Judge a notice. None: no timer of a client caused it."""
         if one.place in self._places:
@@ -171,19 +214,18 @@ class LateOracle:
             self._judge_missed(one)
         if timer is None or timer.wall_ns is not None:
             return
-        late_ns = one.fired_ns - one.deadline_ns - SLACK_NS
         policies = self.of(timer, one.fired_ns)
-        if all(policy.kind == "skip" and late_ns > policy.grace_ns for policy in policies):
-            raise Violation(f"{timer}: fired {late_ns} ns late, but {policies}")
+        self._judge_skip(timer, one, policies)
         self._judge_last(timer, one, policies)
-        if one.deadline_ns + SLACK_NS < self._began_ns <= one.fired_ns:
+        waited = timer.payload in self._waited and one.fired_ns >= self._arena_ns
+        if waited or one.deadline_ns + SLACK_NS < self._began_ns <= one.fired_ns:
             self._judge_pace(one)
 
     def _judge_missed(self, one: Fired) -> None:
         topic = one.place[1]
         most = sum(1 for _ in self._possibly("coalesce", one.fired_ns, [topic]))
         missed = self._missed[topic]
-        if missed > most + self._first.pending and self._exact:
+        if missed > most + self._first.pending and self._exact and not self.schedules:
             raise Violation(f"{one}: {missed} timers of {topic} were missed, at most {most} ended")
 
     def _judge_last(self, timer: Timer, one: Fired, policies: set[Policy]) -> None:
@@ -192,6 +234,8 @@ class LateOracle:
         late = all(p.kind == "coalesce" and late_ns > p.grace_ns for p in policies)
         known = self._exact and one.fired_ns >= self._arena_ns and not self._first.pending
         if not (one.missed and late and known) or self._may_be_cancelled(timer.topic):
+            return
+        if self.schedules:
             return
         ended = self._possibly("coalesce", one.fired_ns, [timer.topic])
         most = sum(other.deadlines_ns[0] <= timer.deadlines_ns[1] for other in ended)
@@ -215,11 +259,11 @@ class LateOracle:
         return not (self._oracle.cut and self._oracle.wall_moved)
 
     def _judge_pace(self, one: Fired) -> None:
-        """Judge the time of a notice that was due when the daemon's process began."""
+        """Judge the time of a notice that was due before the process began, or in a pause."""
         self.judged += 1
         if one.fired_ns < self._caught_up_ns - BURST_NS:
             raise Violation(f"{one}: fired before {self._caught_up_ns - BURST_NS}")
-        interval_ns = S // max(self.pace.since(self._began_ns))
+        interval_ns = S // max(self.pace.since(one.fired_ns))
         self._caught_up_ns = max(self._caught_up_ns, one.fired_ns) + interval_ns
 
     # ---- the end -------------------------------------------------------------------------------
@@ -227,7 +271,7 @@ class LateOracle:
     def finish(self, counts: Counts, now_ns: int) -> None:
         """Judge the counts at the end."""
         self.counted(counts, now_ns)
-        for timer in self._surely("coalesce"):
+        for timer in () if self.schedules else self._surely("coalesce"):
             if not any(self._may_stand_for(other, timer, now_ns) for other in self._timers):
                 raise Violation(f"{timer}: ended without a later timer of its topic")
         for kind, count in self._counted(counts):

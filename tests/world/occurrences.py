@@ -13,13 +13,14 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from functools import cache
 from typing import Literal, NamedTuple
 from zoneinfo import ZoneInfo
 
+from world.options import FIRE, Policy
 from world.oracle import FOREVER_NS, LATE_NS, ROUNDING_NS, Violation
 
 MINUTE_NS = 60 * 10**9
@@ -153,6 +154,11 @@ class Put:
         """Newest nominal time that has surely fired; None: none."""
         return self.durable_ns if self.undone else self.last_ns
 
+    def has_fired(self, nominal_ns: int) -> bool:
+        """Return whether it has fired an occurrence with a nominal time."""
+        extra = self.extras.get(nominal_ns)
+        return nominal_ns in self.fired or (extra is not None and bool(extra.fired))
+
     def after(self, wall_ns: int) -> int | None:
         """Return the first nominal time after a wall time; None: unknown."""
         if self.settings.cron:
@@ -238,7 +244,10 @@ class Answered(NamedTuple):
 class ScheduleOracle:
     """The judge of the schedules of one daemon."""
 
-    def __init__(self) -> None:
+    def __init__(self, policies: Callable[[str], set[Policy]] = lambda _: {FIRE}) -> None:
+        """`policies`: function that returns the late policies that a topic may have, or may have
+        had."""
+        self._policies = policies
         self.schedules: dict[str, Schedule] = {}
         self.puts: dict[bytes, Put] = {}
         self.skips = False
@@ -424,6 +433,20 @@ class ScheduleOracle:
         if extra.backfilled:
             put.gap, put.next_ns = True, None
 
+    def may_end(self, put: Put) -> bool:
+        """Return whether a late policy may end occurrences without a notice."""
+        return self._policies(put.settings.topic) != {FIRE}
+
+    def _may_have_ended(self, put: Put, one: Occurrence) -> bool:
+        """Return whether a late policy may have ended the occurrences that are missing before
+        `one`."""
+        settings = put.settings
+        if not self.may_end(put) or not settings.every_ns:
+            return self.may_end(put)
+        policies = self._policies(settings.topic) - {FIRE}
+        due_ns = one.deadline_ns - settings.jitter_ns - settings.every_ns - self._slack_ns
+        return due_ns + min(policy.grace_ns for policy in policies) < one.fired_ns
+
     def held(self, one: Occurrence, open_job: object, acked_ns: int) -> None:
         """Judge an occurrence that jobs of earlier ones hold back. `open_job`: one of these jobs
         that is surely open; None = none. `acked_ns`: earliest time of the newest ack of one."""
@@ -483,7 +506,7 @@ class ScheduleOracle:
                 most_ns = put.known_ns
         else:
             least_ns, most_ns = put.ended_ns or 0, put.ended_ns or 0
-        if self.skips or put.schedule.doubtful or put.schedule.cuts:
+        if self.skips or put.schedule.doubtful or put.schedule.cuts or self.may_end(put):
             most_ns = FOREVER_NS
         least_ns += settings.every_ns - self._slack_ns
         most_ns += settings.every_ns + settings.jitter_ns + self._slack_ns
@@ -508,6 +531,7 @@ class ScheduleOracle:
         if put.last_ns is None and len(put.schedule.puts) > 1 and not self._exact:
             follows_ns = None  # the put begins after the newest occurrence of an earlier put
         skips = self.skips and put.settings.overlap == "skip"
+        skips |= self._may_have_ended(put, one)
         if not (put.schedule.doubtful or skips) and follows_ns is not None:
             whole = nominal_ns < follows_ns + TRUNCATED_NS
             self._require(whole, put, "{} fired, but {} is missing", nominal_ns, follows_ns)
@@ -577,7 +601,8 @@ class ScheduleOracle:
         settings = put.settings
         over = settings.until_ns < self._reached_ns + settings.step_ns
         limited = settings.limit and info.occurrences >= settings.limit
-        counted = not (self.skips and settings.overlap == "skip") and put.put_ns is not None
+        skips = (self.skips and settings.overlap == "skip") or self.may_end(put)
+        counted = not skips and put.put_ns is not None
         backfilled = {one for one, extra in put.extras.items() if extra.fired and extra.backfilled}
         whole = not counted or len(put.fired | backfilled) >= info.occurrences
         return bool(info.next_ns is None and (over or limited) and whole)
@@ -603,8 +628,10 @@ class ScheduleOracle:
         return max(0, self._reached_ns - wall_ns)
 
     def finish(self) -> None:
-        """Judge the final state: each occurrence that an answer has promised has fired."""
+        """Judge the final state: each occurrence that an answer has promised has fired, perhaps
+        before, by an earlier put: the notices of both have the same key."""
         for put in self.puts.values():
             for nominal_ns, extra in put.extras.items():
-                lost = extra.awaited and not extra.fired and nominal_ns not in put.fired
+                has_fired = any(one.has_fired(nominal_ns) for one in put.schedule.puts)
+                lost = extra.awaited and not has_fired and not self.may_end(put)
                 self._require(not lost, put, "the extra occurrence {} was lost", nominal_ns)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
 from world.oracle import FOREVER_NS
-from world.script import GRACES_NS
+from world.script import GRACES_NS, UNIQUE_NS
 
 LateKind = Literal["fire", "skip", "coalesce"]
 LATE_KINDS: tuple[LateKind, ...] = ("skip", "coalesce")
@@ -40,6 +40,8 @@ class Options(NamedTuple):
     priority: int | None = None
     order_key: str | None = None
     late: Policy | None = None
+    unique_ns: int | None = None
+    """Time for which the key is unique."""
 
     @property
     def arguments(self) -> dict[str, Any]:
@@ -47,6 +49,7 @@ class Options(NamedTuple):
         given = {
             "priority": self.priority, "order_key": self.order_key,
             "late": None if self.late is None else self.late.argument,
+            "unique_for": None if self.unique_ns is None else self.unique_ns / 1e9,
         }  # fmt: skip
         return {name: value for name, value in given.items() if value is not None}
 
@@ -54,9 +57,12 @@ class Options(NamedTuple):
 NONE = Options()
 
 
-def options_of(key: str, *, ranks: bool = False, late: bool = False) -> Options:
+def options_of(
+    key: str, *, ranks: bool = False, late: bool = False, unique: bool = False
+) -> Options:
     """Return the options of the timers of a key. `ranks`: timers have priorities and order keys.
-    `late`: they have late policies. Only keys of clients have options."""
+    `late`: they have late policies. `unique`: some keys are unique for a time. Only keys of clients
+    have options."""
     if not key.startswith("k"):
         return NONE
     number = zlib.crc32(f"options of {key}".encode())
@@ -64,7 +70,10 @@ def options_of(key: str, *, ranks: bool = False, late: bool = False) -> Options:
     order_key = None if number // 30 % 3 == 0 else f"order {number // 90 % 3}"
     policies = (None, FIRE, *(Policy(kind, ns) for kind in LATE_KINDS for ns in GRACES_NS))
     policy = policies[number // 270 % len(policies)]
-    return Options(*((priority, order_key) if ranks else (None, None)), policy if late else None)
+    spans_ns = (None, *UNIQUE_NS)
+    unique_ns = spans_ns[number // 7000 % len(spans_ns)] if unique else None
+    ordering = (priority, order_key) if ranks else (None, None)
+    return Options(*ordering, policy if late else None, unique_ns)
 
 
 @dataclass
@@ -93,6 +102,12 @@ class Possible(Generic[Value]):
             for other, until_ns in self.until_ns.items():
                 if other != value:
                     self.until_ns[other] = min(until_ns, now_ns)
+
+    def surely_from(self, value: Value) -> int:
+        """Return the time from which on a setting surely has a value; FOREVER_NS: it may have
+        another one."""
+        others = [until_ns for other, until_ns in self.until_ns.items() if other != value]
+        return max(others, default=0) if value in self.until_ns else FOREVER_NS
 
     def lost(self) -> None:
         """Record that an arena was lost: each earlier value is possible."""

@@ -93,6 +93,14 @@ class Timer:
     """Moment at which it was added."""
     present: bool = True
     """False if a loss of the arena has surely undone it, or found it ended."""
+    unique_ns: int = 0
+    """Time for which it keeps its key unique; 0: it does not."""
+    asked_ns: int = 0
+    """Time at which it was added."""
+    known_ns: int = FOREVER_NS
+    """Time of the answer that it was armed; FOREVER_NS: without an answer."""
+    freed: bool = False
+    """True if a cancel or a loss of the arena may have made its key free."""
     silent: bool = False
     """True if it has ended, but perhaps without a notice, by a late policy."""
     fired: set[int] = field(default_factory=set)
@@ -153,6 +161,8 @@ class Key:
     past: list[State] = field(default_factory=list)
     calls: deque[Call] = field(default_factory=deque)
     """Calls without an answer, in the order in which they have to be applied."""
+    unique: list[Timer] = field(default_factory=list)
+    """Timers that keep the key unique for a time."""
 
     @property
     def armed(self) -> list[Timer]:
@@ -386,6 +396,8 @@ class Oracle:
         key.calls.append(call)
         if call.timer is not None:
             call.timer.issued = call.issued
+            if call.timer.unique_ns:
+                key.unique.append(call.timer)
             self.timers[call.timer.payload] = call.timer
             self.arming(call.key, call.timer.payload)
         return call
@@ -412,6 +424,8 @@ class Oracle:
             assert call.timer is not None
             too_far = now_ns + call.timer.delay_ns > TIME_MAX_NS
             self._require(too_far, call, "refused as too far, at {}", now_ns)
+        elif status == Status.EXISTS and deadline_ns < 0:
+            self._judge_exclusion(call, key, ticket, -deadline_ns)
         elif status != IN_DOUBT:
             self.judge_status(call.kind, status, call)
         if call.timer is not None:
@@ -423,11 +437,16 @@ class Oracle:
                     timer.cancelled_ns = max(timer.cancelled_ns, until_ns)
         if call.issued < self.cut and not call.durable:
             status = IN_DOUBT  # the arena that gave the answer is lost
+        if call.kind == "cancel" and status in (IN_DOUBT, Status.CANCELLED):
+            for timer in (*key.armed, *call.before):
+                timer.freed = True
+        elif status in (*NEW, Status.EXTENDED):
+            self._judge_unique(call, key, now_ns)
         if status == IN_DOUBT:
             key.become([*key.states, *self._effects(call)])
             for timer in (*key.armed, *call.before) if call.kind == "extend" else ():
                 timer.latest_ns = FOREVER_NS
-        else:
+        elif deadline_ns >= 0:
             self._judge_answer(call, key, status, ticket, deadline_ns, now_ns)
         if call.durable and status in CHANGES:
             key.settle()
@@ -448,6 +467,29 @@ class Oracle:
             self._cancelled(call, key, ticket)
         elif status in (Status.FIRED, Status.LEASED, Status.UNKNOWN):
             self._gone(call, key, status, now_ns)
+
+    # ---- unique keys ---------------------------------------------------------------------------
+
+    def _judge_exclusion(self, call: Call, key: Key, ticket: int, until_ns: int) -> None:
+        """Judge the answer that a key is unique until a time, because of a timer with a ticket."""
+        assert call.timer is not None
+        self._require(until_ns >= call.timer.asked_ns, call, "excluded until {} only", until_ns)
+        for one in key.unique:
+            named = one.ticket in (0, ticket) or one.shaky
+            slack_ns = one.slack_ns + one.rounding_ns
+            begins_ns = until_ns - one.unique_ns
+            fits = one.asked_ns - slack_ns <= begins_ns <= one.known_ns + slack_ns
+            if one is not call.timer and named and fits and not one.refused:
+                return
+        self._require(False, call, "excluded until {}, known are {}", until_ns, key.unique)
+
+    def _judge_unique(self, call: Call, key: Key, now_ns: int) -> None:
+        """Judge that no timer keeps the key unique when an add has armed or moved one."""
+        for one in key.unique:
+            armed = one.known_ns < FOREVER_NS and not (one.freed or one.shaky or one.refused)
+            until_ns = one.asked_ns + one.unique_ns - one.slack_ns - one.rounding_ns
+            excluded = one is not call.timer and armed and now_ns < until_ns
+            self._require(not excluded, call, "added, but the key is unique: {}", one)
 
     # ---- statuses ------------------------------------------------------------------------------
 
@@ -541,6 +583,7 @@ class Oracle:
             if len(key.states) == 1 and not armed[0].due(now_ns):
                 armed[0].ended = "replaced"
         timer.ticket, timer.deadline_ns, timer.exact = ticket, deadline_ns, True
+        timer.known_ns = now_ns
         key.become([timer])
 
     def _same(
@@ -905,6 +948,7 @@ class Oracle:
                 key.states, key.undurable = [None], []
         for timer in self.timers.values():
             timer.shaky |= not timer.durable
+            timer.freed |= not wal
             timer.awaits_notice &= timer.durable and wal
             timer.silent = False
             timer.deadline_ns = min(timer.deadline_ns, timer.durable_ns)
@@ -933,6 +977,7 @@ class Oracle:
             key.states += [state for state in (None,) if state not in key.states]
         for timer in self.timers.values():
             timer.ended, timer.shaky, timer.awaits_notice = "", True, False
+            timer.freed = True
             timer.silent = False
             timer.deadline_ns = min(timer.deadline_ns, timer.earliest_ns)
         self._find_present()

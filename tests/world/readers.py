@@ -20,7 +20,7 @@ from purgatoryd.clients.model import Notice
 from purgatoryd.clients.subscriber import Inbox
 from purgatoryd.daemon.replay_server import Pages, Refused
 from purgatoryd.shm_layout import wire
-from purgatoryd.shm_layout._core import ffi
+from purgatoryd.shm_layout._core import ffi, lib
 from purgatoryd.shm_layout.arena import Reader
 from purgatoryd.shm_layout.errors import (
     CursorHeld,
@@ -420,13 +420,32 @@ class Readers:
 
     # ---- notices -------------------------------------------------------------------------------
 
+    def published(self, place: tuple[int, str, int], sent: Sent) -> None:
+        """Record a notice that the daemon sent."""
+        position = 0
+        if self._cell.world.script.setting.readers and place not in self.judge.sent:
+            position = self._cell.world.seam.run(None, partial(self._position, *place[1:]))
+        self.judge.published(place, sent, position)
+
+    def _position(self, topic: str, sequence: int) -> int:
+        """Return the position of a notice in the replay buffer; 0: it is not there."""
+        arena = self._cell._arena
+        header, entries = arena.header, arena.rows(lib.PG_R_REPLAY_BUFFER, "pg_entry")
+        capacity = int(header.replay_capacity)
+        for position in reversed(range(int(header.replay_head), int(header.replay_tail))):
+            entry = entries[position % capacity]
+            if int(entry.sequence) == sequence and arena.topic_at(entry.topic).name == topic:
+                return position
+        return 0
+
     def takes(self, holder: Holder, stream: int, item: Notice | Lagged) -> None:
         """Judge an item that a subscriber takes."""
         if isinstance(item, Lagged):
             self._cell.world.note("lagged", holder.number, item.topic, item.last_lost)
             self.judge.lagged(
-                holder, stream, item.topic, item.first_lost, item.last_lost, self._exists
-            )
+                holder, stream, item.topic, item.first_lost, item.last_lost,
+                partial(self._exists, holder),
+            )  # fmt: skip
             return
         sent = Sent(
             item.ticket, str(item.key), item.payload, item.deadline_boot_ns, item.fired_boot_ns,
@@ -457,9 +476,10 @@ class Readers:
         full = int(arena.header.replay_tail) > oracle.least.replay_capacity
         self._overflowed |= full or oracle._may_be_short()
 
-    def _exists(self, topic: str, first: int, last: int) -> int | None:
-        """Return the first notice of a range that the replay buffer has, or the WAL; None if all
-        are lost. No notice is lost unless a replay buffer was full, or a file was damaged."""
+    def _exists(self, holder: Holder, topic: str, first: int, last: int) -> int | None:
+        """Return the first notice of a range that the replay buffer has, or should have, or the
+        WAL; None if all are lost. No notice is lost unless a replay buffer was full, or a file was
+        damaged."""
         cell = self._cell
         if not cell.daemon.alive:
             return None
@@ -469,6 +489,10 @@ class Readers:
         replay = partial(Reader.replay, cell._arena, wire_namespace(), topic, first, last)
         for body in cell.world.seam.run(None, replay)[1]:
             return wire.decode_notice_head(body).first
+        oldest = int(cell._arena.header.replay_tail) - cell.oracle.least.replay_capacity
+        for sequence in () if cell.oracle._may_be_short() else range(first, last + 1):
+            if self.judge.is_safe(holder.cursor, topic, sequence, oldest):
+                return sequence
         if cell.daemon.config.wal_dir and not (cell.rotten or cell.rots):
             return min(self._in_wal(topic, range(first, last + 1)), default=None)
         return None

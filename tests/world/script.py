@@ -22,6 +22,10 @@ TOPICS = ("a", "b")
 RESUMER = 0
 GRACES_NS = (MS, 20 * MS, 150 * MS, S)
 """Graces of late policies."""
+UNIQUE_NS = (5 * MS, 150 * MS, 2 * S, 30 * S)
+"""Times for which keys are unique."""
+NAMESPACE_SCOPE = ""
+"""Name of the whole namespace in a pause, in place of a topic."""
 ACTIONS = ("open", "close", "status", "forget")
 """Actions on a bulk load."""
 STRANGE = (
@@ -112,6 +116,10 @@ class Setting:
     """True if timers have priorities and order keys, which decide the order of jobs."""
     late: bool
     """True if timers, and a topic, have late policies."""
+    pauses: bool
+    """True if topics and the namespace are paused for a while."""
+    unique: bool
+    """True if some keys are unique for a time."""
     only_rings: bool
     """True if all clients on the daemon's host have rings; otherwise every second connection."""
 
@@ -588,7 +596,11 @@ MORE_SCHEDULES: dict[str, tuple[int, Draw]] = {
     ),
 }  # fmt: skip
 """Steps of worlds with schedules that are inserted after the other steps were chosen."""
-MORE_SHARE = 0.04
+SWINGS: dict[str, tuple[int, Draw]] = {
+    "swing_wall": (1, lambda rng: {"by_ns": rng.randrange(30 * S, 90 * S)}),
+}
+"""Steps of some worlds with schedules: they move the wall clock forward, and then further back."""
+MORE_SHARE, SWING_SHARE = 0.04, 0.02
 SCHEDULES_SHARE = 0.15
 """Number of steps of schedules for each other step."""
 
@@ -628,7 +640,16 @@ LATE_STEPS: dict[str, tuple[int, Draw]] = {
     "freeze_daemon": (8, _outage),
 }
 """Steps of worlds in which timers have late policies."""
+PAUSE_STEPS: dict[str, tuple[int, Draw]] = {
+    "set_pace": (1, LATE_STEPS["set_pace"][1]),
+    "pause_topic": (
+        3, lambda rng: {"topic": rng.choice([*TOPICS, NAMESPACE_SCOPE]), **_span(rng)}
+    ),
+    "add_many": (4, LATE_STEPS["add_many"][1]),
+}  # fmt: skip
+"""Steps of worlds in which topics are paused."""
 TOPIC_SHARE, LATE_SHARE = 0.02, 0.15
+PAUSE_SHARE = 0.06
 """Number of steps of topics, or of late timers, for each other step."""
 
 
@@ -646,6 +667,18 @@ def _with_topics(seed: int, setting: Setting, steps: list[Step]) -> list[Step]:
     for step in steps:
         if rng.random() < share:
             found.append(_step(rng, setting, kinds, {}, 0.0))
+        found.append(step)
+    return found
+
+
+def _with_pauses(seed: int, setting: Setting, steps: list[Step]) -> list[Step]:
+    """Insert pauses of topics. Their random numbers leave the other steps as they are."""
+    rng = random.Random(f"pause steps {seed}")
+    pace = PAUSE_STEPS["set_pace"][1]
+    found = [Step(MS, "set_pace", cell, pace(rng)) for cell in range(setting.shards)]
+    for step in steps:
+        if rng.random() < PAUSE_SHARE:
+            found.append(_step(rng, setting, PAUSE_STEPS, {}, 0.0))
         found.append(step)
     return found
 
@@ -679,6 +712,23 @@ def _with_more_schedules(seed: int, setting: Setting, steps: list[Step]) -> list
     for step in steps:
         found.append(step)
         if rng.random() < MORE_SHARE:
+            found.append(_step(rng, setting, kinds, {}, 0.0))
+    return found if setting.virtual else _with(seed, "swing", setting, found, SWINGS, SWING_SHARE)
+
+
+def _with(
+    seed: int, name: str, setting: Setting, steps: list[Step], kinds: dict[str, tuple[int, Draw]],
+    share: float,
+) -> list[Step]:  # fmt: skip
+    """Insert further steps into a third of the worlds. Their random numbers leave the other steps
+    as they are."""
+    rng = random.Random(f"{name} steps {seed}")
+    if rng.random() > 0.3:
+        return steps
+    found = []
+    for step in steps:
+        found.append(step)
+        if rng.random() < share:
             found.append(_step(rng, setting, kinds, {}, 0.0))
     return found
 
@@ -739,6 +789,8 @@ def script(seed: int, steps: int = 400) -> Script:
         chosen = _with_readers(seed, setting, chosen)
     if setting.ranks or setting.late:
         chosen = _with_topics(seed, setting, chosen)
+    if setting.pauses:
+        chosen = _with_pauses(seed, setting, chosen)
     return Script(setting, _with_schedules(seed, setting, chosen) if setting.schedules else chosen)
 
 
@@ -764,7 +816,8 @@ def _setting(rng: random.Random, seed: int) -> Setting:
     virtual = rng.random() < 0.1
     groups = not virtual and random.Random(f"groups {seed}").random() < 0.3
     schedules = random.Random(f"s {seed}").random() < 0.3
-    late = not (virtual or schedules) and random.Random(f"late {seed}").random() < 0.4
+    late = not virtual and random.Random(f"late {seed}").random() < (0.2 if schedules else 0.4)
+    unique = not virtual and random.Random(f"unique {seed}").random() < 0.15
     setting = Setting(
         seed=seed,
         wal=wal,
@@ -795,6 +848,8 @@ def _setting(rng: random.Random, seed: int) -> Setting:
         readers=random.Random(f"readers {seed}").random() < 0.3,
         ranks=groups and random.Random(f"ranks {seed}").random() < 0.5,
         late=late,
+        pauses=not virtual and random.Random(f"pauses {seed}").random() < 0.2,
+        unique=unique,
         only_rings=random.Random(f"rings {seed}").random() < 0.3,
     )
     setting = _with_zone(seed, setting)
@@ -804,7 +859,7 @@ def _setting(rng: random.Random, seed: int) -> Setting:
         # The WAL has most notices. Triggers look for their notices in the replay buffer.
         setting = replace(setting, replay_capacity=16)
     setting = replace(setting, sessions=16, parks=False) if groups else setting
-    return replace(setting, parks=False) if late else setting
+    return replace(setting, parks=False) if late or unique else setting
 
 
 def _step(

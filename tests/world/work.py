@@ -32,7 +32,7 @@ from world.cell import ANYBODY, NAMESPACE, Cell
 from world.clients import HASTY_S
 from world.options import LateKind, Policy, Possible
 from world.oracle import ARMED, FOREVER_NS, IN_DOUBT, Call, Operation, Timer, Violation
-from world.script import CLIENTS, KEYS, MS, RESUMER, WATCH_KEYS, S
+from world.script import CLIENTS, KEYS, MS, NAMESPACE_SCOPE, RESUMER, WATCH_KEYS, S
 from world.strangers import ADMIN_UID, UNKNOWN_UID, Stranger
 
 WADE_OPERATIONS, WADE_ADVANCES, WADE_NEED = 60, 81, 10**7
@@ -69,6 +69,7 @@ def _call(
     """Create an add, and record it in the oracle."""
     deadline_ns = 0 if cell.virtual else cell.now_ns() + delay_ns
     timer = Timer(name, topic, _payload(cell, size), deadline_ns, delay_ns)
+    timer.asked_ns, timer.unique_ns = cell.now_ns(), cell.options(name).unique_ns or 0
     return cell.oracle.issue(Call(kind, name, cell.durable(client), timer))
 
 
@@ -584,10 +585,8 @@ def publish(cell: Cell, topic: str) -> None:
     cell.oracle.publishing(payload)
 
     def report(reply: wire.Reply) -> None:
-        if reply.error == WireError.NONE:
-            ((word, _),) = wire.decode_results(reply.body[: wire.RESULT.size])
-            if word & 0xFF == Status.DONE:
-                cell.oracle.was_published(payload, issued)
+        if reply.error == WireError.NONE and _is_done(reply):
+            cell.oracle.was_published(payload, issued)
 
     cell.operator.ask(
         lambda n: wire.encode_publish(n, NAMESPACE.encode(), topic.encode(), "p", payload), report
@@ -658,10 +657,8 @@ def _set_topic(
 
     def report(reply: wire.Reply) -> None:
         cell.world.note("topic", topic, reply.error)
-        if reply.error == WireError.NONE:
-            ((word, _),) = wire.decode_results(reply.body[: wire.RESULT.size])
-            if word & 0xFF == Status.DONE:
-                possible.changed(value, cell.world.schedule.now_ns)
+        if reply.error == WireError.NONE and _is_done(reply):
+            possible.changed(value, cell.world.schedule.now_ns)
 
     cell.operator.ask(
         lambda n: wire.encode_topic_set(n, NAMESPACE.encode(), topic.encode(), changes), report
@@ -687,6 +684,68 @@ def set_pace(cell: Cell, late_per_s: int) -> None:
     cell.operator.ask(lambda n: wire.encode_namespace_set(n, NAMESPACE.encode(), changes), report)
 
 
+def pause_topic(cell: Cell, topic: str, span_ns: int) -> None:
+    """Let the timers of a topic, or of all topics, fall due without firing for a while."""
+    _pause(cell, topic, paused=True)
+    cell.world.schedule.after(span_ns, partial(_resume_later, cell, topic))
+
+
+def _resume_later(cell: Cell, topic: str) -> None:
+    if not cell.finishing:
+        _pause(cell, topic, paused=False)
+
+
+def _pause(
+    cell: Cell, topic: str, *, paused: bool, done: Callable[[], object] = lambda: None
+) -> None:  # fmt: skip
+    """Pause or resume a topic, or the namespace. `done` runs when the daemon has done it."""
+    cell.late.pausing(topic, paused=paused, now_ns=_handled_ns(cell))
+
+    def report(reply: wire.Reply) -> None:
+        cell.world.note("pause", topic, reply.error)
+        namespace = topic == NAMESPACE_SCOPE  # its reply has no status, but all its settings
+        if reply.error == WireError.NONE and (namespace or _is_done(reply)):
+            cell.late.pauses[topic].changed(paused, cell.world.schedule.now_ns)
+            done()
+
+    if topic == NAMESPACE_SCOPE:
+        given = {"paused": int(paused)}
+        cell.operator.ask(lambda n: wire.encode_namespace_set(n, NAMESPACE.encode(), given), report)
+    else:
+        changes = wire.TopicChanges(paused=paused)
+        cell.operator.ask(
+            lambda n: wire.encode_topic_set(n, NAMESPACE.encode(), topic.encode(), changes), report
+        )
+
+
+def _handled_ns(cell: Cell) -> int:
+    """Return the time until which the daemon has surely handled all due timers; 0: unknown."""
+    setting = cell.world.script.setting
+    if not cell.daemon.alive or setting.heavy or "iteration" in setting.small_limits:
+        return 0
+    now_ns: int = cell.world.seam.run(None, lambda: int(cell._arena.header.now_ns))
+    return now_ns + cell.begun_ns
+
+
+def _is_done(reply: wire.Reply) -> bool:
+    ((word, _),) = wire.decode_results(reply.body[: wire.RESULT.size])
+    return word & 0xFF == Status.DONE
+
+
+def resume_topics(cell: Cell) -> None:
+    """Resume all topics and the namespace, until the daemon has done it."""
+    paused = set(cell.late.pauses) if cell.world.script.setting.pauses else set()
+
+    def again() -> None:
+        for topic in sorted(paused):
+            _pause(cell, topic, paused=False, done=partial(paused.discard, topic))
+        if paused:
+            cell.world.schedule.after(500 * MS, again)
+
+    again()
+    cell.world.until(lambda: not paused, "all topics are resumed")
+
+
 def move_clock(cell: Cell, by_ns: int) -> None:
     """Move the virtual clock."""
     to_ns = cell.now_ns() + by_ns
@@ -699,7 +758,7 @@ STEPS: dict[str, Callable[..., None]] = {
         add, add_at, rush, cancel, get, add_many, burst, cancel_many, flush, watch, watch_many,
         advance, advance_many, bump, fail, clear, forget, cancel_for_key, let_hold, end_operation,
         extend_operation, bulk_load, manage_bulk_load, publish, settle, ping, list_sessions,
-        stranger, quota, set_topic, set_late, set_pace, move_clock, add_far, look, wade,
-        cancel_crowd, overfill, late_check, succeed,
+        stranger, quota, set_topic, set_late, set_pace, pause_topic, move_clock, add_far, look,
+        wade, cancel_crowd, overfill, late_check, succeed,
     )
 }  # fmt: skip

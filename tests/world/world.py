@@ -164,13 +164,14 @@ class World:
 
     def finish(self) -> None:
         """Heal everything, and wait until all cells have finished."""
-        from world import delivery, scheduling  # imported here because they import this module
+        from world import delivery, scheduling, work  # these modules import this one
 
         self.disk.heal()
         for cell in self.cells:
             cell.heal()
         for cell in self.cells:
             cell.finish()
+            work.resume_topics(cell)
             delivery.heal(cell)
             scheduling.finish(cell)
         self.schedule.skip(FAR_NS)

@@ -878,14 +878,26 @@ bool jobs_born(struct pg_arena *a, const struct pg_entry *e, uint64_t position,
     return any;
 }
 
+/* Return the time of firing for the job of an older notice. After a reboot with a wall clock that was
+ * set back, this notice may have fired in the future, or before the previous one. */
+static int64_t older_fired_ns(const struct pg_arena *a, uint32_t group, int64_t fired_ns)
+{
+    const uint32_t newest = group_at(a, group)->newest;
+    const int64_t least_ns = newest == PG_NIL ? INT64_MIN : job_at(a, newest)->fired_ns;
+    if (fired_ns > a->state.now_ns)
+        return a->state.now_ns;
+    return fired_ns < least_ns ? least_ns : fired_ns;
+}
+
 void job_born_of_entry(struct pg_arena *a, uint32_t group, uint64_t position)
 {
-    struct pg_entry *e = replay_at(a, position);
+    struct pg_entry *e = replay_at(a, position), fired = *e;
     const struct job_traits traits = job_traits_of(a, e, PG_NIL);
-    const struct pg_job born = job_new(group, e, position, &traits);
+    fired.fired_ns = older_fired_ns(a, group, e->fired_ns);
+    const struct pg_job born = job_new(group, &fired, position, &traits);
     if (has_wal(a))
         wal_append_job(a, job_row_born(a, 0), &born, false, true);
-    job_begin(a, group, e, position, &traits);
+    job_begin(a, group, &fired, position, &traits);
     e->meta |= PG_ENTRY_JOBS;
 }
 

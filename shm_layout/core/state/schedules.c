@@ -333,10 +333,16 @@ static void slot_set(struct pg_arena *a, uint32_t row, uint32_t slot)
     a->metrics->schedules_armed++;
 }
 
+enum arming {
+    ARMING_DONE,
+    ARMING_ALONE_REFUSED,         /* because of its topic or its time: others may be armed */
+    ARMING_REFUSED                /* the arena or the WAL buffer has no space */
+};
+
 /* Arm the next occurrence of a row. If the key is that of another timer, this timer stands for the
- * occurrence. An occurrence whose key stays unique is skipped. Return false if there is no space.
- * *more: an occurrence is due, or a consumer group is making space. */
-static bool row_arm(struct pg_arena *a, uint32_t row, bool *more)
+ * occurrence. An occurrence whose key stays unique is skipped. *more: an occurrence is due, or a
+ * consumer group is making space. */
+static enum arming row_arm(struct pg_arena *a, uint32_t row, bool *more)
 {
     const struct pg_schedule_fields *f = schedule_fields(a, row);
     struct pg_result r;
@@ -346,7 +352,8 @@ static bool row_arm(struct pg_arena *a, uint32_t row, bool *more)
     const unsigned status = r.ticket & 0xff;
     if (slot == PG_NIL && status != PG_ST_KEPT && status != PG_ST_EXISTS) {
         *more |= status == PG_ST_BUSY && wal_buffer_refusal(a) == PG_ST_NONE;
-        return false;
+        return status == PG_ST_FULL_GROUP || status == PG_ST_TOO_FAR ? ARMING_ALONE_REFUSED
+                                                                    : ARMING_REFUSED;
     }
     *more |= r.deadline_ns <= a->state.now_ns;
     if (slot != PG_NIL)
@@ -354,7 +361,7 @@ static bool row_arm(struct pg_arena *a, uint32_t row, bool *more)
     a->metrics->skipped += status == PG_ST_EXISTS;
     row_advance(a, row);
     schedule_queue(a, row);
-    return true;
+    return ARMING_DONE;
 }
 
 /* Return whether timers may be armed at this time. */
@@ -391,20 +398,48 @@ static uint32_t earliest_take(struct pg_arena *a)
     return first;
 }
 
+/* Put a row aside until the end of the step. It counts as one that is in the list. */
+static void refused_push(struct pg_arena *a, uint32_t *refused, uint32_t row)
+{
+    struct pg_schedule *s = schedule_at(a, row);
+    s->is_due = 1;
+    s->next_due = *refused;
+    *refused = row;
+}
+
+/* Put the refused rows back, behind the others. Return their number. */
+static uint32_t refused_due(struct pg_arena *a, uint32_t refused)
+{
+    uint32_t count = 0;
+    for (; refused != PG_NIL; count++) {
+        const uint32_t row = refused;
+        refused = schedule_at(a, row)->next_due;
+        schedule_at(a, row)->is_due = 0;
+        schedule_due(a, row);
+    }
+    return count;
+}
+
+/* A row that is refused is tried again in the next iteration. If the arena has no space, it goes
+ * first; if only a consumer group of its topic has none, other rows do not wait for it. */
 bool schedules_step(struct pg_arena *a, uint32_t budget)
 {
     bool more = false, has_space = true;
     const bool waited = schedules_waiting(a);
-    uint32_t left = budget;
+    uint32_t left = budget, refused = PG_NIL;
     for (; a->state.schedules_due != PG_NIL && left != 0 && has_space && arms(a); left--) {
         const uint32_t row = earliest_take(a);
         if (!lacks_occurrence(a, row) || !next_is_known(schedule_fields(a, row)))
             continue;
-        has_space = row_arm(a, row, &more);
+        const enum arming arming = row_arm(a, row, &more);
+        has_space = arming != ARMING_REFUSED;
         if (!has_space)
-            schedule_due(a, row);      /* the next iteration tries again */
+            schedule_due(a, row);
+        else if (arming == ARMING_ALONE_REFUSED)
+            refused_push(a, &refused, row);
     }
-    const bool goes_on = more || (left == 0 && has_space);
+    const bool useful = refused_due(a, refused) < budget;
+    const bool goes_on = more || (left == 0 && has_space && useful);
     a->state.schedules_stuck = a->state.schedules_due != PG_NIL && !goes_on;
     if (waited)
         late_changed(a);           /* a late timer may have waited for these occurrences */

@@ -89,7 +89,8 @@ static uint64_t origin_ticket(const struct pg_frame_head *f)
     const void *body = f + 1;
     const struct pg_wal_arm *arm = body;
     switch (f->type) {
-    case PG_WAL_ARM: return arm->parked && arm->payload_len == 0 ? 0 : arm->ticket;
+    case PG_WAL_ARM:               /* an ended timer that keeps its key unique has no payload */
+        return arm->unique || (arm->parked && arm->payload_len == 0) ? 0 : arm->ticket;
     case PG_WAL_UNPARK: return ((const struct pg_wal_unpark *)body)->ticket;
     case PG_WAL_WATCH: return ((const struct pg_wal_watch *)body)->ticket;
     default: return 0;
