@@ -799,7 +799,7 @@ class AsyncSubscriber(AsyncClosing):
         self._fds: list[int] = []
         self._news = asyncio.Event()
         self._looking = asyncio.Lock()
-        """Held by the task that looks for notices or sleeps. A look of another task would replace
+        """Owned by the task that looks for notices or sleeps. A look of another task would replace
         the values that the sleep compares with the words."""
         self._sleeper: ThreadPoolExecutor | None = None
         self._sleeping: Sleep | None = None

@@ -104,8 +104,8 @@ class SimulatedRouter:
         return 0
 
     def _msg_data(self, message: Any) -> Any:
-        kept = self._kept[0] if self._is_received(message) else self._reply
-        return ffi.cast("void *", kept)
+        memory = self._kept[0] if self._is_received(message) else self._reply
+        return ffi.cast("void *", memory)
 
     def _msg_size(self, _: Any) -> int:
         assert self._received is not None
