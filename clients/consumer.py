@@ -375,6 +375,7 @@ class Consumer(JobSource):
         return self._line.leases.in_flight
 
     def _take(self, limit_s: float) -> Job | None:
+        self._desk.request()
         return self._inbox.take(limit_s, self._line.check, self._line.leases.check)
 
     def _take_many(self, n: int, limit_s: float) -> list[Job]:
@@ -505,7 +506,7 @@ class _Line(Client):
             return
         self._core.check()
         with suppress(Closed):  # another thread closes the consumer at the same time
-            self._engine.put(self.desk.take_finished)  # perhaps an interrupt left some
+            self.desk.request()  # perhaps an interrupt left some
             self._engine.call(self.leases.drained(drain_s))
         self._close(self._limit_s(None))
         self.leases.check_finished()
@@ -538,10 +539,16 @@ class _Desk:
 
     def finish(self, jobs: Sequence[Job]) -> None:
         """Acknowledge jobs without a wait. A request lets the engine take all jobs that it finds.
-        After an interrupt before the request, the next request takes the jobs."""
+        After an interrupt before the request, the next request takes the jobs, and the caller makes
+        one when it takes its next job."""
         self._leases.core.check()
         self._jobs.extend(jobs)
-        self._engine.put(self.take_finished)
+        self.request()
+
+    def request(self) -> None:
+        """Let the engine take the jobs of finish() that it has not taken."""
+        if self._jobs:
+            self._engine.put(self.take_finished)
 
     def take_finished(self) -> None:
         """Take the jobs of finish(), in the engine's thread."""

@@ -13,7 +13,7 @@ import threading
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -477,18 +477,33 @@ def test_a_deleted_consumer_group_ends_its_consumers(daemon: StartDaemon) -> Non
             held.ack()
 
 
+@contextmanager
+def reading_nothing(jobs: Consumer) -> Iterator[None]:
+    """Stop the thread of a consumer, which then reads no message."""
+    stopped, over = threading.Event(), threading.Event()
+
+    def wait() -> None:
+        stopped.set()
+        over.wait()
+
+    jobs._line._engine.put(wait)
+    assert stopped.wait(PATIENCE_S)
+    try:
+        yield
+    finally:
+        over.set()
+
+
 def test_a_consumer_joins_the_group_that_replaces_a_deleted_one(daemon: StartDaemon) -> None:
     daemon("demo")
     with client() as c, consumer() as jobs:
         c.add("old", 0, topic="orders")
         held = taken(jobs)
-        replaced = threading.Event()
-        jobs._line._engine.put(replaced.wait)  # the consumer reads nothing until then
-        c.delete_group("mailers")
-        c.create_group("mailers", ["orders"])
-        c.add("new", 0, topic="orders")
-        eventually(lambda: c.group("mailers").waiting == 1)
-        replaced.set()
+        with reading_nothing(jobs):
+            c.delete_group("mailers")
+            c.create_group("mailers", ["orders"])
+            c.add("new", 0, topic="orders")
+            eventually(lambda: c.group("mailers").waiting == 1)
         job = taken(jobs)
         assert (job.key, job.attempt) == ("new", 1)
         job.ack()
