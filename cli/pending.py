@@ -394,9 +394,8 @@ def import_command(
     the rest of their time. A deadline that has passed is due at once. Exit code 1 means that rows
     were refused.
 
-    The namespace must have one partition. A bulk load needs that. A timer with an order key needs
-    it as well: it has to be in the partition of its order key, which follows from the key itself,
-    and FILE has only the hash that the daemon stores.
+    The namespace must have one partition, as for every bulk load. FILE has only the hashes of order
+    keys, and the partition of a timer cannot be computed from a hash.
     """
     from purgatoryd.cli.timer_files import read_rows
 

@@ -63,7 +63,7 @@ def _raw(path: Path) -> list[Any]:
 
 def read_rows(path: Path, offset_ns: int | None, now_boot_ns: int) -> list[dict[str, Any]]:
     """Return the rows of a file as add_many takes them. `offset_ns`: wall clock minus the daemon's
-    clock; None = the daemon has a virtual clock. `now_boot_ns`: time of the daemon's clock. Raises
+    clock; None = the daemon has a virtual clock. `now_boot_ns`: time on the daemon's clock. Raises
     InvalidRows, OSError."""
     rows = []
     for number, row in enumerate(_raw(path)):
@@ -97,7 +97,7 @@ def _row(row: dict[str, Any], offset_ns: int | None, now_boot_ns: int) -> dict[s
 
 
 def _unique_ns(row: dict[str, Any], offset_ns: int | None, now_boot_ns: int) -> int:
-    """Return for how long the key of a row stays unique; 0 or less = it does not."""
+    """Return the time in ns for which the key of a row stays unique; 0 or less = not unique."""
     if offset_ns is None or "unique_until_ns" not in row:
         return int(row.get("unique_until_boot_ns", 0)) - now_boot_ns
     return int(row["unique_until_ns"]) - time.time_ns()

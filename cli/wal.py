@@ -39,7 +39,7 @@ _WAL: dict[str, Any] = {
 VERIFICATIONS = 3
 """Number of reads that must all find damage before it is reported."""
 KEYS_MOST = 100_000
-"""Number of timers whose keys `wal cat` has for later records."""
+"""Maximum number of timers whose keys `wal cat` remembers for later records."""
 wal_option = click.option(
     "--wal-dir", **_WAL, required=True, help="Directory of the WALs, as for `purgatoryd run`."
 )
@@ -158,7 +158,7 @@ def frames_of(paths: Iterable[Path]) -> Iterator[tuple[bytes, Frame]]:
 
 
 def named(frames: Iterable[tuple[bytes, Frame]]) -> Iterator[tuple[Frame, Key | None]]:
-    """Yield records with their keys. The tickets of another arena are those of other timers."""
+    """Yield each record with its key. Tickets of different arenas belong to different timers."""
     keys, newest = TimerKeys(), b""
     for uuid, frame in frames:
         if uuid != newest:
@@ -192,7 +192,7 @@ def entered(walk: Walk, path: Path) -> Walk:
 
 
 class TimerKeys:
-    """The keys of the newest timers among the records that have been read."""
+    """Keys of the newest timers in the records read so far."""
 
     def __init__(self, most: int = KEYS_MOST) -> None:
         self._most = most
@@ -284,9 +284,9 @@ def cat_command(
     cache, and omits records that a crash left incomplete. While the daemon runs, records
     after `committed_lsn` of `purgatoryd stats` may be written but not synced.
 
-    Records with the ticket of a timer show its key, if the files have the record that armed it and
-    it is among the 100,000 newest timers. The `job_state` of a job is waiting, leased, delayed,
-    dead or ended; `dead_reason` and `cause` say why.
+    A record with the ticket of a timer shows the timer's key if the files have the record that
+    armed the timer. The command remembers the keys of the 100,000 newest timers. The `job_state` of
+    a job is waiting, leased, delayed, dead or ended; `dead_reason` and `cause` say why.
     """
     from purgatoryd.shm_layout.errors import InvalidSetting
     from purgatoryd.shm_layout.wal import KINDS, segments

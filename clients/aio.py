@@ -799,8 +799,8 @@ class AsyncSubscriber(AsyncClosing):
         self._fds: list[int] = []
         self._news = asyncio.Event()
         self._looking = asyncio.Lock()
-        """Owned by the task that looks for notices or sleeps. A look of another task would replace
-        the values that the sleep compares with the words."""
+        """Lock that lets one task at a time look for notices or sleep. Another task that looks
+        would replace the values that the sleep compares with the words in shared memory."""
         self._sleeper: ThreadPoolExecutor | None = None
         self._sleeping: Sleep | None = None
         """The words of the last sleep."""

@@ -52,7 +52,7 @@ class Selection(TypedDict, total=False):
 @dataclass(frozen=True, slots=True)
 class TimerPage(Sequence[TimerInfo]):
     """Timers in the order of their deadlines. `cursor`: for the next page; None = this is the
-    last. `now_boot_ns`: time of the daemon's clock when it read them."""
+    last. `now_boot_ns`: time on the daemon's clock at which it read the timers."""
 
     timers: tuple[TimerInfo, ...]
     cursor: str | None

@@ -95,7 +95,7 @@ class Backfilled(NamedTuple):
     armed: int
     """Number of occurrences that were armed."""
     nominal: list[datetime]
-    """Nominal times of all occurrences in the range, also of those that had fired before."""
+    """Nominal times of all occurrences in the range, including those that had fired before."""
 
 
 # ---- arguments -------------------------------------------------------------------------------
@@ -421,18 +421,18 @@ class ScheduleCalls(ABC, Generic[One, Found, Several, Existed, Ticket, Filled, T
         self, key: str, start: datetime, end: datetime, *, repeat: bool = False,
         timeout: float | timedelta | None = None,
     ) -> Filled:  # fmt: skip
-        """Fire the occurrences with nominal times from `start` to `end` that have not fired, at
-        once; return those of the range as Backfilled. `end` must not be in the future.
+        """Fire at once the occurrences with nominal times from `start` to `end` that have not
+        fired. Return the times as Backfilled. `end` must not be in the future.
 
-        An occurrence has not fired if it was before the put of the schedule, during a pause, or
-        skipped by `overlap` or a late policy. Occurrences that were fired by the schedule, a
-        trigger or a backfill, that are armed, or that a client cancelled or moved, are left out,
-        for as long as the schedule exists. The daemon stores fired occurrences as 8 ranges of
-        times; if a schedule has more, everything between its oldest ranges counts as fired.
-        `repeat`: fire these occurrences again, except those that are armed.
+        A backfill fires occurrences from before the put of the schedule, occurrences during a
+        pause, and occurrences that `overlap` or a late policy skipped. It leaves out occurrences
+        that are armed, that the schedule, a trigger or another backfill has fired, and that a
+        client cancelled or moved. The daemon remembers them while the schedule exists, in up to 8
+        ranges of times. If there are more ranges, the two oldest are joined, and occurrences
+        between them count as fired. `repeat`: fire all these occurrences, except armed ones.
 
-        Occurrences of a backfill fire whatever `overlap` is; with "delay" there are none, because
-        no times are fixed. Raises the same errors as trigger_schedule(). If a table is full, the
+        A backfill ignores `overlap`. With overlap "delay" it fires nothing, because such schedules
+        have no fixed times. Raises the same errors as trigger_schedule(). If a table is full, the
         occurrences before the error have been armed.
         """
         first_ns, last_ns = times.wall_ns(start), times.wall_ns(end)

@@ -376,8 +376,8 @@ def _serve(listener: Listener, pages: Pages) -> None:
 def _main(arguments: str) -> int:
     given = json.loads(arguments)
     end_with(given["daemon"])
-    # A nice value is not enough: the kernel lets a running process finish its time slice of some
-    # milliseconds before one that has just become ready, unless that one is idle.
+    # A nice value is not enough: the daemon would still wait until this process ends its time slice
+    # of some milliseconds. The kernel interrupts a process with SCHED_IDLE at once.
     os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
     log.set_up("warning", name=given["name"])
     try:

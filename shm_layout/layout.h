@@ -1020,8 +1020,8 @@ struct pg_schedule {              /* 632 bytes */
     uint32_t open;                /* derived: jobs of its occurrences that are open */
     uint32_t first_hashed;        /* derived: first row whose hash leads to this row; PG_NIL = none */
     uint32_t next_hashed;         /* derived: next row whose hash leads to the same row */
-    struct pg_fired_span found;   /* derived: for a rebuild: nominal times of armed additional
-                                     occurrences that the fields lack */
+    struct pg_fired_span found;   /* derived: span of armed additional occurrences that a rebuild
+                                     found, and that the fields lack */
     struct pg_schedule_fields fields[2];
 };
 
@@ -2159,11 +2159,12 @@ struct pg_record {                /* 32 bytes */
                                      group's settings say. JOB_EXTEND: time until the lease ends */
     uint64_t value;               /* CANCEL: ticket that the timer must have, 0 = any. PUT with mode
                                      EXTEND: as for CANCEL, but an operation is extended only if its
-                                     ticket is given; without such a timer UNKNOWN. UNPARK: ticket of
-                                     the parked timer. WATCH: threshold of a SUM, number of keys of a
-                                     QUORUM. ADVANCE_KEY: new watermark. BUMP: amount to add. FAIL:
-                                     error code. COMPLETE: version of the CHECK. JOIN: number of jobs
-                                     that the member may hold; 0 = it gets no more jobs */
+                                     ticket is given; UNKNOWN = there is no such timer. UNPARK:
+                                     ticket of the parked timer. WATCH: threshold of a SUM, number
+                                     of keys of a QUORUM. ADVANCE_KEY: new watermark. BUMP: amount
+                                     to add. FAIL: error code. COMPLETE: version of the CHECK. JOIN:
+                                     number of jobs that the member may hold; 0 = it gets no more
+                                     jobs */
 };
 
 /* Identity of a lease: the key, with type BYTES, of the records that answer a job. */
@@ -2635,7 +2636,7 @@ struct pg_schedule_ask {          /* 56 bytes */
                                      PG_NOMINAL_UNKNOWN = the current time; LIST: row, 0 to begin */
     int64_t  until;               /* PUT, NEXT: latest nominal time, 2^63 - 1 = no limit; BACKFILL:
                                      last nominal time, not in the future; else 0 */
-    int64_t  jitter_ns;           /* PUT: an occurrence is up to this much after its nominal time;
+    int64_t  jitter_ns;           /* PUT: maximum delay of an occurrence after its nominal time;
                                      else 0 */
     uint64_t count;               /* PUT: number of occurrences, 0 = no limit; NEXT: number of
                                      times, 1 to PG_NOMINAL_MAX; else 0 */

@@ -607,7 +607,7 @@ class Reply(NamedTuple):
         return NotDurable(*self.detail) if applied else self.refusal()
 
     def refusal(self) -> MessageRefused:
-        """Return the reply's error, which is not NOT_DURABLE, as an exception."""
+        """Return the reply's error as an exception. The error must not be NOT_DURABLE."""
         try:
             name = WireError(self.error).name
         except ValueError:

@@ -1,4 +1,4 @@
-"""Backfills fire the occurrences of a schedule that have not fired, and no other twice."""
+"""Backfills fire the occurrences of a schedule that have not fired, and fire none twice."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ def consumer() -> Consumer:
 
 
 def advance(hours: float, more_ns: int = 1_000_000) -> None:
-    """Move the virtual clock to so many hours, and a bit more, because timers fire at a tick's
-    end."""
+    """Move the virtual clock to `hours`, and 1 ms further, because timers fire at the end of a
+    tick."""
     with Admin("demo", timeout=PATIENCE_S) as admin:
         admin.advance(round(hours * HOUR_NS) + more_ns)
 
@@ -51,14 +51,14 @@ def hours(moments: list[datetime]) -> list[float]:
 
 
 def flush(caller: Client) -> None:
-    """Fire so many timers of another topic that the replay buffer drops all notices before them."""
+    """Fire enough timers of another topic to drop all earlier notices from the replay buffer."""
     for n in range(40):
         caller.add(f"other {n}", 0, topic="others")
     eventually(lambda: caller.count_timers(topic="others") == 0)
 
 
 def taken(jobs: Consumer, count: int) -> list[Any]:
-    """Return so many jobs, and check that no other follows."""
+    """Return `count` jobs, and check that no other follows."""
     found = [jobs.get(PATIENCE_S) for _ in range(count)]
     assert jobs.get(0.05) is None
     return found

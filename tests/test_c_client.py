@@ -161,7 +161,7 @@ def test_a_timer_has_its_options(demo_command: list[str], daemon: StartDaemon) -
     assert timer.order_key == other.order_key is not None
 
 
-def test_jobs_tell_how_they_ended(demo_command: list[str], daemon: StartDaemon) -> None:
+def test_jobs_have_verdict_and_occurrence(demo_command: list[str], daemon: StartDaemon) -> None:
     """A job of an operation has its verdict, and that of an occurrence has its nominal time."""
     demo = daemon("demo")
     with Purgatory("demo", namespace="shop", timeout=PATIENCE_S) as owner:
@@ -192,8 +192,8 @@ def test_jobs_tell_how_they_ended(demo_command: list[str], daemon: StartDaemon) 
 def test_a_longer_lease_of_the_group_holds_at_once(
     demo_command: list[str], daemon: StartDaemon, tmp_path: Path
 ) -> None:
-    """The client takes the end of a lease from the daemon's answer: it holds a job for longer than
-    max_lease was when the consumer began."""
+    """The client takes the end of a lease from the daemon's answer. After max_lease was raised, it
+    holds a job for longer than the earlier limit."""
     demo = daemon("demo")
     command = [*demo_command, "hold", str(demo.dir / "demo"), "4000"]
     with Client("demo", namespace="shop", timeout=PATIENCE_S) as client:
@@ -211,7 +211,7 @@ def test_a_longer_lease_of_the_group_holds_at_once(
 def test_a_lease_ends_at_the_limit_of_the_group(
     demo_command: list[str], daemon: StartDaemon, tmp_path: Path
 ) -> None:
-    """A job that nobody takes goes back in time, so that only the job of the handler fails."""
+    """The client releases a job without a handler before its lease ends, as no failed attempt."""
     demo = daemon("demo")
     command = [*demo_command, "hold", str(demo.dir / "demo"), "3000"]
     with Client("demo", namespace="shop", timeout=PATIENCE_S) as client:

@@ -39,8 +39,8 @@ pytestmark = pytest.mark.tier("all")
 QUIET_S = 0.5
 """Time without a notice after which a test takes a subscriber to have received everything."""
 REFUSED_S = 2.0
-"""Timeout of a subscriber that another one refuses. On a busy machine, the daemon needs part of it
-to answer at all."""
+"""Timeout of a subscriber whose cursor another process holds. On a busy machine, the daemon needs
+part of this time for its answer."""
 
 
 def client(**options: object) -> Client:

@@ -168,7 +168,7 @@ class Before:
 
     def again(self) -> None:
         """Restore the arena for the next N. Remove the lock file: the next start creates it. End a
-        daemon that a failed test has left."""
+        daemon that a failed test has left running."""
         if self._victim is not None and self._victim.running:
             self._victim.process.kill()
             self._victim.process.wait()

@@ -49,7 +49,7 @@ def client(real: Daemon) -> Iterator[Client]:
 
 @pytest.fixture
 def sleeps_end_by_notices(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No sleep of a subscriber ends so early that it would hide a notice that did not end it."""
+    """Let sleeps of subscribers last so long that a test fails if a notice ends none."""
     monkeypatch.setattr(Inbox, "patience_s", property(lambda _: 10 * PATIENCE_S))
 
 
@@ -180,7 +180,7 @@ def test_an_async_subscriber_does_not_block_its_loop(client: Client) -> None:
 
 @pytest.mark.usefixtures("sleeps_end_by_notices")
 def test_tasks_that_wait_for_notices_do_not_delay_each_other(client: Client) -> None:
-    """The sleep of one task begins only after another task has looked."""
+    """The sleep of the first task begins only after the second task has looked for notices."""
 
     async def use(subscriber: AsyncSubscriber, other: Subscriber) -> list[int]:
         begins = threading.Event()

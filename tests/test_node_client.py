@@ -347,8 +347,8 @@ await client.close();
 
 
 def test_a_longer_lease_of_the_group_holds_at_once(node: Path, daemon: StartDaemon) -> None:
-    """The client takes the end of a lease from the daemon's answer: it holds a job for longer than
-    maxLeaseMs was when the consumer began."""
+    """The client takes the end of a lease from the daemon's answer. After maxLeaseMs was raised, it
+    holds a job for longer than the earlier limit."""
     found = script(node, daemon("demo"), """
 const client = new pg.Client(place, { namespace: "shop" });
 const group = { namespace: "shop", group: "g", topics: ["t"], leaseMs: 600, maxLeaseMs: 2000 };
@@ -368,7 +368,7 @@ await client.close();
 
 
 def test_a_lease_ends_at_the_limit_of_the_group(node: Path, daemon: StartDaemon) -> None:
-    """A job that nobody takes goes back in time, so that only the job of the handler fails."""
+    """The client releases a job without a handler before its lease ends, as no failed attempt."""
     found = script(node, daemon("demo"), """
 const client = new pg.Client(place, { namespace: "shop" });
 const group = {

@@ -52,7 +52,7 @@ def socket() -> Iterator[zmq.Socket[bytes]]:
 def test_a_message_without_memory_is_not_sent_in_part(
     socket: zmq.Socket[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Otherwise the socket takes the next message, that of another client, for the rest of it."""
+    """A socket that has part of a message treats the next message as the rest of it."""
     make = zmq.Frame
 
     def short_of_memory(data: bytes, *, copy: bool) -> zmq.Frame:

@@ -1,7 +1,7 @@
-"""Send a message of several frames as a whole, or not at all.
+"""Send all frames of a message, or none.
 
-A socket of libzmq that got a part of a message takes the next message for the rest of it. So all
-frames get their memory before the first one is sent: then only the first send can fail.
+A libzmq socket that has only part of a message treats the next message as the rest. All frames are
+therefore allocated before the first send, so that only the first send can fail.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ import zmq
 
 
 def send_whole(socket: zmq.Socket[bytes], *frames: Any) -> None:
-    """Send a message without a wait. Raises zmq.Again, MemoryError and ZMQError; nothing is sent
-    then."""
-    # A copy, because the caller uses the memory of large frames again.
+    """Send a message without waiting. Raises zmq.Again, MemoryError or ZMQError before any frame is
+    sent."""
+    # Copy the frames, because the caller reuses the memory of large ones.
     *first, last = [zmq.Frame(frame, copy=True) for frame in frames]
     for frame in first:
         socket.send(frame, zmq.SNDMORE | zmq.NOBLOCK, copy=False)

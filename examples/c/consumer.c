@@ -13,7 +13,7 @@ enum { KEY_STR = 0, KEY_BYTES = 1 };
 #define PING_NS (15 * S)
 #define JOIN_AGAIN_NS (1 * S)
 #define ERROR_MAX 1024u
-#define GRANTED_PARTS 120 /* leases count as at least this part of the requested length */
+#define GRANTED_PARTS 120 /* granted_ns is at least 1 / GRANTED_PARTS of the requested lease */
 
 struct settings {
     uint64_t max_jobs, max_bytes;
@@ -320,7 +320,7 @@ static void keep_lease(struct pg_consumer *c, struct held *h, int64_t now_ns)
     }
 }
 
-/* Free the jobs that are over. Those with a record in flight wait for its answer. */
+/* Free the jobs that are over. A job with a record in flight stays until the answer. */
 static void sweep(struct pg_consumer *c)
 {
     struct held **place = &c->held;

@@ -1,4 +1,4 @@
-/* The function of end.c, which consumer.c and listener.c call. */
+/* Decode the final states of timers and operations, for consumer.c and listener.c. */
 #ifndef END_H
 #define END_H
 

@@ -47,7 +47,7 @@ struct pg_topic {
 
 enum pg_late_policy { PG_LATE_FIRE, PG_LATE_SKIP, PG_LATE_COALESCE };
 
-/* A timer. A field of 0 or NULL has its default. */
+/* A timer. A field that is 0 or NULL has its default. */
 struct pg_timer {
     const char *key;
     const void *payload;
@@ -61,7 +61,7 @@ struct pg_timer {
     bool has_late;             /* false = the timer has the late policy of the topic */
     enum pg_late_policy late;  /* SKIP and COALESCE need a grace of at least 1 ms, FIRE has none */
     int64_t late_grace_ns;
-    int64_t unique_ns;         /* no other timer gets the key for this time */
+    int64_t unique_ns;         /* time for which no other timer gets the key */
 };
 
 struct pg_client;
@@ -104,14 +104,14 @@ struct pg_verdict {
     uint16_t bitmap_bytes;
 };
 
-/* The end of a timer or an operation. */
+/* The final state of a timer or an operation. */
 struct pg_end {
     int cause;        /* enum pg_cause */
     bool has_verdict; /* an operation ended */
     struct pg_verdict verdict;
     const uint8_t *missing; /* bit n % 8 of byte n / 8: watch key n was below its target */
     bool is_occurrence;     /* a schedule armed the timer; schedule and time are an idempotency key */
-    size_t schedule_len;    /* the schedule's key has so many bytes at the begin of the timer's key */
+    size_t schedule_len;    /* length of the schedule's key, with which the timer's key begins */
     int64_t nominal_ns;     /* nominal time, ns since 1970 */
 };
 

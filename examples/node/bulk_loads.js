@@ -19,7 +19,7 @@ export const bulkLoads = (Base) =>
       return (await this.#askBulkLoad(LA.CLOSE, id, fencingToken)).status;
     }
 
-    /** Forget a bulk load and its rows: a row that is sent later counts again. */
+    /** Forget a bulk load and its rows. Rows that are sent again count again. */
     async forgetBulkLoad(id) {
       await this.#askBulkLoad(LA.FORGET, id);
     }

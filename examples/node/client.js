@@ -1,4 +1,4 @@
-// The client of a namespace; each topic has a file of its own.
+// The client of a namespace. Each kind of calls has a file of its own.
 
 import { bulkLoads } from "./bulk_loads.js";
 import { groups } from "./groups.js";

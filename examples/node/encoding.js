@@ -49,13 +49,13 @@ export function nanoseconds(what, ms, least = 0) {
   return BigInt(Math.round(ms * 1000)) * 1000n;
 }
 
-/** Return a wall time in nanoseconds since 1970: of a Date, or of a BigInt, which has them. */
+/** Return a wall time, given as a Date or in nanoseconds, in nanoseconds since 1970. */
 export function wallNs(what, time) {
   const ns = time instanceof Date ? BigInt(Math.round(time.getTime())) * 1_000_000n : time;
   return whole(what, ns, 0n, PG_NOMINAL_NONE);
 }
 
-/** Return a whole number, given as a number or a BigInt, as a BigInt from `least` to `most`. */
+/** Return a number as a BigInt. Throws RangeError unless it is whole, from `least` to `most`. */
 export function whole(what, value, least, most) {
   const exact = typeof value === "bigint" || Number.isSafeInteger(value);
   if (!exact || BigInt(value) < least || BigInt(value) > most) {
@@ -64,7 +64,7 @@ export function whole(what, value, least, most) {
   return BigInt(value);
 }
 
-/** Return a given id of 16 bytes that are not all 0. */
+/** Return a copy of an id. Throws RangeError unless it has 16 bytes that are not all 0. */
 export function checkId(what, id) {
   if (!(id instanceof Uint8Array) || id.length !== 16 || id.every((byte) => byte === 0)) {
     throw new RangeError(`${what} must be a Buffer of 16 bytes that are not all 0`);
@@ -94,7 +94,7 @@ export class Reader {
 
   take(length) {
     const end = this.at + length;
-    if (end > this.bytes.length) throw new RangeError("a message of the daemon is cut off");
+    if (end > this.bytes.length) throw new RangeError("a message of the daemon is truncated");
     const part = this.bytes.subarray(this.at, end);
     this.at = end;
     return part;

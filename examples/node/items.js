@@ -48,7 +48,7 @@ function lateOf(late) {
   return [LATE[policy.toUpperCase()], pg.nanoseconds("the grace", graceMs, 0.001)];
 }
 
-/** Return what the items of a looked-up timer say. An occurrence of a schedule has `nominalNs`. */
+/** Return the options in the items of a timer. An occurrence of a schedule has `nominalNs`. */
 export function decodeItems(bytes) {
   const reader = new pg.Reader(bytes);
   const found = {};

@@ -3,9 +3,9 @@
 import * as pg from "./protocol.js";
 import { CAUSE, E, NOTICE, NOTICES, VERDICT, nameOf } from "./protocol.js";
 
-/** Return cause, payload, verdict and occurrence. `verdict`: the end of an operation, with the
- * numbers of its missing watch keys; null of a timer. `occurrence`: schedule and nominalNs of an
- * occurrence, together an idempotency key; else null. */
+/** Return cause, payload, verdict and occurrence. `verdict`: how an operation ended, with the
+ * numbers of the watch keys below their targets; null for a timer. `occurrence`: schedule and
+ * nominalNs of an occurrence, together an idempotency key; else null. */
 export function decodeEnd(cause, flags, key, bytes) {
   const reader = new pg.Reader(bytes);
   const verdict = flags & E.OPERATION ? readVerdict(reader) : null;
@@ -25,16 +25,16 @@ function occurrenceOf(key) {
   return { schedule: key.slice(0, at), nominalNs: BigInt(key.slice(at + 1)) };
 }
 
-/** Return the head of a notice message. Throws Error if it is of another program or version. */
+/** Return the head of a notice message. Throws Error if another program or version sent it. */
 export function readHead(body) {
   const head = NOTICES.unpack(body);
   if (head.magic !== pg.NOTICE_MAGIC || head.version !== pg.VERSION) {
-    throw new Error("this is no message of purgatoryd, or of another version");
+    throw new Error("this is not a message of purgatoryd in this version");
   }
   return head;
 }
 
-/** Return the notices of a message, the second frame of a notice message. */
+/** Return the notices in the second frame of a notice message. */
 export function* readNotices({ first, count }, body) {
   const bytes = new pg.Reader(body);
   bytes.take(NOTICES.size + count * NOTICE.size);

@@ -117,7 +117,8 @@ export class Operation {
     return this.#result;
   }
 
-  /** Let the deadline be `ms` from here on, if that is later. Return false if it has ended. */
+  /** Move the deadline to `ms` from the call, if that is later. Return false if the operation has
+   * ended. */
   async extend(ms) {
     const time = { time_kind: T.DELAY, time_ns: pg.nanoseconds("ms", ms) };
     const fields = { mode: MODE.EXTEND, value: this.ticket, ...time };
@@ -125,7 +126,7 @@ export class Operation {
     return (await this.#client.putItem(item)).status !== "UNKNOWN";
   }
 
-  /** End the operation. Return false if it has ended. */
+  /** Cancel the operation. Return false if it has ended. */
   async cancel() {
     return (await this.#client.cancel(this.key, { ticket: this.ticket })).status === "CANCELLED";
   }
@@ -164,7 +165,7 @@ export class Operation {
 export const operations = (Base) =>
   class extends Base {
     #armed = new Map(); // operations, by ticket
-    #early = new Map(); // messages about tickets whose WATCH has no answer so far, by ticket
+    #early = new Map(); // messages that came before the answer to their WATCH, by ticket
     #watching = 0; // WATCH records without an answer
 
     constructor(...args) {

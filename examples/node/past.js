@@ -1,5 +1,5 @@
-// Notices that a subscriber has missed, from the replay buffer and the write-ahead log. A process of
-// the daemon serves them at a socket of its own; the first request starts it.
+// Read notices that a subscriber has missed, from the replay buffer and the write-ahead log. A
+// process of the daemon serves them at a socket of its own. The first request starts this process.
 
 import { Dealer } from "zeromq";
 
@@ -12,13 +12,13 @@ import { encodeFrame } from "./session.js";
 const START_MS = 500; // time between two requests to start the process
 const ASK_AGAIN_MS = 5000;
 
-/** Past notices of a namespace. `daemon` is DIR/NAME. One call at a time waits for its answer. */
+/** Past notices of a namespace. `daemon` is DIR/NAME. Calls are answered one after another. */
 export class PastNotices {
   #commands = new Dealer({ reconnectInterval: 10, linger: 0, sendTimeout: 0 });
   #socket = new Dealer({ reconnectInterval: 10, linger: 0, sendTimeout: 0 });
   #connected = false;
   #closed = false;
-  #last = Promise.resolve(); // the end of the newest call
+  #last = Promise.resolve(); // settled when the newest call has ended
   #sequence = 0n;
   #question = null; // { bytes, sequence, resolve, reject, timer }
 
@@ -33,7 +33,7 @@ export class PastNotices {
     this.#receive(this.#commands, () => {});
   }
 
-  /** Iterate over the notices `first` to `last` of a topic, as far as they have fired, as events of
+  /** Iterate over the notices `first` to `last` of a topic that have fired. Events are those of
    * Subscriber: notices and lost ranges. `streamId` and `incarnation` are those of a lost range;
    * without them, the current ones. */
   async *read({ topic, first, last, streamId = 0n, incarnation = 0n }) {
@@ -64,7 +64,7 @@ export class PastNotices {
     this.#socket.close();
   }
 
-  /** Ask a question after all earlier ones, and return the body of the reply. */
+  /** Ask a question once all earlier ones are answered. Return the body of the reply. */
   #ask(message, body) {
     const asked = this.#last.then(() => this.#askNow(message, body));
     this.#last = asked.catch(() => {});
@@ -81,7 +81,7 @@ export class PastNotices {
     });
   }
 
-  /** Send the question; without a connection, the request to start the process. Send again later. */
+  /** Send the question, or without a connection the request to start the process. Repeat later. */
   #send() {
     if (this.#question === null) return;
     clearTimeout(this.#question.timer);
@@ -108,7 +108,7 @@ export class PastNotices {
     }
   }
 
-  /** STOPPING: the process cannot answer at the moment, and is asked again. */
+  /** Take a reply. After STOPPING, which means that the process cannot answer, ask again. */
   #onReply(frame, bytes) {
     if (frame.sequence !== this.#question?.sequence) return;
     if (frame.error === ERR.STOPPING) {

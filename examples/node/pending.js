@@ -103,7 +103,8 @@ export const pending = (Base) =>
 
     /** Return the fields and texts of a selection, with times on the daemon's clock. */
     async #select({ prefix, topic, tag, dueFrom, dueBefore, ...others }, tickets) {
-      if (Object.keys(others).length > 0) throw new TypeError(`unknown: ${Object.keys(others)}`);
+      const unknown = Object.keys(others);
+      if (unknown.length > 0) throw new TypeError(`unknown fields of a selection: ${unknown}`);
       const namespace = Buffer.from(this.namespace);
       const select = { namespace, tickets, fields: 0, from_ns: 0n, upto_ns: NO_END };
       if (prefix !== undefined) [select.key_type, select.prefix] = pg.encodeKey(prefix);
@@ -115,7 +116,7 @@ export const pending = (Base) =>
       return select;
     }
 
-    /** Return the wall time minus the daemon's clock. A LIST from PG_NIL on looks at no timer. */
+    /** Return the wall time minus the daemon's clock. A LIST with slot PG_NIL reads no timers. */
     async #offsetNs(namespace, ...times) {
       if (!times.some((time) => time instanceof Date)) return 0n;
       const select = { namespace, upto_ns: NO_END };

@@ -70,21 +70,21 @@ export const schedules = (Base) =>
       return (await this.#existing(SA.RESUME, key)).infos[0];
     }
 
-    /** Fire an additional occurrence at once, with this nominal time, a Date. Return its ticket. A
-     * repeated call with the same time fires nothing. */
+    /** Fire an additional occurrence at once. `nominal`: its nominal time, a Date. Return its
+     * ticket. A repeated call with the same time fires nothing. */
     async triggerSchedule(key, nominal = new Date()) {
       const fields = { from: pg.wallNs("nominal", nominal) };
       return (await this.#existing(SA.TRIGGER, key, fields)).ticket;
     }
 
-    /** Fire all occurrences with nominal times from `first` to `last`, Dates. Return the number of
-     * those that had not fired, and the nominal times. */
+    /** Fire the occurrences with nominal times from `first` to `last`, Dates, that have not fired.
+     * Return `armed`, their number, and `nominalNs`, all nominal times from `first` to `last`. */
     async backfillSchedule(key, first, last) {
       const found = { armed: 0, nominalNs: [] };
       const until = pg.wallNs("last", last);
       for (let from = pg.wallNs("first", first); from !== PG_NOMINAL_NONE;) {
         const { ticket, next, times } = await this.#existing(SA.BACKFILL, key, { from, until });
-        found.armed += Number(ticket); // of a BACKFILL it is a number
+        found.armed += Number(ticket); // a BACKFILL reports a number in this field
         found.nominalNs.push(...times);
         from = next;
       }

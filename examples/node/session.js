@@ -173,7 +173,7 @@ export class Session extends EventEmitter {
     });
   }
 
-  /** Send a message that has no answer, now or never. */
+  /** Send a message that has no answer. Drop it if there is no session or connection. */
   post(message, body = NOTHING, fields = {}) {
     if (this.#session === 0n || !this.#connected || this.#error !== null) return;
     const frame = encodeFrame(message, { session: this.#session, ...fields });
@@ -408,7 +408,8 @@ export class Session extends EventEmitter {
     this.#soon();
   }
 
-  /** A WATCH of a session that owns as many operations as it may is refused, and not repeated. */
+  /** Take the result of a record. A BUSY record is sent again, but not a WATCH that is refused
+   * because the session owns as many operations as it may. */
   #settle(item, result, ended) {
     const status = Number(result.ticket & 255n);
     const [ticket, deadlineNs] = [result.ticket >> 8n, result.deadline_ns];

@@ -26,7 +26,7 @@ class Struct {
     return bytes;
   }
 
-  /** Return the fields of the struct at offset `at`. Throws RangeError if it is cut off. */
+  /** Return the fields of the struct at offset `at`. Throws RangeError if it is truncated. */
   unpack(bytes, at = 0) {
     const values = {};
     for (const [name, [kind, offset]] of this.fields) {

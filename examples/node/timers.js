@@ -7,7 +7,7 @@ import * as pg from "./protocol.js";
 import { MODE, OP, ST, T, nameOf } from "./protocol.js";
 import { makeItem } from "./session.js";
 
-const QUERY_RECORDS = 100; // a reply has space for the payloads of so many timers
+const QUERY_RECORDS = 100; // number of timers whose payloads fit in one reply
 const REFUSED = 16; // statuses from here on are refusals
 
 export const timers = (Base) =>
@@ -18,8 +18,8 @@ export const timers = (Base) =>
      *
      * `tag`: a text for selections. `priority`, 0 to 9, and `orderKey` order the jobs of consumer
      * groups. `late`: "fire", or ["skip" | "coalesce", grace in ms], in place of the policy of the
-     * topic. `uniqueForMs`: no other timer gets the key for that time. `slackMs`: the timer may fire
-     * so much later, rounded down to a power of two ns, in place of the slack of the topic. */
+     * topic. `uniqueForMs`: no other timer gets the key for that time. `slackMs`: time by which the
+     * firing may be late, rounded down to a power of two ns, in place of the slack of the topic. */
     async add(key, options) {
       return this.putItem(this.#addItem(key, options));
     }
@@ -44,7 +44,7 @@ export const timers = (Base) =>
 
     /** Cancel a timer. Return status CANCELLED, FIRED (too late), LEASED (a consumer has the job) or
      * UNKNOWN, and the ticket. `delivered`: end the jobs of a timer that has fired as well, unless a
-     * consumer has one. An operation ends. */
+     * consumer has one. An operation with this key ends as well. */
     async cancel(key, { ticket = 0n, delivered = false } = {}) {
       const fields = { value: ticket, flags: delivered ? 1 : 0 };
       return this.putItem(makeItem(OP.CANCEL, this.namespace, "", key, fields));

@@ -153,7 +153,7 @@ struct arena_state {
     uint32_t wall_cursor;
     uint32_t session_rows;        /* number of the first session row after the last used row */
     uint32_t free_member;         /* first unused row of members; PG_NIL = none */
-    uint32_t evicted_session;     /* no session row before this one is `evicted`, unless it is away */
+    uint32_t evicted_session;     /* evicted sessions in earlier rows are away; PG_NIL = all are */
     bool jobs_wait;               /* a job may be leased: one waits, or a member has a free credit */
     bool jobs_unsent;             /* a JOBS message may have to be sent */
     int64_t jobs_again_ns;        /* time on the arena's clock at which a rate allows another lease */

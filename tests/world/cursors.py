@@ -56,8 +56,8 @@ class Cursor:
     holders: list[Holder] = field(default_factory=list)
     """All subscribers of the cursor that have sent a request."""
     unsafe: int = 0
-    """Newest position in the replay buffer that a recovery may have lost, because the cursor was
-    not durable when the arena was lost."""
+    """Newest position in the replay buffer that a recovery may have lost, because the arena was
+    lost while the cursor was not durable."""
 
     def position(self, topic: str) -> Position:
         """Return the facts about a topic. A topic without a position begins with its first

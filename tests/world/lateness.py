@@ -1,5 +1,5 @@
 """The judge of late policies and pauses: it judges which timers end without a notice, their counts,
-that no timer of a paused topic fires, and the pace of a catch-up.
+and the pace of a catch-up. No timer of a paused topic may fire.
 
 Times are world time. A timer that is later than the grace of its policy ends without a notice
 (skip), or may do so if a later timer of its topic is late as well (coalesce). Worlds see such an
@@ -55,8 +55,7 @@ class LateOracle:
         self.pauses = {scope: Possible(False) for scope in (*TOPICS, NAMESPACE_SCOPE)}
         """State of each topic and of the namespace: True if it is paused."""
         self.schedules = False
-        """True if occurrences of schedules may end by policies as well. Their number is not known.
-        """
+        """True if policies may end occurrences of schedules as well, in unknown number."""
         self.judged = 0
         self._oracle = oracle
         self._options = options
@@ -195,8 +194,8 @@ class LateOracle:
                 raise Violation(f"{one}: fired, but {scope or 'the namespace'} is paused")
 
     def fired_occurrence(self, one: Fired) -> None:
-        """Judge the notice of an occurrence that is not due on the wall clock. It has the policy of
-        its topic."""
+        """Judge the notice of an occurrence that is not due on the wall clock. Its late policy is
+        that of its topic."""
         self._judge_skip(one, one, self.policies[one.place[1]].since(one.fired_ns))
 
     def _judge_skip(self, subject: object, one: Fired, policies: set[Policy]) -> None:

@@ -155,7 +155,7 @@ class Put:
         return self.durable_ns if self.undone else self.last_ns
 
     def has_fired(self, nominal_ns: int) -> bool:
-        """Return whether it has fired an occurrence with a nominal time."""
+        """Return whether the put has fired an occurrence with a nominal time."""
         extra = self.extras.get(nominal_ns)
         return nominal_ns in self.fired or (extra is not None and bool(extra.fired))
 
@@ -245,8 +245,7 @@ class ScheduleOracle:
     """The judge of the schedules of one daemon."""
 
     def __init__(self, policies: Callable[[str], set[Policy]] = lambda _: {FIRE}) -> None:
-        """`policies`: function that returns the late policies that a topic may have, or may have
-        had."""
+        """`policies`: function that returns all late policies that a topic may have or have had."""
         self._policies = policies
         self.schedules: dict[str, Schedule] = {}
         self.puts: dict[bytes, Put] = {}
@@ -628,8 +627,8 @@ class ScheduleOracle:
         return max(0, self._reached_ns - wall_ns)
 
     def finish(self) -> None:
-        """Judge the final state: each occurrence that an answer has promised has fired, perhaps
-        before, by an earlier put: the notices of both have the same key."""
+        """Judge the final state: each occurrence that an answer has promised has fired. An earlier
+        put may have fired it, because the notices of both puts have the same key."""
         for put in self.puts.values():
             for nominal_ns, extra in put.extras.items():
                 has_fired = any(one.has_fired(nominal_ns) for one in put.schedule.puts)

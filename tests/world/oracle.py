@@ -94,7 +94,7 @@ class Timer:
     present: bool = True
     """False if a loss of the arena has surely undone it, or found it ended."""
     unique_ns: int = 0
-    """Time for which it keeps its key unique; 0: it does not."""
+    """Time for which it keeps its key unique; 0: the key is not unique."""
     asked_ns: int = 0
     """Time at which it was added."""
     known_ns: int = FOREVER_NS

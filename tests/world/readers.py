@@ -477,9 +477,9 @@ class Readers:
         self._overflowed |= full or oracle._may_be_short()
 
     def _exists(self, holder: Holder, topic: str, first: int, last: int) -> int | None:
-        """Return the first notice of a range that the replay buffer has, or should have, or the
-        WAL; None if all are lost. No notice is lost unless a replay buffer was full, or a file was
-        damaged."""
+        """Return the first notice of a range that the replay buffer has or should have, or that the
+        WAL has; None if all are lost. No notice is lost unless a replay buffer was full, or a file
+        was damaged."""
         cell = self._cell
         if not cell.daemon.alive:
             return None

@@ -25,7 +25,7 @@ GRACES_NS = (MS, 20 * MS, 150 * MS, S)
 UNIQUE_NS = (5 * MS, 150 * MS, 2 * S, 30 * S)
 """Times for which keys are unique."""
 NAMESPACE_SCOPE = ""
-"""Name of the whole namespace in a pause, in place of a topic."""
+"""Value for the whole namespace where a pause has the name of a topic."""
 ACTIONS = ("open", "close", "status", "forget")
 """Actions on a bulk load."""
 STRANGE = (
@@ -599,7 +599,7 @@ MORE_SCHEDULES: dict[str, tuple[int, Draw]] = {
 SWINGS: dict[str, tuple[int, Draw]] = {
     "swing_wall": (1, lambda rng: {"by_ns": rng.randrange(30 * S, 90 * S)}),
 }
-"""Steps of some worlds with schedules: they move the wall clock forward, and then further back."""
+"""Steps of some worlds with schedules. They move the wall clock forward, and then further back."""
 MORE_SHARE, SWING_SHARE = 0.04, 0.02
 SCHEDULES_SHARE = 0.15
 """Number of steps of schedules for each other step."""

@@ -698,12 +698,12 @@ def _resume_later(cell: Cell, topic: str) -> None:
 def _pause(
     cell: Cell, topic: str, *, paused: bool, done: Callable[[], object] = lambda: None
 ) -> None:  # fmt: skip
-    """Pause or resume a topic, or the namespace. `done` runs when the daemon has done it."""
+    """Pause or resume a topic, or the namespace. `done` runs when the daemon has confirmed it."""
     cell.late.pausing(topic, paused=paused, now_ns=_handled_ns(cell))
 
     def report(reply: wire.Reply) -> None:
         cell.world.note("pause", topic, reply.error)
-        namespace = topic == NAMESPACE_SCOPE  # its reply has no status, but all its settings
+        namespace = topic == NAMESPACE_SCOPE  # the reply has settings, no status
         if reply.error == WireError.NONE and (namespace or _is_done(reply)):
             cell.late.pauses[topic].changed(paused, cell.world.schedule.now_ns)
             done()
@@ -733,7 +733,7 @@ def _is_done(reply: wire.Reply) -> bool:
 
 
 def resume_topics(cell: Cell) -> None:
-    """Resume all topics and the namespace, until the daemon has done it."""
+    """Ask the daemon to resume all topics and the namespace, until it has confirmed each."""
     paused = set(cell.late.pauses) if cell.world.script.setting.pauses else set()
 
     def again() -> None:

@@ -407,8 +407,8 @@ static bool trigger_apply(struct pg_arena *a, const struct ask *k)
     return true;
 }
 
-/* Arm the occurrence at a time, unless it has fired. *r receives the answer. Return false if it is
- * refused. */
+/* Arm the occurrence with a nominal time, unless it has fired. *r receives the answer. Return false
+ * after a refusal. */
 static bool backfill_one(struct pg_arena *a, const struct ask *k, int64_t nominal_ns,
                          struct pg_result *r)
 {

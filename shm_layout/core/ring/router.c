@@ -92,8 +92,8 @@ static void body_send(struct pg_router *r, void *body)
         r->calls->msg_close(body);
 }
 
-/* The body gets its memory first: a routing id without a body would send the next message of another
- * client to this one. */
+/* The body is allocated first. After a routing id without a body, libzmq would send the next reply,
+ * which is for another client, to this client. */
 bool router_send(struct pg_router *r, const struct pg_ring_client *c, const void *reply,
                  uint64_t bytes)
 {

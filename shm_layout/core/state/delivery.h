@@ -14,10 +14,10 @@ void members_forget_group(struct pg_arena *a, uint32_t group);
 bool members_serve(struct pg_arena *a, uint32_t budget);
 /* Return a member with unsent jobs whose session can receive them; PG_NIL = none. */
 uint32_t member_unsent(const struct pg_arena *a);
-/* Note that a session needs a message about a deleted group. It gets the message once it is not
- * away. */
+/* Record that a session needs a message about a deleted consumer group. The message is sent once
+ * the session is not away. */
 void session_evict(struct pg_arena *a, struct pg_session *s);
-/* Note that a session is not away. */
+/* Record that a session is not away. */
 void session_returns(struct pg_arena *a, struct pg_session *s);
 /* Return a connected former member of a deleted group that has no message about it; NULL = none. */
 struct pg_session *session_evicted(struct pg_arena *a);

@@ -1,8 +1,8 @@
-/* fired_spans.c - the nominal times of a schedule that have fired or may have fired.
+/* fired_spans.c - nominal times of the occurrences that have fired or may have fired.
  *
- * Occurrences that follow each other share a span, so a schedule that neither pauses nor skips has
- * one. The spans are sorted and apart. If there are too many, the two oldest become one, and the
- * occurrences between them count as fired: a backfill then leaves them out, and fires none twice. */
+ * Consecutive occurrences share a span, so a schedule without pauses and skips has one. Spans are
+ * sorted and apart. Above PG_FIRED_SPANS, the two oldest are joined, and occurrences between them
+ * count as fired. A backfill then leaves these occurrences out, and fires none twice. */
 
 #include "core/state/fired_spans.h"
 

@@ -1,4 +1,4 @@
-/* fired_spans.h - the nominal times of a schedule that have fired or may have fired. */
+/* fired_spans.h - nominal times of the occurrences that have fired or may have fired. */
 #ifndef PURGATORYD_STATE_FIRED_SPANS_H
 #define PURGATORYD_STATE_FIRED_SPANS_H
 
@@ -10,7 +10,7 @@ bool spans_have(const struct pg_schedule_fields *f, int64_t nominal_ns);
 void spans_add(struct pg_schedule_fields *f, int64_t first_ns, int64_t last_ns);
 /* Count an occurrence as not fired. `before_ns`: nominal time of the occurrence before it. */
 void spans_remove(struct pg_schedule_fields *f, int64_t nominal_ns, int64_t before_ns);
-/* Return whether the spans of fields that are not trusted are sound. */
+/* Return whether the spans of untrusted fields are sorted, apart, and not too many. */
 bool spans_sound(const struct pg_schedule_fields *f);
 
 #endif

@@ -276,8 +276,8 @@ static bool order_overtake(struct pg_arena *a, uint32_t first, uint32_t row, con
     return true;
 }
 
-/* Enter the order of a key. `from`: an earlier job in this order, to begin there; PG_NIL = begin at
- * the first one. Return whether the job is the first one. */
+/* Enter the order of a key. `from`: an earlier job of this order, at which the search for the place
+ * begins; PG_NIL = at the first one. Return whether the job is the first one. */
 static bool order_enter_behind(struct pg_arena *a, uint32_t from, uint32_t row)
 {
     struct pg_job *j = job_at(a, row);
@@ -546,8 +546,8 @@ void jobs_drop_dead(struct pg_arena *a, uint32_t group, uint32_t most)
 
 /* ---- dead letters in the order of their keys --------------------------------------------------- */
 
-/* Merge two chains of dead letters that are sorted by order key and deadline. They are linked by
- * order_next, because they are in no order yet. */
+/* Merge two chains of dead letters that are sorted by order key and deadline. Chains are linked by
+ * order_next, which is unused until a job enters an order. */
 static uint32_t chains_merge(struct pg_arena *a, uint32_t x, uint32_t y)
 {
     uint32_t first = PG_NIL, *end = &first;
@@ -878,8 +878,8 @@ bool jobs_born(struct pg_arena *a, const struct pg_entry *e, uint64_t position,
     return any;
 }
 
-/* Return the time of firing for the job of an older notice. After a reboot with a wall clock that was
- * set back, this notice may have fired in the future, or before the previous one. */
+/* Return the firing time for the job of an older notice: not in the future, and not before that of
+ * the newest job. A notice may break this after a reboot with a wall clock that was set back. */
 static int64_t older_fired_ns(const struct pg_arena *a, uint32_t group, int64_t fired_ns)
 {
     const uint32_t newest = group_at(a, group)->newest;

@@ -44,8 +44,8 @@ bool schedule_holds(const struct pg_arena *a, uint32_t row);
 bool schedule_skips(const struct pg_arena *a, uint32_t slot);
 /* Store new fields. They are in use once `version` is stored. `put`: the blob is new as well. */
 void schedule_store(struct pg_arena *a, uint32_t row, const struct pg_schedule_fields *f, bool put);
-/* Store that an occurrence was skipped, after its slot is free: after a kill between the two, it
- * counts as fired. */
+/* Store that an occurrence was skipped. Call this once its slot is free: after a kill between the
+ * two steps, the occurrence counts as fired. */
 void schedule_skipped(struct pg_arena *a, uint32_t row);
 /* Take the armed occurrence of a row back. Its ticket is older than the new since_ticket. */
 void fields_unarm(const struct pg_arena *a, uint32_t row, struct pg_schedule_fields *f);

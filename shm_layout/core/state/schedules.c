@@ -218,9 +218,9 @@ static uint32_t occurrence_items(const struct pg_arena *a, const struct pg_sched
     return (uint32_t)(to - items);
 }
 
-/* Put the timer of an occurrence. `row` goes into its item; PG_NIL = the occurrence is an additional
- * one. Return its slot; PG_NIL = the key has a timer, or the timer was refused. `once`: it is not
- * armed either if its notice is in the replay buffer. */
+/* Put the timer of an occurrence. `row` goes into its item; PG_NIL = the occurrence is additional.
+ * `once`: do not arm it if its notice is in the replay buffer. Return its slot; PG_NIL = the key
+ * has a timer or this notice, or the timer was refused. */
 static uint32_t occurrence_put(struct pg_arena *a, const struct pg_schedule_fields *f,
                                struct put *p, int64_t nominal_ns, uint32_t row, bool once,
                                struct pg_result *r)
@@ -335,7 +335,7 @@ static void slot_set(struct pg_arena *a, uint32_t row, uint32_t slot)
 
 enum arming {
     ARMING_DONE,
-    ARMING_ALONE_REFUSED,         /* because of its topic or its time: others may be armed */
+    ARMING_ALONE_REFUSED,         /* its topic or its time is refused; others may be armed */
     ARMING_REFUSED                /* the arena or the WAL buffer has no space */
 };
 
@@ -398,7 +398,7 @@ static uint32_t earliest_take(struct pg_arena *a)
     return first;
 }
 
-/* Put a row aside until the end of the step. It counts as one that is in the list. */
+/* Put a row aside until the end of the step. With `is_due`, schedule_due() skips it. */
 static void refused_push(struct pg_arena *a, uint32_t *refused, uint32_t row)
 {
     struct pg_schedule *s = schedule_at(a, row);
@@ -420,8 +420,8 @@ static uint32_t refused_due(struct pg_arena *a, uint32_t refused)
     return count;
 }
 
-/* A row that is refused is tried again in the next iteration. If the arena has no space, it goes
- * first; if only a consumer group of its topic has none, other rows do not wait for it. */
+/* A refused row is tried again in the next iteration. If the arena has no space, it goes first.
+ * If only a consumer group of its topic has no space, other rows do not wait for it. */
 bool schedules_step(struct pg_arena *a, uint32_t budget)
 {
     bool more = false, has_space = true;
@@ -805,9 +805,9 @@ static bool is_current(const struct pg_arena *a, uint32_t row, uint32_t slot)
                          schedule_fields(a, row)->since_ticket);
 }
 
-/* Return the schedule of an armed additional occurrence whose nominal time its fields lack, because a
- * kill interrupted the message that armed it; PG_NIL = there is none. An occurrence from before the
- * newest put is left out, because that put may have changed the nominal times. */
+/* Return the schedule of an armed additional occurrence if its spans lack the nominal time, because
+ * a kill interrupted the message that armed the occurrence; else PG_NIL. Return PG_NIL also if the
+ * newest put is later than the occurrence: that put may have changed the nominal times. */
 static uint32_t lacking_row(const struct pg_arena *a, uint32_t slot, int64_t nominal_ns)
 {
     const struct pg_cold *c = slot_cold(a, slot);
@@ -922,7 +922,7 @@ static bool open_check(const struct pg_arena *a, struct pg_fault *fault)
     return found == counted || fault_set(fault, "schedules", "counts of open jobs", 0, found, counted);
 }
 
-/* Look for an armed additional occurrence that its schedule would fire again. */
+/* Look for an armed additional occurrence that a backfill would fire again. */
 static bool extras_check(const struct pg_arena *a, struct pg_fault *fault)
 {
     for (uint32_t slot = 0; slot < a->slots.capacity; slot++) {

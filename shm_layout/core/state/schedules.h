@@ -35,14 +35,14 @@ void schedule_pause(struct pg_arena *a, uint32_t row);
  * the first times of a cron expression after `base_ns`. */
 void schedule_resume(struct pg_arena *a, uint32_t row, int64_t base_ns, int64_t after_ns,
                      int64_t then_ns);
-/* Arm an additional occurrence, which is due at once. *result is the answer to a PUT with mode KEEP;
- * without `repeat` KEPT also if the notice of this occurrence is in the replay buffer. */
+/* Arm an additional occurrence, due at once. *result is the answer to a PUT with mode KEEP. Without
+ * `repeat`, it is also KEPT if the notice of this occurrence is in the replay buffer. */
 void schedule_extra(struct pg_arena *a, uint32_t row, int64_t nominal_ns, bool limited,
                     bool repeat, struct pg_result *result);
 /* Return whether a backfill of the schedule may fire an occurrence with this nominal time. */
 bool schedule_has_nominal(const struct pg_schedule_fields *f, int64_t time_ns);
-/* Count the occurrences from one nominal time to another as fired, after additional ones have been
- * armed. A rebuild completes this after a kill between the two, because they are still armed. */
+/* Count the occurrences from one nominal time to another as fired. The caller has armed additional
+ * ones: after a kill between the two steps, a rebuild finds them armed and counts them. */
 void schedule_fired(struct pg_arena *a, uint32_t row, int64_t first_ns, int64_t last_ns);
 
 /* ---- for catch_up.c ---- */
