@@ -180,8 +180,18 @@ const calls = {
   "unknown mode": () => client.add("k", { delayMs: 1, mode: "often" }),
   "long payload": () => client.add("k", { delayMs: 1, payload: Buffer.alloc(65537) }),
   "NUL in a topic": () => client.add("k", { delayMs: 1, topic: "a\0b" }),
+  "long delay": () => client.add("k", { delayMs: 1e300 }),
+  "late date": () => client.add("k", { at: new Date(8.64e15) }),
+  "half a nanosecond": () => client.add("k", { deadlineNs: 0.5 }),
+  "text as deadline": () => client.add("k", { deadlineNs: "soon" }),
+  "negative ticket": () => client.cancel("k", { ticket: -1n }),
+  "text as ticket": () => client.unpark("k", "first", ""),
   "half a character": () => client.add("\ud800", { delayMs: 1 }),
   "unknown setting": () => client.createGroup("g", ["orders"], { backof: 1 }),
+  "half an attempt": () => client.createGroup("g", ["orders"], { maxAttempts: 2.5 }),
+  "text as attempts": () => client.createGroup("g", ["orders"], { maxAttempts: "many" }),
+  "unknown choice": () => client.createGroup("g", ["orders"], { onDead: "blocks" }),
+  "half a dead letter": () => client.dropDead("g", 0.5),
   "long group": () => client.group("g".repeat(64)),
 };
 const found = {};
@@ -191,7 +201,7 @@ for (const [name, call] of Object.entries(calls)) {
 show(found);
 await client.close();
 """)  # fmt: skip
-    assert len(found) == 19
+    assert len(found) == 29
     assert set(found.values()) == {"TypeError", "RangeError"}
     with Client("demo", namespace="shop") as client:
         assert client.get("k") is None

@@ -2,6 +2,8 @@
 
 import { KEY, PG_KEY_MAX, PG_NOMINAL_NONE, PG_PAYLOAD_MAX } from "./constants.js";
 
+const MS_MOST = Number(PG_NOMINAL_NONE / 1_000_000n); // the times of the daemon end at 2^63 - 1 ns
+
 /** Return the name of a number, or the number if it has no name here. */
 export function nameOf(numbers, number) {
   return Object.keys(numbers).find((name) => numbers[name] === number) ?? String(number);
@@ -43,8 +45,8 @@ export function encodePayload(payload, most = PG_PAYLOAD_MAX) {
 
 /** Return milliseconds in whole nanoseconds. */
 export function nanoseconds(what, ms, least = 0) {
-  if (typeof ms !== "number" || !Number.isFinite(ms) || ms < least) {
-    throw new RangeError(`${what} must be a number of milliseconds, at least ${least}`);
+  if (typeof ms !== "number" || !(ms >= least && ms <= MS_MOST)) {
+    throw new RangeError(`${what} must be a number of milliseconds from ${least} to ${MS_MOST}`);
   }
   return BigInt(Math.round(ms * 1000)) * 1000n;
 }

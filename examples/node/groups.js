@@ -99,7 +99,8 @@ export const groups = (Base) =>
       return this.#changeDead(DA.DROP, group, ticket);
     }
 
-    async #changeDead(action, group, ticket) {
+    async #changeDead(action, group, given) {
+      const ticket = pg.whole("ticket", given, 0n, (1n << 56n) - 1n);
       let [changed, more] = [0n, 0n];
       do {
         more = (await this.#dead(action, group, { ticket })).frame.detail;
@@ -147,9 +148,14 @@ const COUNTS = {
   maxDead: "max_dead",
 };
 
+const CHOICES = { onDead: ["skip", "block"], full: ["refuse", "drop_oldest"] };
+
 function packSettings(settings) {
   const unknown = Object.keys(settings).filter((name) => !(name in GROUP_DEFAULTS));
   if (unknown.length > 0) throw new TypeError(`unknown setting ${unknown}`);
+  for (const [name, choices] of Object.entries(CHOICES)) {
+    if (!choices.includes(settings[name])) throw new RangeError(`${name} is one of ${choices}`);
+  }
   const fields = {};
   for (const [name, field] of Object.entries(TIMES)) {
     fields[field] = pg.nanoseconds(name, settings[name]);

@@ -83,10 +83,12 @@ export function makeItem(op, namespace, topic, key, fields = {}, payload = NOTHI
     payload_len: payload.length,
     ext_len: ext.length,
   };
+  const record = { op, ...sizes, ...fields };
+  RECORD.pack(record); // a field that does not fit fails this call, not the batches that follow
   return {
     key: key instanceof Lease ? key.key : key,
     names: Buffer.concat([lengths, ...names]),
-    record: { op, ...sizes, ...fields },
+    record,
     bytes: Buffer.concat([bytes, payload, ext]),
   };
 }

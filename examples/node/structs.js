@@ -1,13 +1,23 @@
 // Structs of docs/protocol.md. tests/test_node_client.py compares them with those of the daemon.
 
 const KINDS = {
-  u8: [1, (b, at) => b.readUInt8(at), (b, at, v) => b.writeUInt8(v, at)],
-  u16: [2, (b, at) => b.readUInt16LE(at), (b, at, v) => b.writeUInt16LE(v, at)],
-  u32: [4, (b, at) => b.readUInt32LE(at), (b, at, v) => b.writeUInt32LE(v, at)],
-  u64: [8, (b, at) => b.readBigUInt64LE(at), (b, at, v) => b.writeBigUInt64LE(BigInt(v), at)],
-  i64: [8, (b, at) => b.readBigInt64LE(at), (b, at, v) => b.writeBigInt64LE(BigInt(v), at)],
+  u8: [1, (b, at) => b.readUInt8(at), (b, at, v) => b.writeUInt8(whole(v), at)],
+  u16: [2, (b, at) => b.readUInt16LE(at), (b, at, v) => b.writeUInt16LE(whole(v), at)],
+  u32: [4, (b, at) => b.readUInt32LE(at), (b, at, v) => b.writeUInt32LE(whole(v), at)],
+  u64: [8, (b, at) => b.readBigUInt64LE(at), (b, at, v) => b.writeBigUInt64LE(big(v), at)],
+  i64: [8, (b, at) => b.readBigInt64LE(at), (b, at, v) => b.writeBigInt64LE(big(v), at)],
   id: [16, (b, at) => Buffer.from(b.subarray(at, at + 16)), (b, at, v) => b.set(v, at)],
 };
+
+/** Return a whole number; Buffer checks its range. */
+function whole(value) {
+  if (!Number.isSafeInteger(value)) throw new RangeError(`${String(value)} is no whole number`);
+  return value;
+}
+
+function big(value) {
+  return typeof value === "bigint" ? value : BigInt(whole(value));
+}
 
 /** A struct: its name in the protocol, its size in bytes, and [kind, offset] of each field. */
 class Struct {
@@ -17,7 +27,8 @@ class Struct {
     this.fields = Object.entries(fields);
   }
 
-  /** Return the bytes of a struct. Fields that are not given are 0. */
+  /** Return the bytes of a struct. Fields that are not given are 0. Throws RangeError for a value
+   * that does not fit. */
   pack(values = {}) {
     const bytes = Buffer.alloc(this.size);
     for (const [name, [kind, offset]] of this.fields) {

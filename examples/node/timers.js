@@ -129,7 +129,11 @@ export function timeOf({ delayMs, at, deadlineNs, ...others }) {
   if (delayMs !== undefined) {
     return { time_kind: T.DELAY, time_ns: pg.nanoseconds("delayMs", delayMs) };
   }
-  if (at === undefined) return { time_kind: T.BOOT, time_ns: deadlineNs };
+  if (at === undefined) {
+    const time_ns = pg.whole("deadlineNs", deadlineNs, 0n, pg.PG_NOMINAL_NONE);
+    return { time_kind: T.BOOT, time_ns };
+  }
+  if (!(at instanceof Date)) throw new TypeError("at must be a Date");
   return { time_kind: T.WALL, time_ns: pg.nanoseconds("at", at.getTime()) };
 }
 
