@@ -99,7 +99,7 @@ WRITERS = {
     "state.jobs_unsent": {
         "state/members.c", "state/delivery.c", "state/inbox.c", "front/consumers.c"
     },
-    "state.members_evicted": {"state/delivery.c", "front/consumers.c"},
+    "state.evicted_session": {"state/delivery.c"},
     "state.jobs_again_ns": {"state/delivery.c"},
     "state.wal_buffer_end": {"wal/wal_buffer.c"},
     "state.first_number": {"recover/rebuild.c"}, "state.started_ns": {"recover/rebuild.c"},
