@@ -282,10 +282,10 @@ def backfill_command(
     key: str, start: datetime, end: datetime, name: str, namespace: str, repeat: bool,
     timeout: float, as_json: bool,
 ) -> None:  # fmt: skip
-    """Fire at once the occurrences of KEY from START to END that have not fired.
+    """Fire at once what KEY missed from START to END.
 
-    They are occurrences from before the put, occurrences during a pause, and skipped ones. Armed
-    occurrences are left out, even with --repeat.
+    These occurrences have not fired: those from before the put, those during a pause, and skipped
+    ones. Armed occurrences are left out, even with --repeat.
     """
     with _client(name, namespace, timeout) as client:
         result = client.backfill_schedule(key, start, end, repeat=repeat)

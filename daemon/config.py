@@ -123,8 +123,8 @@ class Config:
     jobs: int = 16_384
     """Total of the budgets of all consumer groups: their pending timers, jobs and dead letters.
     Each costs 200 bytes. Raise it if a new group is refused for lack of jobs."""
-    schedules: int = 1_024
-    """Number of schedules. Each costs 352 bytes. Raise it if `put_schedule` gets
+    schedules: int = 512
+    """Number of schedules. Each costs 632 bytes. Raise it if `put_schedule` gets
     `FULL_SCHEDULES`."""
     bulk_loads: int = 256
     """Number of bulk loads that the daemon remembers at once."""

@@ -214,17 +214,6 @@ def server(daemon: Daemon) -> int:
     return int(served[0])
 
 
-def test_the_process_for_past_notices_runs_on_idle_cpus_only(daemon: StartDaemon) -> None:
-    running = daemon()
-    fire(3)
-    with closing(of(running)) as past:
-        read(past, "t", 3)
-    threads = [int(thread) for thread in os.listdir(f"/proc/{server(running)}/task")]
-    assert len(threads) > 1
-    assert {os.sched_getscheduler(thread) for thread in threads} == {os.SCHED_IDLE}
-    assert os.sched_getscheduler(running.pid) == os.SCHED_OTHER
-
-
 @pytest.mark.tier("test")
 def test_bad_messages_get_errors(daemon: StartDaemon) -> None:
     running = daemon()
