@@ -4,8 +4,8 @@ The loop of the daemon does not read past notices. A REPLAY message on the comma
 loop start this process, which has a socket of its own (NAME.back, and a tcp port). It reads the
 replay buffer as any reader of the arena does, and the files of the WAL (past_notices.py). Each
 reply is one page of bounded size, and the client asks for the next page, so that a slow client
-costs nothing. The process has a low priority, keeps away from the CPU of the loop, and ends with
-the daemon.
+costs nothing. The process has a low priority and short time slices, keeps away from the CPU of the
+loop, and ends with the daemon.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from purgatoryd.daemon.listeners.zap import DOMAIN, ENDPOINT, NOBODY
 from purgatoryd.daemon.log import log
 from purgatoryd.daemon.parent import end_with
 from purgatoryd.daemon.past_notices import MOST, PastNotices
-from purgatoryd.daemon.snapshot import NICENESS, leave_the_loop
+from purgatoryd.daemon.snapshot import leave_the_loop, lower_priority
 from purgatoryd.daemon.wal import wal_directory
 from purgatoryd.shm_layout import curve, wire
 from purgatoryd.shm_layout._core import ffi, lib
@@ -376,7 +376,7 @@ def _serve(listener: Listener, pages: Pages) -> None:
 def _main(arguments: str) -> int:
     given = json.loads(arguments)
     end_with(given["daemon"])
-    os.nice(NICENESS)
+    lower_priority()
     log.set_up("warning", name=given["name"])
     try:
         leave_the_loop(given["daemon"])

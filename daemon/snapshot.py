@@ -20,6 +20,7 @@ from purgatoryd.daemon.log import log
 from purgatoryd.daemon.parent import end_with
 from purgatoryd.daemon.recovery import Step
 from purgatoryd.daemon.retention import Keep, tidy
+from purgatoryd.shm_layout._core import lib
 from purgatoryd.shm_layout.arena import Handle, Reader
 from purgatoryd.shm_layout.errors import PurgatorydError, WalUnwritable
 from purgatoryd.shm_layout.files import new_file, next_to, take_name, try_write, write_durably
@@ -29,6 +30,9 @@ from purgatoryd.shm_layout.wal import SNAPSHOT, file_name, has_stopped, write_sn
 
 POLL_S = 0.005
 NICENESS = 10
+SLICE_NS = 100_000
+"""Time slice of processes in the background. A running thread finishes its slice before a thread of
+a higher priority that has become ready; usual slices last milliseconds."""
 TEMPORARY = "snapshot.new"
 
 
@@ -127,6 +131,12 @@ def _snapshot_process(arena: str, directory: Path, daemon: int) -> None:
             time.sleep(POLL_S)
 
 
+def lower_priority() -> None:
+    """Give this process a low priority and short time slices."""
+    os.nice(NICENESS)
+    lib.pg_thread_slice(SLICE_NS)
+
+
 def leave_the_loop(daemon: int) -> None:
     """Move this process to the CPUs of the daemon's other threads, because a child starts on the
     CPUs of the loop."""
@@ -137,7 +147,7 @@ def leave_the_loop(daemon: int) -> None:
 def _main(arena: str, folder: str, daemon: str, age_ns: str, keep: str, snapshot: str) -> int:
     # otherwise this process and the snapshot process of the next daemon would write the same files
     end_with(int(daemon))
-    os.nice(NICENESS)
+    lower_priority()
     log.set_up("warning", name=Path(folder).name)
     directory = Path(folder)
     try:

@@ -797,6 +797,10 @@ int pg_memory_bind(void *memory, uint64_t bytes, uint32_t node, int move);
 /* Look up the nodes of PG_MEMORY_SAMPLES evenly spread pages, and set *elsewhere to the number of
  * these pages that are not on `node`. */
 int pg_memory_elsewhere(const void *memory, uint64_t bytes, uint32_t node, uint32_t *elsewhere);
+/* Let this thread, and the threads that it starts, run for at most slice_ns before a thread that waits
+ * for the CPU. The scheduling policy becomes SCHED_OTHER; the nice value stays. Kernels before Linux
+ * 6.12 ignore the length. */
+int pg_thread_slice(uint64_t slice_ns);
 /* Lock all mapped memory of this process into RAM. */
 int pg_memory_lock(void);
 

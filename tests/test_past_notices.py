@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
+import platform
 import signal
+import sys
 import time
 from contextlib import closing
 from dataclasses import replace
@@ -19,6 +22,7 @@ from remote_place import remote_place
 from purgatoryd.clients import Admin, AllOf, Client, Consumer, Notice, Purgatory, Subscriber
 from purgatoryd.clients.notices import Run
 from purgatoryd.clients.past import Past
+from purgatoryd.daemon.snapshot import NICENESS, SLICE_NS
 from purgatoryd.shm_layout import wire
 from purgatoryd.shm_layout.arena import Reader
 from purgatoryd.shm_layout.layout import CursorRefusal, Message, WireError
@@ -212,6 +216,26 @@ def server(daemon: Daemon) -> int:
     children = Path(f"/proc/{daemon.pid}/task/{daemon.pid}/children").read_text().split()
     served = [c for c in children if "replay_server" in Path(f"/proc/{c}/cmdline").read_text()]
     return int(served[0])
+
+
+def slice_ns(thread: int) -> int:
+    """Return the time slice of a thread; 0 = the kernel does not report it."""
+    number = {"x86_64": 315, "aarch64": 275}[platform.machine()]
+    attr = ctypes.create_string_buffer(48)
+    assert ctypes.CDLL(None).syscall(number, thread, attr, 48, 0) == 0
+    return int.from_bytes(attr.raw[24:32], sys.byteorder)
+
+
+def test_the_process_for_past_notices_gives_way_soon(daemon: StartDaemon) -> None:
+    running = daemon()
+    fire(3)
+    with closing(of(running)) as past:
+        read(past, "t", 3)
+    threads = [int(thread) for thread in os.listdir(f"/proc/{server(running)}/task")]
+    assert len(threads) > 1
+    assert {os.getpriority(os.PRIO_PROCESS, thread) for thread in threads} == {NICENESS}
+    if slice_ns(running.pid):
+        assert {slice_ns(thread) for thread in threads} == {SLICE_NS}
 
 
 @pytest.mark.tier("test")

@@ -78,4 +78,22 @@ int pg_memory_elsewhere(const void *memory, uint64_t bytes, uint32_t node, uint3
     return 0;
 }
 
+int pg_thread_slice(uint64_t slice_ns)
+{
+    struct {                      /* struct sched_attr, which the C library may lack */
+        uint32_t size, policy;
+        uint64_t flags;
+        int32_t nice;
+        uint32_t priority;
+        uint64_t runtime, deadline, period;
+    } attr = {0};
+    if (syscall(SYS_sched_getattr, 0, &attr, sizeof attr, 0) != 0)
+        return errno;
+    attr.size = sizeof attr;
+    attr.policy = 0;
+    attr.flags = 0;
+    attr.runtime = slice_ns;
+    return syscall(SYS_sched_setattr, 0, &attr, 0) == 0 ? 0 : errno;
+}
+
 int pg_memory_lock(void) { return mlockall(MCL_CURRENT) == 0 ? 0 : errno; }
