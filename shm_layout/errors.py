@@ -873,6 +873,11 @@ class MessageRefused(DaemonError):
     def __str__(self) -> str:
         if self.name == "DENIED":
             return f"uid {self.detail[0]} may not do that: the daemon refused the message"
+        if self.name == "BUSY":
+            return (
+                "the daemon refused the message because it is busy or its WAL has stopped: "
+                "`purgatoryd status` shows which; repeat the call later"
+            )
         return f"the daemon refused the message: {self.name} {self.detail[0]}, {self.detail[1]}"
 
 
