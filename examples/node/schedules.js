@@ -77,13 +77,15 @@ export const schedules = (Base) =>
       return (await this.#existing(SA.TRIGGER, key, fields)).ticket;
     }
 
-    /** Fire all occurrences with nominal times from `first` to `last`, Dates. Return the number of
-     * those that had not fired, and the nominal times. */
-    async backfillSchedule(key, first, last) {
+    /** Fire the occurrences with nominal times from `first` to `last`, Dates, that have not fired;
+     * `repeat`: also those that have, except armed ones. Return the number of those that it fired,
+     * and the nominal times of all. `last` must not be in the future. */
+    async backfillSchedule(key, first, last, { repeat = false } = {}) {
       const found = { armed: 0, nominalNs: [] };
       const until = pg.wallNs("last", last);
       for (let from = pg.wallNs("first", first); from !== PG_NOMINAL_NONE;) {
-        const { ticket, next, times } = await this.#existing(SA.BACKFILL, key, { from, until });
+        const range = { from, until, repeat: repeat ? 1 : 0 };
+        const { ticket, next, times } = await this.#existing(SA.BACKFILL, key, range);
         found.armed += Number(ticket); // of a BACKFILL it is a number
         found.nominalNs.push(...times);
         from = next;
