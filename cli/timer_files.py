@@ -69,7 +69,7 @@ def read_rows(path: Path, offset_ns: int | None, now_boot_ns: int) -> list[dict[
     for number, row in enumerate(_raw(path)):
         try:
             rows.append(_row(row, offset_ns, now_boot_ns))
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except (KeyError, TypeError, ValueError, OverflowError, AttributeError) as error:
             raise InvalidRows(f"is no exported timer: {error!r}", number) from None
     return rows
 

@@ -873,6 +873,11 @@ class MessageRefused(DaemonError):
     def __str__(self) -> str:
         if self.name == "DENIED":
             return f"uid {self.detail[0]} may not do that: the daemon refused the message"
+        if self.name == "BUSY":
+            return (
+                "the daemon refused the message because it is busy or its WAL has stopped: "
+                "`purgatoryd status` shows which; repeat the call later"
+            )
         return f"the daemon refused the message: {self.name} {self.detail[0]}, {self.detail[1]}"
 
 
@@ -1011,10 +1016,11 @@ class ScheduleRefused(MessageRefused):
 
     `reason` is the name of the status: BAD_SPEC (the daemon cannot read the cron expression, or its
     tz database does not have the zone), NO_OCCURRENCE (no time within the limits), FULL_SCHEDULES,
-    UNKNOWN (there is no such schedule), or a status that also refuses a timer, such as FULL.
+    UNKNOWN (there is no such schedule), TOO_FAR (the end of a backfill is in the future), or a
+    status that also refuses a timer, such as FULL.
 
-    What to do: Correct the expression or the zone; raise --schedules or the size of the table that
-    is full, or delete schedules.
+    What to do: Correct the expression, the zone or the time; raise --schedules or the size of the
+    table that is full, or delete schedules.
     """
 
     reason: str = ""
@@ -1026,6 +1032,8 @@ class ScheduleRefused(MessageRefused):
             return "the daemon cannot read the cron expression, or it does not know the time zone"
         if self.reason == "NO_OCCURRENCE":
             return "the schedule has no occurrence: no time matches, or `until` is too early"
+        if self.reason == "TOO_FAR":
+            return "a time is in the future of the daemon's clock, or past the end of this clock"
         if self.reason == "FULL_SCHEDULES":
             rows = self.detail[1]
             return (

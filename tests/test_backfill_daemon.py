@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from real_daemon import PATIENCE_S, Daemon, StartDaemon, eventually, remove_arena_files
 
-from purgatoryd.clients import Admin, Client, Consumer, InvalidArgument
+from purgatoryd.clients import Admin, Client, Consumer, InvalidArgument, ScheduleRefused
 
 pytestmark = pytest.mark.tier("test")
 
@@ -224,3 +224,13 @@ def test_the_command_repeats_only_on_request(daemon: StartDaemon) -> None:
         span = ("2027-01-15T07:00Z", "2027-01-15T09:00Z")
         assert [backfill(one, *span)["armed"] for _ in range(2)] == [2, 0]
         assert backfill(one, *span, "--repeat")["armed"] == 3
+
+
+def test_a_backfill_ends_at_the_current_time_at_the_latest(daemon: StartDaemon) -> None:
+    daemon("demo", *VIRTUAL)
+    with client() as caller:
+        caller.put_schedule("tide", every=3600)
+        advance(1.5)
+        with pytest.raises(ScheduleRefused, match="in the future") as refused:
+            caller.backfill_schedule("tide", at(0), at(1.6))
+        assert refused.value.reason == "TOO_FAR"

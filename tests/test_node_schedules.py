@@ -124,6 +124,9 @@ const again = await client.backfillSchedule(
   new Date("2020-12-30"),
   new Date("2020-12-31"),
 );
+const future = await client.backfillSchedule("daily", from, new Date("2199-01-01")).catch(
+  (error) => [error.name, error.status],
+);
 const days = new Set();
 while (days.size < 366) {
   const job = await jobs.next();
@@ -132,7 +135,21 @@ while (days.size < 366) {
   );
   await job.ack();
 }
+const repeated = await client.backfillSchedule(
+  "daily",
+  new Date("2020-12-30"),
+  new Date("2020-12-31"),
+  { repeat: true },
+);
+const jobsAgain = [];
+while (jobsAgain.length < repeated.armed) {
+  const job = await jobs.next();
+  jobsAgain.push(iso(job.occurrence.nominalNs));
+  await job.ack();
+}
 show({
+  repeated: jobsAgain.sort(),
+  future,
   preview,
   other,
   same: tickets[0] === tickets[1] && first.ticket === tickets[0],
@@ -146,6 +163,8 @@ await jobs.close();
 await client.close();
 """)  # fmt: skip
     day = "T00:00:00.000Z"
+    assert found["repeated"] == [f"2020-12-30{day}", f"2020-12-31{day}"]
+    assert found["future"] == ["ScheduleRefused", "TOO_FAR"]
     assert found["preview"] == [f"2026-01-02{day}", f"2026-01-03{day}"]
     assert found["other"] == [f"2027-01-01{day}"]
     assert found["same"] is True

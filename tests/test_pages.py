@@ -31,7 +31,7 @@ WRITTEN = [ROOT / "CONTRIBUTING.md", *(path for path in TEXTS if path.parent != 
 REFERENCES = ("api", "cli", "settings", "errors", "metrics", "tables")
 NOT_COUNTED = {DOCS / "reference" / f"{name}.md" for name in (*REFERENCES[:4], "words")}
 """Pages that are generated as a whole, and the table that `make lint` compares with the code."""
-WORDS_MAX, GUIDE_WORDS_MAX = 27_450, 3_000
+WORDS_MAX, GUIDE_WORDS_MAX = 27_480, 3_000
 WORDS_OF = {ROOT / "README.md": 900, ROOT / "CHANGELOG.md": 560}
 LINE_MAX = 120
 NO_GUIDES = {DOCS / "protocol.md", DOCS / "architecture.md"}

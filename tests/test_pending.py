@@ -492,6 +492,20 @@ def test_an_import_under_the_virtual_clock_keeps_keys_unique(
         assert after == {"for 50": None, "for 300": before["for 300"]}
 
 
+@pytest.mark.parametrize("field", ["deadline_ns", "unique_until_ns", "within_ns"])
+def test_an_import_refuses_numbers_that_are_not_finite(
+    daemon: StartDaemon, tmp_path: Path, field: str
+) -> None:
+    demo, path = daemon("demo"), tmp_path / "timers.jsonl"
+    row = {"key": "k", "topic": "t", "payload": "", "within_ns": 0, "deadline_ns": 5}
+    path.write_text(json.dumps({**row, field: float("inf")}))
+    done = cli(demo, "timers", "import", str(path))
+    assert done.returncode == Exit.USAGE, done.stderr
+    assert "row 0" in done.stderr
+    with Client("demo", timeout=PATIENCE_S) as client:
+        assert client.count_timers() == 0
+
+
 def test_rows_of_one_call_have_their_own_unique_times(daemon: StartDaemon) -> None:
     daemon("demo")
     with Client("demo", timeout=PATIENCE_S) as client:

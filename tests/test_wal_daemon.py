@@ -47,6 +47,7 @@ from purgatoryd.clients import (
     Consumer,
     DaemonError,
     Lagged,
+    MessageRefused,
     NotDurable,
     Notice,
     NoWal,
@@ -207,6 +208,8 @@ def test_a_schedule_that_the_disk_refused_is_applied(
         broken.touch()
         with pytest.raises(NotDurable, match=os.strerror(errno.EIO)):
             shop.put_schedule("applied", every=3600)
+        with pytest.raises(MessageRefused, match="its WAL has stopped"):
+            shop.put_schedule("refused", every=3600)
     with Client("demo", namespace="shop", durable=False) as other:
         assert [one.key for one in other.schedules()] == ["applied"]
 

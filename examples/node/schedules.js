@@ -77,13 +77,15 @@ export const schedules = (Base) =>
       return (await this.#existing(SA.TRIGGER, key, fields)).ticket;
     }
 
-    /** Fire the occurrences with nominal times from `first` to `last`, Dates, that have not fired.
-     * Return `armed`, their number, and `nominalNs`, all nominal times from `first` to `last`. */
-    async backfillSchedule(key, first, last) {
+    /** Fire the occurrences with nominal times from `first` to `last`, Dates, that have not fired;
+     * `repeat`: also those that have, except armed ones. `last` must not be in the future. Return
+     * `armed`, the number of those that it fires, and `nominalNs`, the nominal times of all. */
+    async backfillSchedule(key, first, last, { repeat = false } = {}) {
       const found = { armed: 0, nominalNs: [] };
       const until = pg.wallNs("last", last);
       for (let from = pg.wallNs("first", first); from !== PG_NOMINAL_NONE;) {
-        const { ticket, next, times } = await this.#existing(SA.BACKFILL, key, { from, until });
+        const range = { from, until, repeat: repeat ? 1 : 0 };
+        const { ticket, next, times } = await this.#existing(SA.BACKFILL, key, range);
         found.armed += Number(ticket); // a BACKFILL reports a number in this field
         found.nominalNs.push(...times);
         from = next;

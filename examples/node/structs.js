@@ -166,6 +166,7 @@ export const SCHEDULE_ASK = new Struct("pg_schedule_ask", 56, {
   payload_len: ["u32", 8],
   has_priority: ["u8", 12],
   priority: ["u8", 13],
+  repeat: ["u8", 14],
   every_ns: ["i64", 16],
   from: ["i64", 24],
   until: ["i64", 32],

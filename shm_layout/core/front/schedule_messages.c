@@ -446,9 +446,11 @@ static bool backfill_apply(struct pg_arena *a, const struct ask *k)
     const struct pg_schedule_fields *f = schedule_fields(a, k->row);
     const int64_t now_ns = schedule_wall_ns(a), until_ns = k->head.until;
     int64_t times[ARMS_PER_MESSAGE];
-    if (until_ns > now_ns || k->head.from <= PG_NOMINAL_UNKNOWN)
-        return refused(k->why, PG_ERR_MALFORMED, offsetof(struct pg_schedule_ask, until),
-                       (uint64_t)until_ns);
+    if (k->head.from <= PG_NOMINAL_UNKNOWN)
+        return refused(k->why, PG_ERR_MALFORMED, offsetof(struct pg_schedule_ask, from),
+                       (uint64_t)k->head.from);
+    if (until_ns > now_ns)
+        return refuse(a, k, PG_ST_TOO_FAR);
     if (f->overlap == PG_OVERLAP_DELAY)
         return backfill(a, k, times, 0, false);
     if (f->every_ns != 0) {
