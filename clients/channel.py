@@ -99,7 +99,7 @@ class Subscription:
         for subject in subjects:
             self._socket.subscribe(subject)
         if remote is not None:
-            remote.equip(self._socket)
+            remote.equip_reader(self._socket)
         self._endpoint = endpoint
         self._socket.connect(endpoint)
 

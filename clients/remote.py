@@ -40,10 +40,21 @@ class Remote:
         object.__setattr__(self, "_pair", curve.read_pair(Path(self.key)))
 
     def equip(self, socket: zmq.Socket[bytes]) -> None:
-        """Set these keys on a socket, and turn on heartbeats that detect a dead host. Call this
-        before connect()."""
+        """Set these keys on a DEALER socket, and turn on heartbeats that detect a frozen daemon or
+        a dead host. Call this before connect().
+
+        The queue has no limit, because libzmq aborts the process if a heartbeat is due on a
+        connection that broke while the queue was full. The protocol limits what is under way.
+        """
+        self.equip_reader(socket)
+        socket.set(zmq.RCVHWM, 0)
+        socket.set(zmq.HEARTBEAT_IVL, HEARTBEAT_MS)
+        socket.set(zmq.HEARTBEAT_TIMEOUT, HEARTBEAT_TIMEOUT_MS)
+
+    def equip_reader(self, socket: zmq.Socket[bytes]) -> None:
+        """Set these keys on a socket whose queue may be full, and let TCP detect a dead host. Call
+        this before connect()."""
         socket.set(zmq.CURVE_SERVERKEY, self.server_key.encode())
         socket.set(zmq.CURVE_PUBLICKEY, self._pair.public)
         socket.set(zmq.CURVE_SECRETKEY, self._pair.secret)
-        socket.set(zmq.HEARTBEAT_IVL, HEARTBEAT_MS)
-        socket.set(zmq.HEARTBEAT_TIMEOUT, HEARTBEAT_TIMEOUT_MS)
+        curve.detect_dead_host(socket)

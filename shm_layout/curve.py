@@ -9,11 +9,16 @@ import os
 import re
 import stat
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from purgatoryd.shm_layout.errors import BadPath, InvalidArgument
 
+if TYPE_CHECKING:
+    import zmq
+
 KEY_CHARACTERS = 40
+PROBES, PROBE_S = 2, 5
+"""TCP detects a dead host after PROBES + 1 times PROBE_S, in seconds."""
 PORT_MAX = 65_533
 """Highest port of the command socket; the notice socket has the next higher port."""
 _UID_MAX = 2**32 - 2
@@ -106,6 +111,23 @@ def read_allowed(path: Path) -> dict[bytes, int]:
             raise BadPath(str(path), f"line {number} repeats a key")
         allowed[key] = int(words[2])
     return allowed
+
+
+def detect_dead_host(socket: zmq.Socket[bytes]) -> None:
+    """Let TCP close later connections of a socket whose host does not answer.
+
+    A socket whose queue may be full must not use heartbeats of ZeroMQ instead: libzmq aborts the
+    process if a heartbeat is due on a connection that broke while the queue was full (its issue
+    4841).
+    """
+    import zmq
+
+    for option, value in (
+        (zmq.TCP_KEEPALIVE, 1), (zmq.TCP_KEEPALIVE_IDLE, PROBE_S),
+        (zmq.TCP_KEEPALIVE_INTVL, PROBE_S), (zmq.TCP_KEEPALIVE_CNT, PROBES),
+        (zmq.TCP_MAXRT, 1000 * PROBE_S * (PROBES + 1)),
+    ):  # fmt: skip
+        socket.set(option, value)
 
 
 def _key_in(path: Path, text: str) -> bytes:

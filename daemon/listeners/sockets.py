@@ -61,7 +61,6 @@ HANDSHAKE_MS = 10_000
 CURVE_MAX = 512
 """Maximum number of bytes that encryption adds to a message, or that a message of the CURVE
 handshake has."""
-HEARTBEAT_MS, HEARTBEAT_TIMEOUT_MS = 5_000, 15_000
 """Heartbeats of tcp peers. For ipc peers the kernel reports the end of a connection at once."""
 ASK_NS = 5_000_000
 """Interval at which a loop that does not sleep checks for events of connections."""
@@ -485,22 +484,21 @@ def listen_tcp(
     socket: zmq.Socket[bytes], endpoint: str, pair: curve.KeyPair, message_max: int
 ) -> None:
     """Bind a socket to tcp in addition to ipc. Options apply only to later binds. They are reset
-    afterwards, so that a removed ipc path is bound again without CURVE."""
+    afterwards, so that a removed ipc path is bound again without CURVE.
+    """
     _refuse_without_netlink(endpoint)
     socket.setsockopt(zmq.MAXMSGSIZE, message_max + CURVE_MAX)
     socket.setsockopt(zmq.CURVE_SERVER, 1)
     socket.setsockopt(zmq.CURVE_PUBLICKEY, pair.public)
     socket.setsockopt(zmq.CURVE_SECRETKEY, pair.secret)
     socket.setsockopt(zmq.IPV6, endpoint.startswith("tcp://["))
-    socket.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_MS)
-    socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, HEARTBEAT_TIMEOUT_MS)
+    curve.detect_dead_host(socket)
     try:
         socket.bind(endpoint)
     except zmq.ZMQError as error:
         raise BadPath(endpoint, f"cannot be bound: {error.strerror}") from error
     socket.setsockopt(zmq.CURVE_SERVER, 0)
     socket.setsockopt(zmq.MAXMSGSIZE, message_max)
-    socket.setsockopt(zmq.HEARTBEAT_IVL, 0)
 
 
 def listen_at(socket: zmq.Socket[bytes], path: Path) -> None:
