@@ -428,7 +428,7 @@ class ScheduleCalls(ABC, Generic[One, Found, Several, Existed, Ticket, Filled, T
         pause, and occurrences that `overlap` or a late policy skipped. It leaves out occurrences
         that are armed, that the schedule, a trigger or another backfill has fired, and that a
         client cancelled or moved. The daemon remembers them while the schedule exists, in up to 8
-        ranges of times. If there are more ranges, the two oldest are joined, and occurrences
+        ranges of times. If there are more ranges, the two closest are joined, and occurrences
         between them count as fired. `repeat`: fire all these occurrences, except armed ones.
 
         A backfill ignores `overlap`. With overlap "delay" it fires nothing, because such schedules

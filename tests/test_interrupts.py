@@ -854,7 +854,8 @@ def within(error: Interrupted) -> bool:
 @pytest.mark.parametrize("cls", [Purgatory, Admin])
 def test_a_storm_of_signals_over_every_call(daemon: StartDaemon, cls: type[Any]) -> None:
     daemon("demo", "--clock", "virtual" if cls is Admin else "real", "--namespaces", "4000",
-           "--topics", "10000", "--bulk-loads", "30000", "--watch-keys", "60000")  # fmt: skip
+           "--topics", "10000", "--bulk-loads", "30000", "--watch-keys", "60000",
+           "--schedules", "4000")  # fmt: skip
     handles = interrupts = 0
     numbers = itertools.count()
     with cls("demo", timeout=PATIENCE_S) as client, closing(Looks()) as looks:

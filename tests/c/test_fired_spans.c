@@ -68,7 +68,16 @@ static void no_fired_time_is_forgotten_when_spans_are_joined(void)
     CHECK(most > 2 * PG_FIRED_SPANS);
 }
 
-static void the_two_oldest_spans_are_joined(void)
+static void the_two_closest_spans_are_joined(void)
+{
+    f = (struct pg_schedule_fields){.spans = 0};
+    for (int64_t t = 0; t <= PG_FIRED_SPANS; t++)
+        spans_add(&f, 100 * t, 100 * t + (t == 3 ? 50 : 1));
+    CHECK_EQUAL(f.spans, PG_FIRED_SPANS);
+    CHECK(spans_have(&f, 380) && !spans_have(&f, 50) && !spans_have(&f, 480));
+}
+
+static void the_oldest_of_equal_gaps_is_joined(void)
 {
     f = (struct pg_schedule_fields){.spans = 0};
     for (int64_t t = 0; t <= PG_FIRED_SPANS; t++)
@@ -108,7 +117,8 @@ int main(void)
 {
     RUN(the_spans_are_the_set_while_they_are_few);
     RUN(no_fired_time_is_forgotten_when_spans_are_joined);
-    RUN(the_two_oldest_spans_are_joined);
+    RUN(the_two_closest_spans_are_joined);
+    RUN(the_oldest_of_equal_gaps_is_joined);
     RUN(spans_may_have_the_first_and_the_last_time);
     RUN(unsound_spans_are_found);
     return 0;

@@ -254,6 +254,10 @@ def some_group(client: Any, _: int) -> Any:
     return client.create_group("g", ["of g"], max_backlog=5)
 
 
+def has_group(found: list[Any]) -> bool:
+    return any(group.name == "g" for group in found)
+
+
 EFFECTS: dict[str, Effect] = {
     "add": Effect(
         [], ADDS["add"], lambda timer: timer.key[0] == "k", [lambda c, n: c.get(f"k{n}")], bool
@@ -304,11 +308,11 @@ EFFECTS: dict[str, Effect] = {
     ),
     "create_group": Effect(
         [some_group, lambda c, n: c.delete_group("g")], some_group, lambda info: info.name == "g",
-        [lambda c, n: c.groups()], bool,
+        [lambda c, n: c.groups()], has_group,
     ),
     "delete_group": Effect(
         [some_group], lambda c, n: c.delete_group("g"), is_none, [lambda c, n: c.groups()],
-        lambda found: not found,
+        lambda found: not has_group(found),
     ),
     "change_group": Effect(
         [some_group, lambda c, n: c.change_group("g", max_dead=9)],

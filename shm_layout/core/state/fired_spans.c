@@ -1,8 +1,8 @@
 /* fired_spans.c - nominal times of the occurrences that have fired or may have fired.
  *
  * Consecutive occurrences share a span, so a schedule without pauses and skips has one. Spans are
- * sorted and apart. Above PG_FIRED_SPANS, the two oldest are joined, and occurrences between them
- * count as fired. A backfill then leaves these occurrences out, and fires none twice. */
+ * sorted and apart. Above PG_FIRED_SPANS, the two with the shortest gap are joined, and occurrences
+ * between them count as fired. A backfill then leaves these occurrences out, and fires none twice. */
 
 #include "core/state/fired_spans.h"
 
@@ -17,13 +17,29 @@ static bool is_apart(const struct pg_fired_span *x, const struct pg_fired_span *
     return x->last_ns < y->first_ns && x->last_ns < y->first_ns - 1;
 }
 
+static uint64_t gap_before(const struct pg_fired_span *s)
+{
+    return (uint64_t)s->first_ns - (uint64_t)s[-1].last_ns;
+}
+
+/* Join the two spans with the shortest gap between them; of equal gaps, the oldest. */
+static void spans_join(struct pg_fired_span *spans, uint32_t count)
+{
+    uint32_t later = 1;
+    for (uint32_t i = 2; i < count; i++)
+        if (gap_before(&spans[i]) < gap_before(&spans[later]))
+            later = i;
+    spans[later - 1].last_ns = spans[later].last_ns;
+    memmove(&spans[later], &spans[later + 1], (count - later - 1) * sizeof *spans);
+}
+
 static void spans_set(struct pg_schedule_fields *f, struct pg_fired_span *spans, uint32_t count)
 {
-    const bool drops = count > PG_FIRED_SPANS;
-    if (drops)
-        spans[1].first_ns = spans[0].first_ns;
-    f->spans = count - drops;
-    memcpy(f->fired, spans + drops, f->spans * sizeof *spans);
+    const bool joins = count > PG_FIRED_SPANS;
+    if (joins)
+        spans_join(spans, count);
+    f->spans = count - joins;
+    memcpy(f->fired, spans, f->spans * sizeof *spans);
 }
 
 bool spans_have(const struct pg_schedule_fields *f, int64_t nominal_ns)
