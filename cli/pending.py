@@ -29,6 +29,7 @@ from purgatoryd.cli.options import (
     visible,
 )
 from purgatoryd.cli.timers import due_record, timer_record
+from purgatoryd.shm_layout.host import HOST
 
 if TYPE_CHECKING:
     from purgatoryd.clients import Client, SweepStatus, TimerInfo
@@ -405,7 +406,9 @@ def import_command(
     )
     with opened(options) as client:
         offset_ns = None if client.virtual else wall_offset_ns()
-        rows = read_rows(path, offset_ns, client.list_timers(limit=1).now_boot_ns)
+        # Only a page of timers has the time of a virtual clock.
+        now_boot_ns = client.list_timers(limit=1).now_boot_ns if client.virtual else HOST.boot_ns()
+        rows = read_rows(path, offset_ns, now_boot_ns)
         counts: dict[str, int] = {}
         for first in range(0, len(rows), PAGE):
             result = client.add_many(
