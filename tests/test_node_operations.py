@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import signal
 from pathlib import Path
-from typing import Any
 
 import example_clients
 import pytest
-from node_client import command, script
+from node_client import command, script, script_while_killed
 from real_daemon import PATIENCE_S, StartDaemon, eventually
 
 from purgatoryd.clients import Admin, AllOf, Purgatory
@@ -38,7 +36,7 @@ const most = await client.watch(
 const sum = await client.watch("sum", pg.sumOf({ g: null, h: 3 }, { atLeast: 10, cap: 6 }), soon);
 let calls = 0;
 const test = pg.when(async () => {
-  if (++calls === 1) throw new Error("not yet");
+  if (++calls === 1) throw new Error("the first call fails");
   return calls > 2;
 }, ["i"]);
 const own = await client.watch("when", test, soon);
@@ -249,14 +247,7 @@ def test_each_operation_ends_once_while_the_daemon_is_killed(
     """Each operation has the right outcome, each bump counts once, and each end is published
     once."""
     demo = daemon("demo", "--capacity", "20000")
-    with example_clients.running(command(node, demo, ROUNDS), tmp_path / "out.txt") as program:
-        for _ in range(6):
-            before = len(program.lines())
-            eventually(lambda: len(program.lines()) > before + 3)  # noqa: B023
-            example_clients.crash(demo)
-        program.process.send_signal(signal.SIGTERM)
-        assert program.process.wait(2 * PATIENCE_S) == 0
-    found: dict[str, Any] = json.loads(program.log.read_text().strip().split("\n")[-1])
+    found = script_while_killed(node, demo, ROUNDS, tmp_path / "out.txt", 6)
     operations = 30 * found["rounds"]
     assert operations >= 600
     assert found == {

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 
 import example_clients
 import pytest
-from node_client import command, script
+from node_client import command, newest, script
 from real_daemon import PATIENCE_S, StartDaemon, eventually
 
 from purgatoryd.clients import Client
@@ -277,7 +276,7 @@ def test_rows_and_sweeps_count_once_while_the_daemon_is_killed(
         eventually(lambda: ['"sweep"'] in program.lines())
         example_clients.crash(demo)
         assert program.process.wait(2 * PATIENCE_S) == 0
-    assert json.loads(program.log.read_text().strip().split("\n")[-1]) == {
+    assert newest(program.log) == {
         "added": {"ADDED": 2400, "BULK_LOADED": 2400}, "sweep": ["DONE", 6000],
         "types": ["notice"], "events": 2400, "sequences": 2400, "payloads": 400,
     }  # fmt: skip

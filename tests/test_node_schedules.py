@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import json
-import signal
 from pathlib import Path
 
-import example_clients
 import pytest
-from node_client import command, script
-from real_daemon import PATIENCE_S, StartDaemon, eventually
+from node_client import script, script_while_killed
+from real_daemon import StartDaemon
 
 from purgatoryd.clients import Client
 
@@ -213,14 +210,7 @@ def test_each_occurrence_fires_once_while_the_daemon_is_killed(
     node: Path, daemon: StartDaemon, tmp_path: Path
 ) -> None:
     demo = daemon("demo")
-    with example_clients.running(command(node, demo, RUNS), tmp_path / "out.txt") as program:
-        for _ in range(4):
-            before = len(program.lines())
-            eventually(lambda: len(program.lines()) > before + 3)  # noqa: B023
-            example_clients.crash(demo)
-        program.process.send_signal(signal.SIGTERM)
-        assert program.process.wait(2 * PATIENCE_S) == 0
-    found = json.loads(program.log.read_text().strip().split("\n")[-1])
+    found = script_while_killed(node, demo, RUNS, tmp_path / "out.txt", 4)
     runs = found["runs"]
     assert runs >= 12
     assert found == {

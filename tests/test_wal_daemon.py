@@ -176,13 +176,19 @@ def test_a_durable_namespace_needs_no_flag_of_its_clients(daemon: StartDaemon, w
             assert records(real, wal)[-1].fields["ticket"] == timer.ticket
 
 
+def start_on_fragile_disk(daemon: StartDaemon, wal: Path, folder: Path) -> Path:
+    """Start a daemon. The next sync of its WAL fails once the returned file exists."""
+    needs("cc", "to compile tests/fault/shim.c")
+    shim, broken = build_library("shim", folder), folder / "broken"
+    fault = Fault("fdatasync", "EIO").environment(shim, 1, broken, folder / "log")
+    daemon("demo", *wal_flags(wal), env=fault)
+    return broken
+
+
 def test_a_durable_namespace_answers_no_call_that_the_disk_refused(
     daemon: StartDaemon, wal: Path, tmp_path: Path
 ) -> None:
-    needs("cc", "to compile tests/fault/shim.c")
-    shim, broken = build_library("shim", tmp_path), tmp_path / "broken"
-    fault = Fault("fdatasync", "EIO").environment(shim, 1, broken, tmp_path / "log")
-    daemon("demo", *wal_flags(wal), env=fault)
+    broken = start_on_fragile_disk(daemon, wal, tmp_path)
     with Admin("demo") as admin:
         assert admin.set_namespace("shop", durability=1).durability == 1
     with Client("demo", namespace="shop") as shop, Client("demo", namespace="other") as other:
@@ -199,10 +205,7 @@ def test_a_durable_namespace_answers_no_call_that_the_disk_refused(
 def test_a_schedule_that_the_disk_refused_is_applied(
     daemon: StartDaemon, wal: Path, tmp_path: Path
 ) -> None:
-    needs("cc", "to compile tests/fault/shim.c")
-    shim, broken = build_library("shim", tmp_path), tmp_path / "broken"
-    fault = Fault("fdatasync", "EIO").environment(shim, 1, broken, tmp_path / "log")
-    daemon("demo", *wal_flags(wal), env=fault)
+    broken = start_on_fragile_disk(daemon, wal, tmp_path)
     with Client("demo", namespace="shop", durable=True) as shop:
         shop.add("before", delay=HOUR_S)
         broken.touch()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import signal
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 import example_clients
 import pytest
 from machine import needs, required
-from real_daemon import Daemon
+from real_daemon import PATIENCE_S, Daemon, eventually
 
 SOURCES = Path(__file__).resolve().parent.parent.parent / "examples" / "node"
 
@@ -49,3 +50,21 @@ def script(node: Path, demo: Daemon, text: str) -> Any:
     done = example_clients.run(command(node, demo, text))
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
+
+
+def script_while_killed(node: Path, demo: Daemon, text: str, log: Path, kills: int) -> Any:
+    """Run a script of the client that prints lines of JSON, and kill the daemon again and again
+    while it runs. Then send it SIGTERM, and return its last line."""
+    with example_clients.running(command(node, demo, text), log) as program:
+        for _ in range(kills):
+            before = len(program.lines())
+            eventually(lambda: len(program.lines()) > before + 3)  # noqa: B023
+            example_clients.crash(demo)
+        program.process.send_signal(signal.SIGTERM)
+        assert program.process.wait(2 * PATIENCE_S) == 0
+    return newest(log)
+
+
+def newest(log: Path) -> Any:
+    """Return the last line of JSON in a file."""
+    return json.loads(log.read_text().strip().split("\n")[-1])

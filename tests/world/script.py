@@ -623,10 +623,19 @@ def _with_readers(seed: int, setting: Setting, steps: list[Step]) -> list[Step]:
     """Insert steps of subscribers with cursors. Their random numbers leave the other steps as they
     are."""
     rng = random.Random(f"reader steps {seed}")
-    found = [Step(MS, "read_cursor", cell, _read(rng)) for cell in range(setting.shards)]
+    first = [Step(MS, "read_cursor", cell, _read(rng)) for cell in range(setting.shards)]
+    return first + _mixed(rng, setting, steps, READING, READING_SHARE)
+
+
+def _mixed(
+    rng: random.Random, setting: Setting, steps: list[Step], table: dict[str, tuple[int, Draw]],
+    share: float,
+) -> list[Step]:  # fmt: skip
+    """Insert steps of a table before a share of the other steps."""
+    found: list[Step] = []
     for step in steps:
-        if rng.random() < READING_SHARE:
-            found.append(_step(rng, setting, READING, {}, 0.0))
+        if rng.random() < share:
+            found.append(_step(rng, setting, table, {}, 0.0))
         found.append(step)
     return found
 
@@ -675,12 +684,8 @@ def _with_pauses(seed: int, setting: Setting, steps: list[Step]) -> list[Step]:
     """Insert pauses of topics. Their random numbers leave the other steps as they are."""
     rng = random.Random(f"pause steps {seed}")
     pace = PAUSE_STEPS["set_pace"][1]
-    found = [Step(MS, "set_pace", cell, pace(rng)) for cell in range(setting.shards)]
-    for step in steps:
-        if rng.random() < PAUSE_SHARE:
-            found.append(_step(rng, setting, PAUSE_STEPS, {}, 0.0))
-        found.append(step)
-    return found
+    first = [Step(MS, "set_pace", cell, pace(rng)) for cell in range(setting.shards)]
+    return first + _mixed(rng, setting, steps, PAUSE_STEPS, PAUSE_SHARE)
 
 
 def _with_schedules(seed: int, setting: Setting, steps: list[Step]) -> list[Step]:
