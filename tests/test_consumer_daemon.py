@@ -613,6 +613,8 @@ def test_a_rate_counts_the_jobs_of_all_members(daemon: StartDaemon) -> None:
         assert sorted(Counter(job.key for job in found).values()) == [1] * 24
         c.change_group("mailers", rate=0)
         eventually(lambda: c.group("mailers").waiting == 0)
+        for jobs in (one, other):
+            jobs.close(drain=0)  # the jobs stay open
 
 
 # ---- interrupts, fork, the end -----------------------------------------------------------------
